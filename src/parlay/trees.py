@@ -1,0 +1,135 @@
+"""Trees of proposed tokens: building them and reading depth, children, paths and visibility off the parents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from parlay.types import NO_DRAFT, Draft, Tree
+
+
+def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> Draft:
+    """A draft without branches: each token is the child of the one before."""
+    if not tokens:
+        return NO_DRAFT
+    return Draft(chain_tree(tokens), sources=(source,) * len(tokens), scores=tuple(scores))
+
+
+def chain_tree(tokens: Sequence[int]) -> Tree:
+    return Tree(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+
+def is_chain(tree: Tree) -> bool:
+    return all(parent == node - 1 for node, parent in enumerate(tree.parents))
+
+
+def depths(tree: Tree) -> list[int]:
+    """Distance of each node from the root; a child of the root has depth 1."""
+    result: list[int] = []
+    for parent in tree.parents:
+        result.append(result[parent] + 1 if parent >= 0 else 1)
+    return result
+
+
+def children(tree: Tree) -> list[list[int]]:
+    """Children of each node in order; entry ``n`` (the last) holds those of the root, so -1 indexes it."""
+    result: list[list[int]] = [[] for _ in range(len(tree) + 1)]
+    for node, parent in enumerate(tree.parents):
+        result[parent].append(node)
+    return result
+
+
+def path_to(tree: Tree, node: int) -> tuple[int, ...]:
+    """The nodes from below the root down to ``node``, itself included; empty for the root (-1)."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = tree.parents[node]
+    return tuple(reversed(path))
+
+
+def leaf_paths(tree: Tree) -> list[tuple[int, ...]]:
+    """One path per leaf, in order of the leaves: together they cover the tree."""
+    inner = set(tree.parents)
+    return [path_to(tree, node) for node in range(len(tree)) if node not in inner]
+
+
+def visibility(tree: Tree) -> list[list[bool]]:
+    """``[i][j]``: node i sees node j, which is itself or an ancestor."""
+    rows: list[list[bool]] = []
+    for node, parent in enumerate(tree.parents):
+        row = list(rows[parent]) if parent >= 0 else [False] * len(tree)
+        row[node] = True
+        rows.append(row)
+    return rows
+
+
+def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft cut down to ``nodes``, a rising list closed under parents; probes are dropped with the rest."""
+    if len(nodes) == len(draft):
+        return draft
+    if not nodes:
+        return NO_DRAFT
+    place = {node: index for index, node in enumerate(nodes)}
+    place[-1] = -1
+    tree = Tree(
+        tuple(draft.tree.tokens[node] for node in nodes),
+        tuple(place[draft.tree.parents[node]] for node in nodes),
+    )
+    kept_probes = sum(node >= len(draft) - draft.probes for node in nodes)
+    return replace(
+        draft,
+        tree=tree,
+        sources=tuple(draft.sources[node] for node in nodes),
+        scores=tuple(draft.scores[node] for node in nodes) if draft.scores else (),
+        probs=None if draft.probs is None else draft.probs[list(nodes)],
+        probes=kept_probes,
+    )
+
+
+def best_chain(draft: Draft) -> Draft:
+    """The path of highest expected length by scores (without scores the deepest), for runners that can't branch."""
+    if is_chain(draft.tree):
+        return draft
+    values: list[float] = []  # expected accepted nodes along the path to each node: sum of products of scores
+    reach: list[float] = []
+    for node, parent in enumerate(draft.tree.parents):
+        reach.append((reach[parent] if parent >= 0 else 1.0) * (draft.scores[node] if draft.scores else 1.0))
+        values.append((values[parent] if parent >= 0 else 0.0) + reach[node])
+    real = len(draft) - draft.probes
+    best = max(range(real), key=lambda node: (values[node], -node))
+    return subtree(draft, path_to(draft.tree, best))
+
+
+def first(draft: Draft, budget: int) -> Draft:
+    """The draft cut to its first ``budget`` nodes, which are closed under parents because parents come first."""
+    return draft if len(draft) <= budget else subtree(draft, range(budget))
+
+
+def merge(drafts: Sequence[Draft]) -> Draft:
+    """One tree of several point drafts: equal siblings become one node, credited to the first that proposed it.
+
+    Raises ValueError for drafts with other laws: merging draws would change the law they were drawn by.
+    """
+    drafts = [draft for draft in drafts if len(draft)]
+    if any(draft.law != "point" or draft.probes for draft in drafts):
+        raise ValueError("only drafts of fixed guesses without probes can be merged into one tree")
+    if len(drafts) <= 1:
+        return drafts[0] if drafts else NO_DRAFT
+    tokens: list[int] = []
+    parents: list[int] = []
+    sources: list[str] = []
+    scores: list[float] = []
+    found: dict[tuple[int, int], int] = {}
+    for draft in drafts:
+        place = {-1: -1}
+        for node, token in enumerate(draft.tree.tokens):
+            key = (place[draft.tree.parents[node]], token)
+            if key not in found:
+                found[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+                sources.append(draft.sources[node])
+                scores.append(draft.scores[node] if draft.scores else 0.5)
+            place[node] = found[key]
+    return Draft(Tree(tuple(tokens), tuple(parents)), sources=tuple(sources), scores=tuple(scores))
