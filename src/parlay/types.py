@@ -376,8 +376,13 @@ class Rule(Protocol):
     @property
     def laws(self) -> frozenset[Law]: ...
 
-    def accept(self, views: Sequence[View], drafts: Sequence[Draft], logits: Sequence[Tensor]) -> list[Verdict | Fault]:
-        """``logits[i]`` ``[1 + len(draft), V]``: the root's row, then one per node. A fault stays with its sequence."""
+    def accept(
+        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+    ) -> list[Verdict | Fault]:
+        """Row ``roots[i]`` of ``logits_RV`` is the root's of sequence i, and ``roots[i] + 1 + node`` that of a node.
+
+        Rows outside these belong to nobody here. A fault stays with its sequence.
+        """
         ...
 
 
@@ -455,8 +460,10 @@ class TokenLogprobs:
 class Metrics:
     """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
 
-    ``steps`` are target forwards that committed; an early prefill chunk is no step. ``accepted_by_depth[d]`` counts
-    accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there.
+    ``steps`` are target forwards that committed; an early prefill chunk is no step. Prefill lasts until the first
+    step is done, and ``first_step_tokens`` are the tokens that step committed. ``accepted_by_depth[d]`` counts
+    accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
+    that the target verified, probes left out. ``drafter_faults`` counts drafters that raised and were dropped.
     """
 
     strategy: str
@@ -464,6 +471,7 @@ class Metrics:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    first_step_tokens: int = 0
     steps: int = 0
     draft_steps: int = 0
     draft_tokens: int = 0
@@ -472,6 +480,7 @@ class Metrics:
     drafted_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_depth: tuple[int, ...] = ()
     drafted_by_depth: tuple[int, ...] = ()
+    drafter_faults: int = 0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -491,9 +500,10 @@ class Metrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate: the tokens after the first, over the time after prefill."""
-        decode = self.seconds - self.prefill_seconds
-        return (self.completion_tokens - 1) / decode if decode > 0 and self.completion_tokens > 1 else 0.0
+        """Decode rate: tokens after the first step, over the seconds after prefill."""
+        decode_seconds = self.seconds - self.prefill_seconds
+        decoded = self.completion_tokens - self.first_step_tokens
+        return decoded / decode_seconds if decoded and decode_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
