@@ -1,0 +1,232 @@
+"""What a checkpoint's config.json says, read strictly into one frozen record that the native decoder is built from.
+
+Four architectures share one shape (pre-norm RMS, rotary positions, grouped-query attention, gated SiLU feed-forward):
+Llama, Mistral, Qwen2, Qwen3. Anything the native decoder can't reproduce exactly is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from parlay.types import ParlayError
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+
+class UnsupportedModel(ParlayError):
+    """The model can't be run this way; the message names the architecture and the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary positions: base wavelength ``theta`` and how its frequencies are stretched.
+
+    linear: all divided by ``factor``. llama3: by wavelength, between ``low_freq_factor`` and ``high_freq_factor``.
+    yarn (Peng et al. 2023): a ramp between ``beta_fast`` and ``beta_slow`` rotations, cosines and sines times
+    ``attention_factor``, ramp ends rounded outwards if ``truncate``. Numbers of other kinds keep their defaults.
+    """
+
+    theta: float = 10_000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_max_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Shape of a decoder of the Llama lineage. Sizes count elements; ``max_context`` counts tokens."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_context: int
+    rope: RopeConfig = RopeConfig()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "float32"
+    """What the checkpoint says its weights are stored in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What an architecture fixes without saying so in config.json."""
+
+    max_context: int
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+    window_switch: bool = False
+    """``sliding_window`` counts only where ``use_sliding_window`` is true."""
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(max_context=2048),
+    "MistralForCausalLM": _Family(max_context=131_072),
+    "Qwen2ForCausalLM": _Family(max_context=32_768, qkv_bias=True, window_switch=True),
+    "Qwen3ForCausalLM": _Family(max_context=32_768, qk_norm=True, head_dim=128, window_switch=True),
+}
+
+Json = Mapping[str, Any]
+
+
+def read_config(directory: Path) -> DecoderConfig:
+    """The decoder that ``directory/config.json`` describes.
+
+    Raises UnsupportedModel, naming architecture and reason, for what the native decoder can't run, and ParlayError
+    for a folder without a readable config.json.
+    """
+    raw = read_json(directory / "config.json")
+    architecture = architecture_of(raw)
+    family = _FAMILIES.get(architecture)
+    if family is None:
+        raise UnsupportedModel(f"{architecture}: the native decoder runs {', '.join(_FAMILIES)}")
+    try:
+        return _decoder(raw, architecture, family, _eos_ids(directory, raw))
+    except KeyError as missing:
+        raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``; ParlayError with one line when there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParlayError(f"no {path.name} in {path.parent}: is this a model's folder?") from None
+    except (OSError, ValueError) as error:
+        raise ParlayError(f"can't read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ParlayError(f"{path} holds no JSON object")
+    return content
+
+
+def architecture_of(raw: Json) -> str:
+    names = raw.get("architectures") or [raw.get("model_type") or "unknown architecture"]
+    return str(names[0])
+
+
+def _decoder(raw: Json, architecture: str, family: _Family, eos_ids: tuple[int, ...]) -> DecoderConfig:
+    max_context = int(raw.get("max_position_embeddings") or family.max_context)
+    _refuse_unknown(raw, architecture, family, max_context)
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=int(raw["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+        head_dim=int(raw.get("head_dim") or family.head_dim or hidden // heads),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_context=max_context,
+        rope=_rope(raw, architecture, max_context),
+        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        eos_ids=eos_ids,
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
+    )
+
+
+def _refuse_unknown(raw: Json, architecture: str, family: _Family, max_context: int) -> None:
+    """Raises UnsupportedModel for the first option that the native decoder does not compute."""
+    window = raw.get("sliding_window")
+    if family.window_switch and not raw.get("use_sliding_window", False):
+        window = None
+    activation = raw.get("hidden_act", "silu")
+    heads, kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
+    reasons = {
+        "quantized weights (quantization_config)": raw.get("quantization_config") is not None,
+        f"sliding window of {window} tokens": window is not None and window < max_context,
+        f"activation {activation!r}": activation not in ("silu", "swish"),
+        "attention_bias": bool(raw.get("attention_bias")),
+        "mlp_bias": bool(raw.get("mlp_bias")),
+        f"{heads} heads over {kv_heads} key-value heads": bool(kv_heads) and heads % kv_heads != 0,
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UnsupportedModel(f"{architecture}: {reason} is not supported by the native decoder")
+
+
+def _rope(raw: Json, architecture: str, max_context: int) -> RopeConfig:
+    """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before)."""
+    said: Json = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    theta = float(said.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    if said.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) not in (1.0, None):
+        raise UnsupportedModel(f"{architecture}: partial rotary positions are not supported by the native decoder")
+    kind = said.get("rope_type") or said.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind="linear", factor=float(said["factor"]))
+    original = raw.get("original_max_position_embeddings") or said.get("original_max_position_embeddings")
+    original_context = int(original or max_context)
+    if kind == "llama3":
+        return RopeConfig(
+            theta=theta,
+            kind="llama3",
+            factor=float(said["factor"]),
+            original_max_context=original_context,
+            low_freq_factor=float(said["low_freq_factor"]),
+            high_freq_factor=float(said["high_freq_factor"]),
+        )
+    if kind == "yarn":
+        return _yarn(said, theta, original_context, max_context)
+    raise UnsupportedModel(f"{architecture}: rope type {kind!r} is not supported by the native decoder")
+
+
+def _yarn(said: Json, theta: float, original_context: int, max_context: int) -> RopeConfig:
+    factor = float(said.get("factor") or max_context / original_context)
+    attention_factor = said.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = _yarn_attention_factor(factor, said.get("mscale"), said.get("mscale_all_dim"))
+    truncate = said.get("truncate")
+    return RopeConfig(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_context=original_context,
+        beta_fast=float(said.get("beta_fast") or 32),
+        beta_slow=float(said.get("beta_slow") or 1),
+        attention_factor=float(attention_factor),
+        truncate=True if truncate is None else bool(truncate),
+    )
+
+
+def _yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """The paper's 0.1 ln(s) + 1, or the ratio of two such terms where the checkpoint weights them."""
+
+    def term(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return term(mscale) / term(mscale_all_dim) if mscale and mscale_all_dim else term(1.0)
+
+
+def _eos_ids(directory: Path, raw: Json) -> tuple[int, ...]:
+    """End-of-text ids of generation_config.json, else of config.json; empty when neither names one."""
+    path = directory / "generation_config.json"
+    said = read_json(path).get("eos_token_id") if path.exists() else None
+    if said is None:
+        said = raw.get("eos_token_id")
+    if said is None:
+        return ()
+    return tuple(said) if isinstance(said, list) else (int(said),)
