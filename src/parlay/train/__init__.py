@@ -1,0 +1,1 @@
+"""Training of language models from scratch: corpus, tokenizer, tasks, loop, export and checks."""

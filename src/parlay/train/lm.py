@@ -1,0 +1,264 @@
+"""`parlay train lm`: trains a small language model from a data directory, in a given time, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from parlay.train import checks, schedule
+from parlay.train.clock import TrainingClock
+from parlay.train.export import export, machine_record, save_state
+from parlay.train.objective import Loss, make_loss
+from parlay.train.optimizers import Optimizers
+from parlay.train.prepare import READY, load_streams, prepare
+from parlay.train.shapes import CONTEXT, SHAPES
+from parlay.train.store import Batches, Stream
+from parlay.train.tokenizer import wrap_tokenizer
+
+CLIP = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of a run. The run ends when ``hours`` are used up, with the learning rate decayed to zero."""
+
+    data: Path = field(metadata={"help": "directory of training data, laid out as docs/models.md says"})
+    out: Path = field(metadata={"help": "where the checkpoint is written"})
+    work: Path = field(metadata={"help": "where token files and the state to resume from are kept"})
+    hours: float = field(default=1.5, metadata={"help": "length of the run; pauses do not count"})
+    shape: str = field(default="mini", metadata={"help": "size of the model", "choices": sorted(SHAPES)})
+    teacher: Path | None = field(default=None, metadata={"help": "checkpoint to distil from"})
+    vocab_size: int = field(default=4096, metadata={"help": "tokens in the vocabulary"})
+    tasks: int = field(default=24_000, metadata={"help": "generated edit and copy tasks"})
+    batch_tokens: int = field(default=8192, metadata={"help": "tokens per update"})
+    context: int = field(default=2048, metadata={"help": "longest row trained on"})
+    seed: int = field(default=0, metadata={"help": "seed of weights, tasks and batches"})
+    threads: int = field(default=0, metadata={"help": "CPU threads; 0 leaves torch's choice"})
+    compile: bool = field(default=True, metadata={"help": "compile the loss where a C++ compiler is at hand"})
+    resume: bool = field(default=False, metadata={"help": "go on from the state in the work directory"})
+    check_minutes: float = field(default=10.0, metadata={"help": "time between checks on held-out text"})
+    export_minutes: float = field(default=20.0, metadata={"help": "time between intermediate checkpoints"})
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise ValueError(f"shape {self.shape!r} is unknown; choose one of {', '.join(sorted(SHAPES))}")
+        if self.hours <= 0:
+            raise ValueError(f"hours {self.hours} must be positive")
+        if not 64 <= self.context <= CONTEXT:
+            raise ValueError(f"context {self.context} must lie between 64 and {CONTEXT}")
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has done so far."""
+
+    step: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Run:
+    """A run under way: model, optimizers, data, clock and progress."""
+
+    def __init__(self, options: TrainOptions) -> None:
+        self.options = options
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        torch.manual_seed(options.seed)
+        core = Tokenizer.from_file(str(options.work / "tokenizer.json"))
+        self.tokenizer: PreTrainedTokenizerFast = wrap_tokenizer(core, CONTEXT)
+        config = SHAPES[options.shape].config(len(self.tokenizer), self.tokenizer.eos_token_id)
+        self.model = Qwen3ForCausalLM(config)
+        self.optimizers = Optimizers(self.model)
+        self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed)
+        self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
+        self.checks = checks.make_checks(options.data, self.tokenizer, copies=16, edits=8, dialogues=12)
+        self.progress = Progress()
+        self.state_path = options.work / f"state-{options.shape}.pt"
+        elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
+        self.loss = self.compiled(make_loss(self.model, self.load_teacher()))
+        self.clock = TrainingClock(elapsed)
+
+    def load_teacher(self) -> Qwen3ForCausalLM | None:
+        """The teacher, frozen, if one is named; its vocabulary must be this run's."""
+        if self.options.teacher is None:
+            return None
+        teacher = Qwen3ForCausalLM.from_pretrained(self.options.teacher, dtype=torch.float32)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.options.teacher)
+        if tokenizer.get_vocab() != self.tokenizer.get_vocab():
+            raise ValueError(f"teacher {self.options.teacher} has another vocabulary; name its own work directory")
+        return teacher.eval().requires_grad_(False)
+
+    def compiled(self, loss: Loss) -> Loss:
+        """The loss through inductor, or as it is where there is no C++ compiler."""
+        if self.options.compile and any(shutil.which(name) for name in ("g++", "c++", "clang++")):
+            return torch.compile(loss, dynamic=False)
+        return loss
+
+    def restore(self) -> float:
+        """Loads the saved state; returns the training seconds already used."""
+        state = torch.load(self.state_path, weights_only=False)
+        self.model.load_state_dict(state["model"])
+        self.optimizers.load_state_dict(state["optimizers"])
+        self.progress = Progress(**state["progress"])
+        return float(state["elapsed"])
+
+    def save(self) -> None:
+        """Writes the state to resume from."""
+        parts = {"model": self.model.state_dict(), "optimizers": self.optimizers.state_dict()}
+        save_state(self.state_path, {**parts, "progress": asdict(self.progress), "elapsed": self.clock.elapsed})
+
+    @property
+    def share(self) -> float:
+        """Share of the time that is used up."""
+        return self.clock.elapsed / (3600 * self.options.hours)
+
+    def update(self, length: int) -> float:
+        """One optimizer step on rows of ``length`` tokens; returns the loss."""
+        rows = max(1, self.options.batch_tokens // length)
+        shares = {k: v for k, v in schedule.mix(self.share, length).items() if k in self.batches.streams or k in MADE}
+        ids, labels = self.batches.draw(self.progress.step, rows, length, shares)
+        loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizers.step(schedule.learning_rate(self.share))
+        self.progress.step += 1
+        self.progress.tokens += ids.size
+        return float(loss.detach())
+
+    def check(self) -> None:
+        """Measures the model on held-out text and logs it."""
+        self.model.eval()
+        by_length, _ = checks.copy_rates(self.model, self.tokenizer, self.checks.copies)
+        _, by_kind = checks.copy_rates(self.model, self.tokenizer, self.checks.edits)
+        row = {
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "loss": checks.losses(self.model, self.heldout, rows=8),
+            "copies": by_length,
+            "edits": by_kind,
+            "calls": checks.call_rates(self.model, self.tokenizer, self.checks.calls),
+        }
+        self.model.train()
+        self.progress.history.append(row)
+        log("check " + json.dumps(rounded(row)))
+
+    def export(self) -> None:
+        """Writes the checkpoint as it is now."""
+        record = {
+            **machine_record(),
+            "options": asdict(self.options),
+            "parameters": self.model.num_parameters(),
+            "tokens": self.progress.tokens,
+            "steps": self.progress.step,
+            "hours": self.clock.elapsed / 3600,
+            "train_loss": statistics.fmean(self.progress.losses[-50:] or [0.0]),
+            "checks": rounded(self.progress.history),
+            "data": json.loads((self.options.work / READY).read_text()),
+        }
+        export(self.model, self.tokenizer, self.options.out, anonymous(record))
+        log(f"exported to {self.options.out}")
+
+
+MADE = ("repeat", "noise")
+SAVE_MINUTES = 3.0
+LOG_SECONDS = 20.0
+
+
+def train(options: TrainOptions) -> Path:
+    """Trains a model and returns the directory of its checkpoint.
+
+    Raises:
+        ValueError: for options or a data directory that can't be used.
+    """
+    random.seed(options.seed)
+    np.random.seed(options.seed)
+    prepare(options.data, options.work, vocab_size=options.vocab_size, tasks=options.tasks, seed=options.seed)
+    run = Run(options)
+    log(f"{run.model.num_parameters():,} parameters, {options.hours} hours, step {run.progress.step}")
+    try:
+        loop(run)
+    except KeyboardInterrupt:
+        run.save()
+        log(f"stopped; `resume` goes on from {run.state_path}")
+        raise
+    with run.clock.uncapped():
+        run.save()
+        run.check()
+        run.export()
+    return options.out
+
+
+def loop(run: Run) -> None:
+    """Updates until the time is used up, with logs, states, checks and exports in between."""
+    due = {"log": 0.0, "save": SAVE_MINUTES * 60, "check": run.options.check_minutes * 60, "export": 60.0}
+    every = {"log": LOG_SECONDS, "save": due["save"], "check": due["check"], "export": run.options.export_minutes * 60}
+    due = {name: at + run.clock.elapsed for name, at in due.items()}
+    actions = {"log": lambda: log_progress(run), "save": run.save, "check": run.check, "export": run.export}
+    seen: set[int] = set()
+    while run.share < 1:
+        length = schedule.row_length(run.share, run.options.context)
+        if length in seen:
+            run.progress.losses.append(run.update(length))
+            run.clock.lap()
+        else:  # the first step of a new length compiles
+            seen.add(length)
+            with run.clock.uncapped():
+                run.progress.losses.append(run.update(length))
+        for name in [name for name, at in due.items() if run.clock.elapsed >= at]:
+            with run.clock.uncapped():
+                actions[name]()
+            due[name] = run.clock.elapsed + every[name]
+
+
+def log_progress(run: Run) -> None:
+    """One line: share of time, tokens, loss, rate, time left."""
+    seconds = max(run.clock.elapsed, 1e-9)
+    left = 60 * run.options.hours - seconds / 60
+    recent = statistics.fmean(run.progress.losses[-20:])
+    rate = run.progress.tokens / seconds
+    log(
+        f"{run.share:6.1%}  step {run.progress.step:5d}  {run.progress.tokens / 1e6:6.2f} M tokens  loss {recent:.3f}"
+        f"  rate x{schedule.learning_rate(run.share):.2f}  {rate:,.0f} tokens/s  {left:.1f} min left"
+    )
+
+
+def rounded(value: Any) -> Any:
+    """The same nested value with four decimals."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def anonymous(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with absolute paths cut to their last part: a checkpoint tells nothing of the disk it was made on."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [cut(item) for item in value]
+        absolute = isinstance(value, Path) or (isinstance(value, str) and value.startswith("/"))
+        return Path(value).name if absolute else value
+
+    result: dict[str, Any] = cut(record)
+    return result
+
+
+def log(line: str) -> None:
+    """A line of progress, on standard error."""
+    print(line, file=sys.stderr, flush=True)

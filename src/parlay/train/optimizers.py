@@ -1,0 +1,40 @@
+"""Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+MUON_RATE = 0.012
+ADAM_RATE = 3e-3
+WEIGHT_DECAY = 0.03
+
+
+class Optimizers:
+    """Two optimizers stepped together with one factor on both peak rates."""
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
+        others = [parameter for name, parameter in named if not (parameter.ndim == 2 and ".layers." in name)]
+        self.parts: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=WEIGHT_DECAY, momentum=0.95), MUON_RATE),
+            (torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True), ADAM_RATE),
+        ]
+
+    def step(self, factor: float) -> None:
+        """One update at ``factor`` times the peak rates; clears the gradients."""
+        for optimizer, peak in self.parts:
+            for group in optimizer.param_groups:
+                group["lr"] = factor * peak
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict[str, object]]:
+        """State of both."""
+        return [optimizer.state_dict() for optimizer, _ in self.parts]
+
+    def load_state_dict(self, states: list[dict[str, object]]) -> None:
+        """Restores what `state_dict` gave."""
+        for (optimizer, _), state in zip(self.parts, states, strict=True):
+            optimizer.load_state_dict(state)
