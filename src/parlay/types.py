@@ -93,6 +93,8 @@ class SamplingParams:
             raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        if "" in self.stops:
+            raise ValueError("stop holds an empty string, which would stop before the first token")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
 
@@ -193,6 +195,7 @@ class RunnerSpec:
     dtype: str
     kernels: str
     """One line: which kernels run and why."""
+    eos_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +307,10 @@ class Request:
     stop_checker: StopChecker | None = None
     references: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
+    group: str = ""
+    """Samples of one prompt carry one name here: they may share its cache."""
     priority: int = 0
+    """Lower is more urgent."""
 
 
 class View(Protocol):

@@ -1,0 +1,134 @@
+"""Budgets, proposals, trimming: everything before the forward. A drafter that misbehaves costs its request nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from parlay import trees
+from parlay.engine.scheduler import Scheduler, Turn
+from parlay.engine.sequence import Sequence
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, RunnerSpec, Strategy
+
+logger = logging.getLogger(__name__)
+
+
+class Drafting:
+    """Fills in the drafts of a batch's turns."""
+
+    def __init__(self, spec: RunnerSpec, scheduler: Scheduler, max_context: int, max_draft_rows: int) -> None:
+        self._spec = spec
+        self._scheduler = scheduler
+        self._max_context = max_context
+        self._max_draft_rows = max_draft_rows
+
+    def propose(self, batch: list[Turn]) -> None:
+        """Ask each drafter once for all its sequences, then trim to what pays, fits and can be verified."""
+        ready = [turn for turn in batch if turn.at_root and turn.sequence.drafting]
+        for strategy, turns in _by_strategy(ready):
+            budgets = strategy.policy.plan([turn.sequence for turn in turns])
+            limits = [min(budget, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
+            wanted = [(turn, limit) for turn, limit in zip(turns, limits, strict=True) if limit > 0]
+            if wanted and strategy.drafter is not None:
+                self._ask(strategy, strategy.drafter, wanted)
+        self._fit_rows([turn for turn in ready if len(turn.draft)])
+
+    def _limit(self, turn: Turn) -> int:
+        """A draft longer than what may still be committed, less the token that every step commits, is waste."""
+        sequence = turn.sequence
+        left = min(sequence.remaining, self._max_context - len(sequence.tokens))
+        return 0 if self._spec.tree == "none" else left - 1
+
+    def _ask(self, strategy: Strategy, drafter: Drafter, wanted: list[tuple[Turn, int]]) -> None:
+        try:
+            drafts = drafter.propose([turn.sequence for turn, _ in wanted], [limit for _, limit in wanted])
+            drafts = [self._sound(strategy, draft, limit) for draft, (_, limit) in zip(drafts, wanted, strict=True)]
+        except Exception as error:
+            self._isolate(strategy, drafter, wanted, error)
+            return
+        turns = [turn for turn, _ in wanted]
+        for turn, draft in zip(turns, self._trim(strategy, turns, drafts), strict=True):
+            if len(draft) and self._scheduler.reserve_draft(turn.sequence, len(draft)):
+                turn.draft = draft
+
+    def _trim(self, strategy: Strategy, turns: list[Turn], drafts: list[Draft]) -> list[Draft]:
+        if not any(map(len, drafts)):
+            return drafts
+        if self._spec.tree == "chain":
+            drafts = [trees.best_chain(draft) for draft in drafts]
+        return strategy.policy.trim([turn.sequence for turn in turns], drafts)
+
+    def _isolate(self, strategy: Strategy, drafter: Drafter, wanted: list[tuple[Turn, int]], error: Exception) -> None:
+        """Someone's proposal failed: ask for each sequence alone, and let those that fail again go on plainly."""
+        if len(wanted) > 1:
+            for one in wanted:
+                self._ask(strategy, drafter, [one])
+            return
+        _drop_drafter(wanted[0][0].sequence, error)
+
+    def observe(self, told: list[tuple[Sequence, Observation]]) -> None:
+        """Tell drafters what became of their drafts, each once for all its sequences."""
+        groups: dict[int, tuple[Drafter, list[tuple[Sequence, Observation]]]] = {}
+        for sequence, observation in told:
+            drafter = sequence.strategy.drafter
+            assert drafter is not None
+            groups.setdefault(id(drafter), (drafter, []))[1].append((sequence, observation))
+        for drafter, members in groups.values():
+            try:
+                drafter.observe([observation for _, observation in members])
+            except Exception as error:
+                for sequence, _ in members:
+                    _drop_drafter(sequence, error)
+
+    def _sound(self, strategy: Strategy, draft: Draft, budget: int) -> Draft:
+        """The draft within its budget. Raises ValueError for one that no forward or no rule could take."""
+        nodes = len(draft)
+        if nodes == 0:
+            return NO_DRAFT
+        tree = draft.tree
+        if draft.law not in strategy.rule.laws:
+            raise ValueError(f"accept rule {type(strategy.rule).__name__} can't judge drafts of law {draft.law!r}")
+        if len(tree.parents) != nodes or len(draft.sources) != nodes or len(draft.scores) not in (0, nodes):
+            raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
+        if min(tree.tokens) < 0 or max(tree.tokens) >= self._spec.vocab_size:
+            raise ValueError(f"drafted token outside the vocabulary of {self._spec.vocab_size}")
+        if any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
+            raise ValueError("drafted node whose parent does not come before it")
+        if draft.probes and any(parent >= nodes - draft.probes for parent in tree.parents[: nodes - draft.probes]):
+            raise ValueError("drafted node below a probe")
+        return trees.first(draft, budget)
+
+    def _fit_rows(self, turns: list[Turn]) -> None:
+        """One row budget for all: over it, every draft is cut to the same number of nodes."""
+        rows = sum(len(turn.draft) for turn in turns)
+        if rows <= self._max_draft_rows:
+            return
+        share = _even_share([len(turn.draft) for turn in turns], self._max_draft_rows)
+        for turn in turns:
+            turn.draft = trees.first(turn.draft, share)
+
+
+def _drop_drafter(sequence: Sequence, error: Exception) -> None:
+    sequence.drafting = False
+    sequence.tally.drafter_faults += 1
+    logger.warning(
+        "the drafter of strategy %s failed (%s: %s): request %s goes on without drafts, its text unchanged",
+        sequence.strategy.name, type(error).__name__, error, sequence.request.id,
+    )  # fmt: skip
+
+
+def _by_strategy(turns: list[Turn]) -> Iterable[tuple[Strategy, list[Turn]]]:
+    groups: dict[int, tuple[Strategy, list[Turn]]] = {}
+    for turn in turns:
+        strategy = turn.sequence.strategy
+        if strategy.drafter is not None:
+            groups.setdefault(id(strategy), (strategy, []))[1].append(turn)
+    return groups.values()
+
+
+def _even_share(sizes: list[int], total: int) -> int:
+    """The largest cap under which sizes, each cut to the cap, sum to at most ``total``."""
+    cap = max(sizes)
+    while cap > 0 and sum(min(size, cap) for size in sizes) > total:
+        cap -= 1
+    return cap

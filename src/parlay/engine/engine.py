@@ -1,0 +1,257 @@
+"""The engine: `Engine.step` is the one loop through which every strategy decodes, plain decoding included."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
+from parlay.engine.drafting import Drafting
+from parlay.engine.scheduler import Limits, Scheduler, Turn
+from parlay.engine.sequence import Sequence
+from parlay.types import (
+    Cost,
+    Event,
+    Exactness,
+    Fault,
+    Observation,
+    Output,
+    Request,
+    Rule,
+    Runner,
+    Segment,
+    Spent,
+    Strategy,
+    Verdict,
+)
+
+_NOTHING = Verdict((), ())
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Wall time of one step by phase."""
+
+    began: float = field(default_factory=time.perf_counter)
+    draft: float = 0.0
+    verify: float = 0.0
+
+    @property
+    def overhead(self) -> float:
+        return time.perf_counter() - self.began - self.draft - self.verify
+
+
+class Engine:
+    """Decodes requests together, each under its own strategy. Not thread-safe: one thread adds and steps."""
+
+    def __init__(self, runner: Runner, cost: Cost, limits: Limits | None = None) -> None:
+        self.runner = runner
+        self.cost = cost
+        self.limits = limits or Limits()
+        self.scheduler = Scheduler(runner, self.limits)
+        self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
+        self._drafting = Drafting(runner.spec, self.scheduler, self.max_context, self.limits.max_draft_rows)
+        self._sequences: dict[str, Sequence] = {}
+        self._next_sequence = 0
+
+    def add(self, request: Request, strategy: Strategy) -> None:
+        """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
+        self._validate(request)
+        sequence = Sequence(
+            sequence=self._next_sequence,
+            request=request,
+            strategy=strategy,
+            exactness=Exactness.weakest(strategy.rule.exactness, self.runner.spec.exactness),
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+        )
+        self._next_sequence += 1
+        self._sequences[request.id] = sequence
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> Event | None:
+        """End a request now; its tokens so far stand. None when it is not under way."""
+        sequence = self._sequences.get(request_id)
+        return None if sequence is None else self._end(sequence, Commit(finish_reason="abort"))
+
+    @property
+    def idle(self) -> bool:
+        return not self._sequences
+
+    def step(self) -> list[Event]:
+        """One forward of the target over everything that is due, and the tokens that come of it."""
+        clock = _Clock()
+        batch, failed = self.scheduler.next()
+        self._propose(batch, clock)
+        out = self._verify(batch, clock)
+        verdicts = self._accept(batch, out)
+        commits = self._commit(batch, out, verdicts, clock)
+        self._observe(batch, out, verdicts)
+        overhead = clock.overhead
+        for turn in batch:
+            turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
+        return [self._end(sequence, _failure(reason)) for sequence, reason in failed] + [
+            self._report(turn.sequence, done) for turn, done in zip(batch, commits, strict=True)
+        ]
+
+    # ------------------------------------------------------------------------------------------- the parts of a step
+
+    def _propose(self, batch: list[Turn], clock: _Clock) -> None:
+        began = time.perf_counter()
+        self._drafting.propose(batch)
+        clock.draft = time.perf_counter() - began
+
+    def _verify(self, batch: list[Turn], clock: _Clock) -> Output | None:
+        """The only forward whose logits commit tokens."""
+        if not batch:
+            return None
+        segments = [_segment(turn) for turn in batch]
+        taps = sorted({tap for turn in batch for tap in _needs_taps(turn)})
+        began = time.perf_counter()
+        out = self.runner.forward(segments, taps)
+        clock.verify = time.perf_counter() - began
+        rows = sum(segment.rows for segment in segments)
+        self.cost.record(rows, _mean_context(batch), clock.verify)
+        return out
+
+    def _accept(self, batch: list[Turn], out: Output | None) -> list[Verdict | Fault]:
+        """Each rule walks the trees of its own sequences; an early prefill chunk has no verdict to give."""
+        verdicts: list[Verdict | Fault] = [_NOTHING] * len(batch)
+        if out is None:
+            return verdicts
+        groups: dict[int, tuple[Rule, list[int]]] = {}
+        for index, turn in enumerate(batch):
+            if turn.at_root:
+                rule = turn.sequence.strategy.rule
+                groups.setdefault(id(rule), (rule, []))[1].append(index)
+        for rule, members in groups.values():
+            turns = [batch[index] for index in members]
+            roots = [_root(batch[index], out, index) for index in members]
+            results = rule.accept([t.sequence for t in turns], [t.draft for t in turns], out.logits_RV, roots)
+            for index, result in zip(members, results, strict=True):
+                verdicts[index] = result
+        return verdicts
+
+    def _commit(
+        self, batch: list[Turn], out: Output | None, verdicts: list[Verdict | Fault], clock: _Clock
+    ) -> list[Commit]:
+        commits: list[Commit] = []
+        for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+            assert out is not None
+            collect_prompt_logprobs(turn, out.logits_RV[out.starts[index] : out.starts[index + 1]])
+            commits.append(self._commit_one(turn, verdict, out, index))
+        self._learn(batch, commits, clock)
+        return commits
+
+    def _commit_one(self, turn: Turn, verdict: Verdict | Fault, out: Output, index: int) -> Commit:
+        """The one place where tokens join a sequence and rows join the cache."""
+        sequence = turn.sequence
+        if isinstance(verdict, Fault):
+            return _failure(verdict.reason)
+        done = Commit()
+        if turn.at_root:
+            done = commit(turn, verdict, out.logits_RV, _root(turn, out, index), self.max_context)
+            sequence.tally.count_step(turn.draft, verdict.path[: done.accepted], len(done.committed))
+        sequence.cached = self.runner.keep(sequence.sequence, verdict.path[: done.accepted])
+        return done
+
+    def _learn(self, batch: list[Turn], commits: list[Commit], clock: _Clock) -> None:
+        drafted = sum(1 for turn in batch if len(turn.draft)) or 1
+        rows = sum(len(turn.pending) + len(turn.draft) for turn in batch)
+        spent = Spent(clock.draft / drafted, clock.verify, rows, _mean_context(batch))
+        for turn, done in zip(batch, commits, strict=True):
+            sequence = turn.sequence
+            if done.committed and sequence.drafting and sequence.strategy.drafter is not None:
+                sequence.strategy.policy.learn(sequence, turn.draft, done.accepted, spent)
+
+    def _observe(self, batch: list[Turn], out: Output | None, verdicts: list[Verdict | Fault]) -> None:
+        """Tell each drafter what became of its sequences; one that raises here is dropped like one that can't draft."""
+        told: list[tuple[Sequence, Observation]] = []
+        rows = 0
+        for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+            assert out is not None
+            if _drafter_watches(turn) and isinstance(verdict, Verdict):
+                told.append((turn.sequence, _observation(turn, verdict, out, index, rows)))
+            rows += len(turn.pending) + len(turn.draft)
+        self._drafting.observe(told)
+
+    def _report(self, sequence: Sequence, done: Commit) -> Event:
+        if done.finish_reason is not None:
+            return self._end(sequence, done)
+        return Event(sequence.request.id, done.committed)
+
+    def _end(self, sequence: Sequence, done: Commit) -> Event:
+        request = sequence.request
+        self.scheduler.remove(sequence)
+        del self._sequences[request.id]
+        sequence.strategy.policy.release(sequence.sequence)
+        if sequence.strategy.drafter is not None:
+            sequence.strategy.drafter.release(sequence.sequence)
+        wanted = request.params.prompt_logprobs is not None
+        return Event(
+            request.id,
+            done.committed,
+            done.finish_reason,
+            done.stop_reason,
+            done.error,
+            sequence.metrics(),
+            tuple(sequence.prompt_logprobs) if wanted else None,
+        )
+
+    def _validate(self, request: Request) -> None:
+        spec = self.runner.spec
+        if request.id in self._sequences:
+            raise ValueError(f"request id {request.id!r} is under way already")
+        if not request.prompt:
+            raise ValueError("the prompt is empty: give it at least one token")
+        if len(request.prompt) >= self.max_context:
+            raise ValueError(
+                f"the prompt has {len(request.prompt)} tokens, but the context of {spec.name} is {self.max_context} "
+                "and must hold at least one more: shorten it"
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
+            raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
+        if request.params.max_tokens is None:
+            raise ValueError("a request to the engine needs max_tokens as a number")
+
+
+def _segment(turn: Turn) -> Segment:
+    pending, wants_prompt = len(turn.pending), turn.sequence.request.params.prompt_logprobs is not None
+    logits_from = 0 if wants_prompt else pending - 1 if turn.at_root else pending
+    return Segment(turn.sequence.sequence, turn.pending, turn.draft.tree, logits_from)
+
+
+def _root(turn: Turn, out: Output, index: int) -> int:
+    """Row of the root's logits: the draft's rows, which are the segment's last, follow it."""
+    return out.starts[index + 1] - len(turn.draft) - 1
+
+
+def _mean_context(batch: list[Turn]) -> int:
+    return sum(len(turn.sequence.tokens) for turn in batch) // len(batch)
+
+
+def _failure(reason: str) -> Commit:
+    return Commit(finish_reason="error", error=reason)
+
+
+def _needs_taps(turn: Turn) -> tuple[int, ...]:
+    drafter = turn.sequence.strategy.drafter
+    return drafter.needs.taps if drafter is not None and turn.sequence.drafting else ()
+
+
+def _drafter_watches(turn: Turn) -> bool:
+    """Whether the drafter has anything to learn: a step that committed, or features of a prefill chunk."""
+    drafter = turn.sequence.strategy.drafter
+    return drafter is not None and turn.sequence.drafting and (turn.at_root or bool(drafter.needs.taps))
+
+
+def _observation(turn: Turn, verdict: Verdict, out: Output, index: int, first_row: int) -> Observation:
+    drafter = turn.sequence.strategy.drafter
+    assert drafter is not None
+    pending = len(turn.pending)
+    rows = [*range(first_row, first_row + pending), *(first_row + pending + node for node in verdict.path)]
+    taps = {layer: out.taps[layer][rows] for layer in drafter.needs.taps}
+    argmax: tuple[int, ...] = ()
+    if drafter.needs.rejected and turn.at_root:
+        argmax = tuple(out.logits_RV[_root(turn, out, index) : out.starts[index + 1]].argmax(dim=-1).tolist())
+    return Observation(turn.sequence, turn.draft, verdict, taps, argmax)

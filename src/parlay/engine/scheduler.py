@@ -1,0 +1,173 @@
+"""Who runs in the next step: running sequences first, then prefill, first come first served within a priority."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from parlay.engine.sequence import Sequence
+from parlay.types import NO_DRAFT, Draft, OutOfRoom, Runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one step may do: sequences at once, rows of pending tokens, and rows of drafts on top.
+
+    ``max_context`` bounds prompt and output together where that is less than what the runner takes.
+    """
+
+    max_sequences: int = 32
+    max_rows: int = 512
+    max_draft_rows: int = 256
+    max_context: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_sequences < 1 or self.max_rows < self.max_sequences or self.max_draft_rows < 0:
+            raise ValueError(
+                f"limits need max_sequences >= 1, max_rows >= max_sequences and max_draft_rows >= 0, got {self}"
+            )
+        if self.max_context is not None and self.max_context < 2:
+            raise ValueError(f"max_context must be at least 2, got {self.max_context}")
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One sequence's part in one step: a run of its pending tokens and, if that reaches the root, a draft."""
+
+    sequence: Sequence
+    pending: tuple[int, ...]
+    prefill: bool
+    """No step of this sequence has committed yet."""
+    draft: Draft = NO_DRAFT
+
+    @property
+    def at_root(self) -> bool:
+        return self.sequence.cached + len(self.pending) == len(self.sequence.tokens)
+
+
+class Scheduler:
+    """Holds waiting and running sequences; memory that runs out preempts the sequence that came last.
+
+    A preempted sequence loses its cache, never its tokens: it waits at its old place in the queue and recomputes.
+    No request starves: the oldest of the most urgent priority is never preempted and is always admitted first.
+    """
+
+    def __init__(self, runner: Runner, limits: Limits) -> None:
+        self._runner = runner
+        self._limits = limits
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence is over, wherever it is; its cache is released."""
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._runner.release(sequence.sequence)
+
+    def next(self) -> tuple[list[Turn], list[tuple[Sequence, str]]]:
+        """The turns of the next step, and the sequences that can never go on, with the reason."""
+        room = self._limits.max_rows
+        turns: list[Turn] = []
+        failed: list[tuple[Sequence, str]] = []
+        for sequence in sorted(self.running, key=_decoding_first):
+            if room and sequence in self.running and self._has_room(sequence, room, failed):
+                turns.append(_turn(sequence, room))
+                room -= len(turns[-1].pending)
+        while room and self._admit(room, failed):
+            turns.append(_turn(self.running[-1], room))
+            room -= len(turns[-1].pending)
+        # A sequence that was given a turn may have been preempted for the sake of an older one after that.
+        return [turn for turn in turns if turn.sequence.is_open], failed
+
+    def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
+        """Whether the cache can hold a draft of so many nodes on top; never at another sequence's cost."""
+        try:
+            return self._runner.reserve(sequence.sequence, len(sequence.tokens) + nodes)
+        except OutOfRoom:
+            return False
+
+    def _has_room(self, sequence: Sequence, room: int, failed: list[tuple[Sequence, str]]) -> bool:
+        """Reserve what the next turn adds, preempting from the back of the queue while that is not to be had."""
+        tokens = sequence.cached + len(_turn(sequence, room).pending)
+        try:
+            while not self._runner.reserve(sequence.sequence, tokens):
+                victim = max(self.running, key=_rank)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+        except OutOfRoom as error:
+            failed.append((sequence, str(error)))
+            return False
+        return True
+
+    def _admit(self, room: int, failed: list[tuple[Sequence, str]]) -> bool:
+        """Start the first waiting sequence if a place and memory for its whole text are there now."""
+        if not self.waiting or len(self.running) >= self._limits.max_sequences:
+            return False
+        sequence = self.waiting[0]
+        leader = self._leader(sequence)
+        if leader is not None and leader.cached < leader.prompt_length:
+            return False  # a sample of the same prompt is prefilling: fork it when it is done
+        self._open(sequence, leader)
+        try:
+            if not self._runner.reserve(sequence.sequence, len(sequence.tokens)):
+                self._close(sequence)
+                return False
+        except OutOfRoom as error:
+            failed.append((sequence, str(error)))
+            self._close(sequence)
+            self.waiting.remove(sequence)
+            return self._admit(room, failed)
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return True
+
+    def _leader(self, sequence: Sequence) -> Sequence | None:
+        """A running sample of the very same prompt, whose cache can be shared."""
+        group = sequence.request.group
+        if not group or sequence.request.params.prompt_logprobs is not None:
+            return None
+        return next((other for other in self.running if other.request.group == group), None)
+
+    def _open(self, sequence: Sequence, leader: Sequence | None) -> None:
+        name, request = sequence.sequence, sequence.request
+        if leader is not None:
+            self._runner.fork(leader.sequence, name)
+            sequence.cached = self._runner.truncate(name, sequence.prompt_length - 1)
+        else:
+            # Prompt logprobs need every prompt row computed, so such a request reuses nobody's prefix.
+            salt = request.salt if request.params.prompt_logprobs is None else f"{request.salt}\0{request.id}"
+            sequence.cached = self._runner.open(name, sequence.tokens, salt)
+        sequence.is_open = True
+        sequence.tally.cached_tokens = max(sequence.tally.cached_tokens, min(sequence.cached, sequence.prompt_length))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self._close(sequence)
+        self.add(sequence)
+
+    def _close(self, sequence: Sequence) -> None:
+        self._runner.release(sequence.sequence)
+        sequence.cached = 0
+        sequence.is_open = False
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    """Most urgent first: lower priority numbers, then earlier arrival."""
+    return sequence.request.priority, sequence.sequence
+
+
+def _decoding_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+    """Sequences one token from their next commit go before prefill, so that a long prompt delays nobody."""
+    return len(sequence.tokens) - sequence.cached > 1, _rank(sequence)
+
+
+def _turn(sequence: Sequence, room: int) -> Turn:
+    pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
+    return Turn(sequence, pending, prefill=sequence.tally.steps == 0)

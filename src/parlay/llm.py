@@ -1,0 +1,204 @@
+"""`LLM`: the one place that joins a runner, the catalogue of strategies, policies and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from parlay import models
+from parlay.cost.measured import calibrate
+from parlay.engine import Engine, Limits
+from parlay.models.loading import load_tokenizer, resolve
+from parlay.outputs import RequestOutput, StreamEvent
+from parlay.requests import Job, Prompt, RequestFactory
+from parlay.strategies import BUILT_IN_DRAFTS, StrategyBook
+from parlay.types import ParlayError, SamplingParams
+
+DEFAULT_STRATEGY = "prompt-lookup"
+
+Prompts = Prompt | Sequence[Prompt]
+PerPrompt = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, str]]
+T = TypeVar("T")
+
+
+class LLM:
+    """A model that decodes several tokens per forward pass. Argument names are vLLM's where it has them.
+
+    ``model`` is a built-in name, a local checkpoint directory, a Hugging Face Hub id, or a loaded transformers model.
+    ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
+    reproducible; otherwise each draws one and reports it. One thread at a time may use an LLM.
+
+    Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel = "parlay-mini",
+        *,
+        tokenizer: str | PreTrainedTokenizerBase | None = None,
+        strategy: str = DEFAULT_STRATEGY,
+        draft_model: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 32,
+        max_num_batched_tokens: int = 512,
+        seed: int | None = None,
+    ) -> None:
+        limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
+        self.runner = models.load(model, dtype=dtype, device=device)
+        self.tokenizer = _tokenizer(model, tokenizer)
+        self.engine = Engine(self.runner, calibrate(self.runner), limits)
+        self._strategies = StrategyBook(
+            target=self.runner.spec,
+            cost=self.engine.cost,
+            draft_model=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
+            dtype=dtype,
+            device=device,
+        )
+        self._default = strategy
+        self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
+        self._factory = RequestFactory(self.tokenizer, self.runner.spec.eos_ids, self.engine.max_context, seed)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: PerPrompt = None,
+        *,
+        strategy: str | Sequence[str] | None = None,
+    ) -> list[RequestOutput]:
+        """Decode all prompts together and return one output per prompt, in order.
+
+        ``sampling_params`` and ``strategy`` are one for all or one per prompt. Raises ValueError for a prompt or
+        parameter that can't be used, before anything runs, and RequestFailed (which holds all outputs) when a
+        sample failed while the others went on.
+        """
+        jobs = self._jobs(prompts, sampling_params, strategy)
+        for _ in self._run(jobs):
+            pass
+        outputs = [job.output() for job in jobs]
+        failed = [sample for output in outputs for sample in output.outputs if sample.error]
+        if failed:
+            raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0].error}", outputs)
+        return outputs
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: PerPrompt = None,
+        *,
+        strategy: str | Sequence[str] | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self._factory.chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, strategy=strategy)
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        strategy: str | None = None,
+    ) -> Stream:
+        """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
+        if not isinstance(prompt, str | Mapping):
+            prompt = self._factory.chat(prompt)
+        jobs = self._jobs(prompt, sampling_params, strategy)
+        return Stream(self._run(jobs), jobs[0])
+
+    def close(self) -> None:
+        """Free models and caches; the LLM can't be used afterwards."""
+        self._strategies.close()
+        del self.engine, self.runner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def _jobs(self, prompts: Prompts, params: PerPrompt, strategy: str | Sequence[str] | None) -> list[Job]:
+        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        each_params = _one_each(params, SamplingParams(), len(listed), "sampling_params")
+        each_strategy = _one_each(strategy, self._default, len(listed), "strategy")
+        return [
+            self._factory.job(prompt, own, name)
+            for prompt, own, name in zip(listed, each_params, each_strategy, strict=True)
+        ]
+
+    def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
+        """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
+        owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
+        live = dict.fromkeys(owners)
+        try:
+            for _, sample in owners.values():
+                self.engine.add(sample.request, self._strategies.get(sample.strategy))
+            while live:
+                for event in self.engine.step():
+                    if event.finish_reason is not None:
+                        del live[event.request]
+                    job, sample = owners[event.request]
+                    yield job.event(sample, event)
+        finally:
+            for name in live:
+                aborted = self.engine.abort(name)
+                if aborted is not None:
+                    owners[name][1].take(aborted)
+
+
+class RequestFailed(ParlayError):
+    """Some samples failed. ``outputs`` holds every request's output; a failed sample's ``error`` says why."""
+
+    def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
+        super().__init__(message)
+        self.outputs = outputs
+
+
+class Stream(Iterator[StreamEvent]):
+    """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
+
+    def __init__(self, events: Generator[StreamEvent], job: Job) -> None:
+        self._events = events
+        self._job = job
+
+    def __next__(self) -> StreamEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
+
+    @property
+    def output(self) -> RequestOutput:
+        """The whole result, or after `close` the part of it that there is. Raises ParlayError while under way."""
+        if not self._job.finished:
+            raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
+        return self._job.output()
+
+
+def _one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -> list[T]:
+    """One value per prompt. Raises ValueError when a list has another length than the prompts."""
+    if value is None:
+        return [default] * count
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give one for all or one for each")
+    return list(value)
+
+
+def _tokenizer(
+    model: str | PreTrainedModel, tokenizer: str | PreTrainedTokenizerBase | None
+) -> PreTrainedTokenizerBase | None:
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    name = tokenizer if tokenizer is not None else model if isinstance(model, str) else None
+    return load_tokenizer(resolve(name)) if name is not None else None

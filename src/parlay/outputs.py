@@ -1,0 +1,62 @@
+"""What `LLM` returns: vLLM's result shape, with the strategy, its exactness and the engine's metrics beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parlay.types import Exactness, FinishReason, Metrics, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One sample. ``seed`` reproduces it (with ``index`` as the sample index), whatever the strategy."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    strategy: str
+    exactness: Exactness
+    seed: int
+    sources: tuple[str, ...]
+    """Per token: the drafter that proposed it, or ``target``."""
+    metrics: Metrics
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """One prompt and its samples."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of text and the source of the token it came with."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """What one step added to one sample. The last event of the last sample carries the whole output."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    output: RequestOutput | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)

@@ -1,0 +1,167 @@
+"""From prompts and parameters to engine requests, and from the engine's events back to results."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+from transformers import PreTrainedTokenizerBase
+
+from parlay.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
+from parlay.text import TextStream
+from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
+
+
+class TokensPrompt(TypedDict):
+    """A prompt given as token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | TokensPrompt
+
+
+@dataclass(slots=True)
+class Sample:
+    """One engine request under way, seen from the edge: its text so far and what was committed."""
+
+    request: Request
+    text: TextStream | None
+    strategy: str
+    committed: list[Committed] = field(default_factory=list)
+    last: Event | None = None
+
+    def take(self, event: Event) -> tuple[Piece, ...]:
+        self.committed += event.committed
+        if event.finish_reason is not None:
+            self.last = event
+        if self.text is None:
+            return ()
+        released = self.text.release(final=event.finish_reason is not None)
+        return tuple(Piece(text, self.committed[index].source) for index, text in released)
+
+    def output(self) -> CompletionOutput:
+        event = self.last
+        assert event is not None
+        assert event.finish_reason is not None
+        assert event.metrics is not None
+        logprobs = tuple(c.logprobs for c in self.committed if c.logprobs is not None)
+        wanted = self.request.params.logprobs is not None
+        return CompletionOutput(
+            index=self.request.key.sample_index,
+            text=self.text.text if self.text else "",
+            token_ids=tuple(c.token for c in self.committed),
+            cumulative_logprob=sum(p.logprob for p in logprobs) if wanted else None,
+            logprobs=logprobs if wanted else None,
+            finish_reason=event.finish_reason,
+            stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
+            strategy=self.strategy,
+            exactness=event.metrics.exactness,
+            seed=self.request.key.seed,
+            sources=tuple(c.source for c in self.committed),
+            metrics=event.metrics,
+            error=event.error,
+        )
+
+
+@dataclass(slots=True)
+class Job:
+    """One prompt under way: its samples, in order."""
+
+    id: str
+    prompt: str | None
+    samples: list[Sample]
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.last is not None for sample in self.samples)
+
+    def output(self) -> RequestOutput:
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        if self.samples[0].last is not None:
+            prompt_logprobs = self.samples[0].last.prompt_logprobs
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.samples[0].request.prompt,
+            prompt_logprobs=prompt_logprobs,
+            outputs=tuple(sample.output() for sample in self.samples),
+        )
+
+    def event(self, sample: Sample, event: Event) -> StreamEvent:
+        pieces = sample.take(event)
+        ids = tuple(c.token for c in event.committed)
+        done = self.output() if self.finished else None
+        return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
+
+
+class RequestFactory:
+    """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        eos_ids: Sequence[int],
+        max_context: int,
+        seed: int | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._max_context = max_context
+        self._seeds = _seeds(seed)
+        self._names = itertools.count()
+
+    def job(self, prompt: Prompt, params: SamplingParams, strategy: str) -> Job:
+        """Raises ValueError for a prompt or a parameter that can't be used."""
+        text, ids = self._encode(prompt)
+        name = f"request-{next(self._names)}"
+        seed = params.seed if params.seed is not None else next(self._seeds)
+        if params.stops and self._tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
+        limit = self._max_context - len(ids)
+        params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
+        samples = [self._sample(name, ids, params, NoiseKey(seed, index), strategy) for index in range(params.n)]
+        return Job(name, text, samples)
+
+    def _sample(
+        self, name: str, ids: tuple[int, ...], params: SamplingParams, key: NoiseKey, strategy: str
+    ) -> Sample:
+        text = TextStream(self._tokenizer, params) if self._tokenizer is not None else None
+        eos = frozenset() if params.ignore_eos else self._eos_ids
+        request = Request(
+            id=f"{name}.{key.sample_index}",
+            prompt=ids,
+            params=params,
+            key=key,
+            stop_ids=eos | frozenset(params.stop_token_ids),
+            stop_checker=text,
+            group=name if params.n > 1 else "",
+        )
+        return Sample(request, text, strategy)
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        if isinstance(prompt, Mapping):
+            return None, tuple(int(token) for token in prompt["prompt_token_ids"])
+        if self._tokenizer is None:
+            raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
+        return prompt, tuple(self._tokenizer.encode(prompt))
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+        """The conversation in the model's own chat format, ready for the assistant's turn."""
+        if self._tokenizer is None or not self._tokenizer.chat_template:
+            raise ParlayError("this model has no chat template: use generate() with a plain prompt")
+        ids = self._tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return TokensPrompt(prompt_token_ids=ids)
+
+
+def _seeds(seed: int | None) -> Iterator[int]:
+    """Seeds for requests that name none: reproducible from the LLM's own seed, else from the system."""
+    source = random.Random(seed) if seed is not None else random.Random(secrets.randbits(64))
+    while True:
+        yield source.getrandbits(63)

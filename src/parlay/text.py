@@ -1,0 +1,100 @@
+"""The edge between ids and text: incremental detokenising, and stop strings that may straddle tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from parlay.types import SamplingParams
+
+
+class Detokenizer(Protocol):
+    def push(self, token: int) -> str:
+        """The text that one more token completes; empty while it ends inside a character."""
+        ...
+
+
+class _FastDetokenizer:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer.backend_tokenizer
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+
+    def push(self, token: int) -> str:
+        return self._stream.step(self._tokenizer, token) or ""
+
+
+class _SlowDetokenizer:
+    """For tokenizers without a compiled backend: decodes everything again, which is quadratic but right."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._length = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
+        if text.endswith("�"):
+            return ""
+        piece = text[self._length :]
+        self._length = len(text)
+        return piece
+
+
+def make_detokenizer(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> Detokenizer:
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        return _FastDetokenizer(tokenizer, skip_special_tokens)
+    return _SlowDetokenizer(tokenizer, skip_special_tokens)
+
+
+class TextStream:
+    """The text of one sample as its tokens are committed; the engine's stop checker for it.
+
+    Text is released late enough that no part of a stop string ever is, unless that is asked for.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> None:
+        self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens)
+        self._stops = params.stops
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._hold = max((len(stop) for stop in self._stops), default=1) - 1
+        self._ends: list[int] = []  # length of the text after each token
+        self._next = 0  # first token whose text is not wholly released
+        self._released = 0
+        self.text = ""
+        self.stop_reason: str | None = None
+
+    def push(self, token: int) -> bool:
+        before = len(self.text)
+        self.text += self._detokenizer.push(token)
+        stopped = self._find_stop(before) if len(self._ends) + 1 >= self._min_tokens else False
+        self._ends.append(len(self.text))
+        return stopped
+
+    def _find_stop(self, before: int) -> bool:
+        """Cut the text at the earliest stop string that the new token completed."""
+        matches = [(self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stops]
+        found = [(start, stop) for start, stop in matches if start >= 0]
+        if not found:
+            return False
+        start, self.stop_reason = min(found)
+        self.text = self.text[: start + len(self.stop_reason) if self._include_stop else start]
+        return True
+
+    def release(self, final: bool) -> list[tuple[int, str]]:
+        """Text not yet given out, as (index of the output token it came with, piece); all of it when ``final``."""
+        safe = len(self.text) if final else max(self._released, len(self.text) - self._hold)
+        pieces: list[tuple[int, str]] = []
+        while self._next < len(self._ends) and self._released < safe:
+            end = min(self._ends[self._next], safe)
+            if end > self._released:
+                pieces.append((self._next, self.text[self._released : end]))
+                self._released = end
+            if self._ends[self._next] > safe:
+                break
+            self._next += 1
+        return pieces
