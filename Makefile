@@ -1,0 +1,35 @@
+# Index of the commands; `make help` lists them. A second run installs nothing unless its inputs changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+
+.PHONY: help demo check conformance clean
+
+help:  ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+
+demo: $(VENV)/.runtime  ## install, then run the built-in model: plain against fast, side by side
+	@$(BIN)/parlay demo
+
+check: $(VENV)/.dev  ## install development extras, then lint, format, strict types, all tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
+	$(BIN)/pytest -m slow
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(INSTALL) '.[dev]'
+	@touch $@
