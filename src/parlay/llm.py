@@ -10,11 +10,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from parlay import models
 from parlay.cost.measured import calibrate
+from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Prompt, RequestFactory
-from parlay.strategies import BUILT_IN_DRAFTS, StrategyBook
+from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf, StrategyBook
 from parlay.types import ParlayError, SamplingParams
 
 DEFAULT_STRATEGY = "prompt-lookup"
@@ -53,13 +54,13 @@ class LLM:
         self.runner = models.load(model, dtype=dtype, device=device)
         self.tokenizer = _tokenizer(model, tokenizer)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
-        self._strategies = StrategyBook(
-            target=self.runner.spec,
-            cost=self.engine.cost,
-            draft_model=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
-            dtype=dtype,
-            device=device,
+        resources = Resources(
+            vocab_size=self.runner.spec.vocab_size,
+            open_runner=RunnerShelf(lambda name: models.load(name, dtype=dtype, device=device)),
+            default_draft=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
+            tokenizer=self.tokenizer,
         )
+        self._strategies = StrategyBook(resources, self.engine.cost)
         self._default = strategy
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(self.tokenizer, self.runner.spec.eos_ids, self.engine.max_context, seed)
@@ -113,8 +114,7 @@ class LLM:
 
     def close(self) -> None:
         """Free models and caches; the LLM can't be used afterwards."""
-        self._strategies.close()
-        del self.engine, self.runner
+        del self._strategies, self.engine, self.runner
 
     def __enter__(self) -> Self:
         return self

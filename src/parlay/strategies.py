@@ -1,0 +1,56 @@
+"""From a strategy's name to drafter, rule and policy: one instance per name and parameters, models shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parlay.drafters import catalogue
+from parlay.drafters.catalogue import Resources, StrategySpec
+from parlay.router.policies import Adaptive, Fixed, Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.types import Cost, Drafter, Policy, Runner, Strategy
+
+BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
+"""The draft model that goes with a target, where none is named."""
+
+
+class StrategyBook:
+    """Strategies by the text that asks for them. Built on first use, then shared by every request that names them."""
+
+    def __init__(self, resources: Resources, cost: Cost) -> None:
+        self._resources = resources
+        self._cost = cost
+        self._rule = SharedNoise()
+        self._strategies: dict[StrategySpec, Strategy] = {}
+        self._read: dict[str, StrategySpec] = {}
+
+    def get(self, text: str) -> Strategy:
+        """The strategy ``NAME[:key=value,...]``. Raises UsageError for a name or parameter that does not exist."""
+        spec = self._read.get(text)
+        if spec is None:
+            spec = self._read[text] = catalogue.parse(text)
+        if spec not in self._strategies:
+            drafter = catalogue.build(spec, self._resources)
+            self._strategies[spec] = Strategy(str(spec), drafter, self._rule, self._policy(spec, drafter))
+        return self._strategies[spec]
+
+    def _policy(self, spec: StrategySpec, drafter: Drafter | None) -> Policy:
+        if drafter is None:
+            return Plain()
+        settings = catalogue.settings(spec)
+        nodes = settings["k"]
+        assert isinstance(nodes, int)
+        return Fixed(nodes) if settings["policy"] == "fixed" else Adaptive(self._cost, nodes)
+
+
+class RunnerShelf:
+    """Loads each draft model once."""
+
+    def __init__(self, load: Callable[[str], Runner]) -> None:
+        self._load = load
+        self._runners: dict[str, Runner] = {}
+
+    def __call__(self, name: str) -> Runner:
+        if name not in self._runners:
+            self._runners[name] = self._load(name)
+        return self._runners[name]
