@@ -9,6 +9,7 @@ from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
 from parlay.engine.scheduler import Limits, Scheduler, Turn
 from parlay.engine.sequence import Sequence
+from parlay.sampling.processors import validate
 from parlay.types import (
     Cost,
     Event,
@@ -213,6 +214,7 @@ class Engine:
             raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
         if request.params.max_tokens is None:
             raise ValueError("a request to the engine needs max_tokens as a number")
+        validate(request.params, spec.vocab_size)
 
 
 def _segment(turn: Turn) -> Segment:
