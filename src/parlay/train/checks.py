@@ -69,9 +69,9 @@ def bucket_of(length: int) -> tuple[int, int]:
 
 
 def make_edits(maker: TaskMaker, each: int, rng: random.Random) -> list[Task]:
-    """``each`` tasks of the sorts that have held-out wordings, and of filling JSON."""
+    """``each`` tasks of every other sort that edits a text."""
     tasks: list[Task] = []
-    for make in (maker.replace, maker.rename, maker.typo, maker.fill):
+    for make in (maker.replace, maker.rename, maker.typo, maker.fill, maker.set_field, maker.drop):
         made = (make(rng, rng.randint(200, 700)) for _ in range(20 * each))
         tasks.extend([task for task in made if task is not None][:each])
     return tasks

@@ -84,9 +84,14 @@ def speeches(data: Path) -> Iterator[Document]:
             yield Document(record["title"], record["text"], is_heldout(record["title"]))
 
 
+def library_root() -> Path:
+    """Where the running Python keeps its standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
 def standard_library() -> Iterator[Document]:
-    """Modules of the running Python's standard library (PSF licence), comments kept."""
-    root = Path(sysconfig.get_path("stdlib"))
+    """Modules of the standard library (PSF licence), comments kept."""
+    root = library_root()
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if SKIPPED_PACKAGES.isdisjoint(name.parts):

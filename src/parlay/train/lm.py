@@ -34,8 +34,10 @@ class TrainOptions:
     """Options of a run. The run ends when ``hours`` are used up, with the learning rate decayed to zero."""
 
     data: Path = field(metadata={"help": "directory of training data, laid out as docs/models.md says"})
-    out: Path = field(metadata={"help": "where the checkpoint is written"})
-    work: Path = field(metadata={"help": "where token files and the state to resume from are kept"})
+    out: Path = field(default=Path("checkpoint"), metadata={"help": "where the checkpoint is written"})
+    work: Path = field(
+        default=Path("train-work"), metadata={"help": "where token files and the state to resume from are kept"}
+    )
     hours: float = field(default=1.5, metadata={"help": "length of the run; pauses do not count"})
     shape: str = field(default="mini", metadata={"help": "size of the model", "choices": sorted(SHAPES)})
     teacher: Path | None = field(default=None, metadata={"help": "checkpoint to distil from"})

@@ -46,17 +46,22 @@ class Stream:
         return len(self.offsets) - 1
 
 
-def write_stream(folder: Path, name: str, texts: list[str], tokenizer: Tokenizer) -> int:
-    """Tokenises ``texts``, each closed by the end-of-text token; returns the number of tokens."""
+def make_stream(texts: list[str], tokenizer: Tokenizer) -> Stream:
+    """Tokenises ``texts``, each closed by the end-of-text token."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     pieces: list[npt.NDArray[np.uint16]] = []
     for start in range(0, len(texts), CHUNK):
         encoded = tokenizer.encode_batch_fast(texts[start : start + CHUNK])
         pieces.extend(np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encoded)
-    tokens = np.concatenate(pieces)
-    np.save(folder / f"{name}.offsets.npy", np.cumsum([0, *map(len, pieces)]))
-    np.save(folder / f"{name}.tokens.npy", tokens)
-    return len(tokens)
+    return Stream(np.concatenate(pieces), np.cumsum([0, *map(len, pieces)]))
+
+
+def write_stream(folder: Path, name: str, texts: list[str], tokenizer: Tokenizer) -> int:
+    """Tokenises ``texts`` onto disk; returns the number of tokens."""
+    stream = make_stream(texts, tokenizer)
+    np.save(folder / f"{name}.offsets.npy", stream.offsets)
+    np.save(folder / f"{name}.tokens.npy", stream.tokens)
+    return len(stream.tokens)
 
 
 @dataclass(frozen=True, slots=True)

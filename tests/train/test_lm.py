@@ -1,0 +1,112 @@
+"""A whole run at toy size: it ends in a checkpoint that `transformers` loads, resumes, and distils."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from parlay.train import schedule
+from parlay.train.clock import TrainingClock
+from parlay.train.lm import TrainOptions, train
+
+
+def options(data: Path, tmp_path: Path) -> TrainOptions:
+    """About a second of training."""
+    return TrainOptions(
+        data=data,
+        out=tmp_path / "out",
+        work=tmp_path / "work",
+        hours=1.5 / 3600,
+        shape="tiny",
+        vocab_size=400,
+        tasks=60,
+        batch_tokens=256,
+        context=128,
+        threads=1,
+        compile=False,
+    )
+
+
+@pytest.fixture
+def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check after training measures a handful of tasks."""
+    from parlay.train import checks
+
+    made = checks.make_checks
+    monkeypatch.setattr(
+        checks, "make_checks", lambda data, tokenizer, **_: made(data, tokenizer, copies=1, edits=1, dialogues=2)
+    )
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
+    first = options(data, tmp_path)
+    out = train(first)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert model.dtype == torch.bfloat16
+    assert model.config.vocab_size == len(tokenizer)
+    ends = tokenizer.convert_tokens_to_ids(["<|end|>", "<|endoftext|>"])
+    assert model.generation_config.eos_token_id == ends
+
+    record = json.loads((out / "provenance.json").read_text())
+    assert record["steps"] > 3
+    assert record["data"]["files"].keys() >= {"mbpp/mbpp.jsonl", "books-pd/train-00.jsonl.zst"}
+    assert str(tmp_path) not in json.dumps(record), "a checkpoint names no absolute path"
+
+    train(dataclasses.replace(first, hours=2 * first.hours, resume=True))
+    assert json.loads((out / "provenance.json").read_text())["steps"] > record["steps"]
+
+    student = dataclasses.replace(first, out=tmp_path / "student", teacher=out)
+    assert AutoModelForCausalLM.from_pretrained(train(student)).num_parameters() == model.num_parameters()
+
+
+@pytest.mark.usefixtures("few_checks")
+def test_a_teacher_with_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
+    out = train(options(data, tmp_path))
+    other = dataclasses.replace(options(data, tmp_path), work=tmp_path / "other", vocab_size=350, teacher=out)
+    with pytest.raises(ValueError, match="another vocabulary"):
+        train(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [({"hours": 0}, "positive"), ({"shape": "giant"}, "giant"), ({"context": 9999}, "9999")]
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(options(tmp_path, tmp_path), **change)  # type: ignore[arg-type]
+
+
+def test_the_rate_warms_up_and_lands_at_zero() -> None:
+    rates = [schedule.learning_rate(share / 100) for share in range(101)]
+    assert rates[0] < 0.1
+    assert max(rates) == 1.0
+    assert rates[-1] == 0.0
+    assert sorted(rates[30:], reverse=True) == rates[30:]
+
+
+def test_rows_grow_and_never_pass_the_context() -> None:
+    lengths = [schedule.row_length(share / 100, 2048) for share in range(101)]
+    assert lengths == sorted(lengths)
+    assert (lengths[0], lengths[-1]) == (512, 2048)
+    assert {schedule.row_length(share / 100, 700) for share in range(101)} == {512, 700}
+
+
+def test_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is stopped for ten minutes loses none of its training time."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = TrainingClock()
+    for seconds in [1.0] * 10 + [600.0] + [1.0]:
+        now += seconds
+        clock.lap()
+    assert clock.elapsed == pytest.approx(15.0)
+    with clock.uncapped():
+        now += 60.0
+    assert clock.elapsed == pytest.approx(75.0)

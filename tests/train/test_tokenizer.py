@@ -1,0 +1,34 @@
+"""The tokenizer gives back every text, and keeps digits and special tokens apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from parlay.train.chat import SPECIAL_TOKENS
+from parlay.train.tokenizer import train_tokenizer, wrap_tokenizer
+
+TOKENIZER = wrap_tokenizer(
+    train_tokenizer(["def f(x):\n    return x + 1234\n", "The house is big. " * 5] * 9, 400), 128
+)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=60).filter(lambda text: "<|" not in text))
+def test_text_survives(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_special_tokens_are_single_ids(token: str) -> None:
+    assert TOKENIZER.encode(token) == [SPECIAL_TOKENS.index(token)]
+
+
+def test_digits_stand_alone() -> None:
+    """A number is the same tokens after a space, a quote or a bracket."""
+    assert isinstance(TOKENIZER, PreTrainedTokenizerFast)
+    digits = TOKENIZER.encode("1234")
+    assert len(digits) == 4
+    for context in (" 1234", '"1234"', "(1234)"):
+        assert [token for token in TOKENIZER.encode(context) if token in digits] == digits
