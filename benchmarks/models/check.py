@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from parlay.train import checks
 from parlay.train.corpus import Document, read_corpus
 from parlay.train.store import Stream, make_stream
-from parlay.train.tasks import TaskMaker, make_sources
+from parlay.train.tasks import Task, TaskMaker, make_sources
 
 KIND_CHARS = 400_000
 LENGTH = 512
@@ -54,9 +54,10 @@ def bytes_per_token(stream: Stream, tokenizer: PreTrainedTokenizerFast) -> float
     return len(tokenizer.decode(ids).encode()) / len(ids)
 
 
-def long_quotes(maker: TaskMaker, tokenizer: PreTrainedTokenizerFast, count: int) -> list[checks.Task]:
+def long_quotes(maker: TaskMaker, tokenizer: PreTrainedTokenizerFast, count: int) -> list[Task]:
     """Tasks that copy one paragraph out of a page that nearly fills the trained context."""
-    rng, tasks = random.Random(3), []
+    rng = random.Random(3)
+    tasks: list[Task] = []
     while len(tasks) < count:
         task = maker.quote(rng, rng.randint(1900, 3200))
         if task and LONG_TOKENS[0] <= len(tokenizer.encode(task.text)) <= LONG_TOKENS[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def write(path: Path, text: str) -> None:
     path.write_bytes(zstandard.ZstdCompressor().compress(raw) if path.suffix == ".zst" else raw)
 
 
-def lines(records: list[dict[str, object]]) -> str:
+def lines(records: Iterable[Mapping[str, object]]) -> str:
     """JSON lines."""
     return "\n".join(json.dumps(record) for record in records) + "\n"
 
@@ -95,7 +96,7 @@ def write_pairs(root: Path) -> None:
 
 def write_code(root: Path) -> None:
     """Small tasks and puzzles."""
-    tasks = [
+    tasks: list[dict[str, object]] = [
         {
             "task_id": n,
             "text": f"Task {n}.",
@@ -105,7 +106,11 @@ def write_code(root: Path) -> None:
         for n in range(1, 600)
     ]
     write(root / "mbpp/mbpp.jsonl", lines(tasks))
-    puzzle = {"name": "P:0", "sat": "def sat(x: int):\n    return x == 3", "sol_header": "def sol():"}
+    puzzle: dict[str, object] = {
+        "name": "P:0",
+        "sat": "def sat(x: int):\n    return x == 3",
+        "sol_header": "def sol():",
+    }
     puzzle |= {"sol_docstring": '    """Find three."""', "sol_bodies": ["    return 3"]}
     write(root / "p3-puzzles/puzzles_no_humaneval.json.zst", json.dumps([puzzle]))
 

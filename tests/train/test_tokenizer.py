@@ -15,7 +15,7 @@ TOKENIZER = wrap_tokenizer(
 )
 
 
-@given(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=60).filter(lambda text: "<|" not in text))
+@given(st.text(max_size=60).filter(lambda text: "<|" not in text))
 def test_text_survives(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
