@@ -1,0 +1,1 @@
+"""From logits to tokens: noise, processors, the sampler, accept rules. Pure functions."""

@@ -1,0 +1,37 @@
+"""Log-probabilities of tokens: natural log of the softmax of raw (or processed) logits, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.sampling import select
+from parlay.sampling.processors import process
+from parlay.types import TokenLogprobs, View
+
+
+def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
+    """Log-probability and rank of ``token``, and the ``top`` most likely tokens. Ties rank by id, lowest first."""
+    logprobs_V = torch.log_softmax(logits_V, -1, dtype=torch.float32)
+    logprob = logprobs_V[token]
+    better = (logprobs_V > logprob).sum() + (logprobs_V[:token] == logprob).sum()
+    best = select.leading(logprobs_V, top)
+    alternatives = tuple(zip(best.tolist(), logprobs_V[best].tolist(), strict=True))
+    return TokenLogprobs(token, logprob.item(), int(better) + 1, alternatives)
+
+
+def prompt_token_logprobs(logits_RV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+    """`token_logprobs` of prompt tokens: row r, of the token before, predicts ``tokens[r]``."""
+    return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, tokens, strict=True)]
+
+
+def step_logprobs(logits_RV: Tensor, view: View, sampled: Sequence[int], top: int) -> list[TokenLogprobs]:
+    """`token_logprobs` of the tokens a walk sampled, row r's after ``view.tokens`` and ``sampled[:r]``.
+
+    Of raw logits, or if the request says so, of what the processors leave of them.
+    """
+    if view.request.params.logprobs_mode == "processed":
+        logits_RV = torch.stack([process(row_V, view, sampled[:depth]) for depth, row_V in enumerate(logits_RV)])
+    return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, sampled, strict=True)]

@@ -1,0 +1,140 @@
+"""What happens to a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
+logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, temperature, truncation.
+
+A row belongs to a path: the view's tokens and then the ids of the nodes above it. All of it works in float32 on a copy;
+a row with nothing to do to it is returned as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.sampling import truncation
+from parlay.types import LogitsProcessor, ParlayError, SamplingParams, View
+
+
+def validate(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ValueError if ``logit_bias`` or ``allowed_token_ids`` name a token that the vocabulary lacks."""
+    for name, ids in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+        for token in ids or ():
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
+
+
+def edits(view: View, path: Sequence[int]) -> bool:
+    """Whether anything but temperature and truncation changes the row after ``path``."""
+    params = view.request.params
+    return (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+        or bool(params.logit_bias)
+        or params.allowed_token_ids is not None
+        or bool(params.logits_processors)
+        or _stops_masked(view, path)
+    )
+
+
+def _stops_masked(view: View, path: Sequence[int]) -> bool:
+    request = view.request
+    if request.params.min_tokens == 0 or not request.stop_ids:
+        return False
+    return len(view.tokens) - view.prompt_length + len(path) < request.params.min_tokens
+
+
+def process(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
+    """The float32 logits whose softmax is the law of the next token; tokens that can't be drawn have -inf.
+
+    Greedy rows are not tempered or truncated: neither moves the maximum. Raises ParlayError for a custom processor that
+    raises or returns another shape, and for rows that are NaN, infinite or masked altogether.
+    """
+    params = view.request.params
+    scores_V = temper(edit(on_float64_device(logits_V), view, path), params)
+    if params.greedy or not truncation.truncates(params):
+        return scores_V
+    ids = truncation.eligible(scores_V, params)
+    return torch.full_like(scores_V, -torch.inf).index_copy_(0, ids, scores_V[ids])
+
+
+def temper(scores_V: Tensor, params: SamplingParams) -> Tensor:
+    """Logits over temperature, in float32; greedy rows as they are. Raises ParlayError for an unusable row."""
+    if not params.greedy:
+        scores_V = divide(scores_V[None].float(), [params.temperature])[0]
+    complaint = unusable(scores_V.amax().item())
+    if complaint:
+        raise ParlayError(complaint)
+    return scores_V
+
+
+def divide(scores_RV: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Rows over their temperatures. Always by a tensor: CUDA turns division by a number into multiplication."""
+    if all(temperature == 1 for temperature in temperatures):
+        return scores_RV
+    return scores_RV / scores_RV.new_tensor(temperatures)[:, None]
+
+
+def on_float64_device(logits: Tensor) -> Tensor:
+    """MPS has no float64, which noise and running sums need."""
+    return logits.cpu() if logits.is_mps else logits
+
+
+def unusable(top: float) -> str | None:
+    """Why a row with this maximum can't be drawn from, or None. (A maximum is NaN if any value is.)"""
+    if math.isnan(top):
+        return "logits are NaN: the model's weights or dtype are broken for this text"
+    if top == torch.inf:
+        return "logits are infinite: the model overflowed its dtype, or a logits processor set +inf"
+    if top == -torch.inf:
+        return "every token is masked: allowed_token_ids, logit_bias, min_tokens and logits_processors leave none"
+    return None
+
+
+def edit(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
+    """Penalties, bias, masks and custom processors, on a float32 copy."""
+    if not edits(view, path):
+        return logits_V
+    params = view.request.params
+    scores_V = logits_V.to(torch.float32, copy=True)
+    _penalise(scores_V, params, view, path)
+    if params.logit_bias:
+        scores_V[_ids(params.logit_bias, scores_V)] += scores_V.new_tensor(list(params.logit_bias.values()))
+    if params.allowed_token_ids is not None:
+        allowed = _ids(params.allowed_token_ids, scores_V)
+        scores_V = torch.full_like(scores_V, -torch.inf).index_copy_(0, allowed, scores_V[allowed])
+    if _stops_masked(view, path):
+        scores_V[_ids(view.request.stop_ids, scores_V)] = -torch.inf
+    for processor in params.logits_processors:
+        scores_V = _run(processor, [*view.tokens, *path], scores_V)
+    return scores_V
+
+
+def _penalise(scores_V: Tensor, params: SamplingParams, view: View, path: Sequence[int]) -> None:
+    if params.repetition_penalty != 1:
+        seen = _ids({*view.tokens, *path}, scores_V)
+        scores = scores_V[seen]
+        penalty = params.repetition_penalty
+        scores_V[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        counts = Counter([*view.tokens[view.prompt_length :], *path])
+        times = scores_V.new_tensor(list(counts.values()))
+        scores_V[_ids(counts, scores_V)] -= params.frequency_penalty * times + params.presence_penalty
+
+
+def _ids(tokens: Collection[int], like: Tensor) -> Tensor:
+    return torch.tensor(list(tokens), dtype=torch.int64, device=like.device)
+
+
+def _run(processor: LogitsProcessor, ids: list[int], scores_V: Tensor) -> Tensor:
+    try:
+        result = processor(ids, scores_V)
+    except Exception as error:
+        raise ParlayError(f"logits processor {processor!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(result, Tensor) or result.shape != scores_V.shape:
+        given = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        raise ParlayError(f"logits processor {processor!r} must return shape {tuple(scores_V.shape)}, got {given}")
+    return result.to(scores_V)

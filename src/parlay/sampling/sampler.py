@@ -1,0 +1,92 @@
+"""The one sampler: a token as a pure function of a row of logits, the row's own path, and the request's key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from parlay.sampling import noise, select, truncation
+from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
+from parlay.types import Fault, ParlayError, View
+
+
+def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
+    """One token per row: row r comes after the tokens of ``views[r]`` and then the token ids ``paths[r]``.
+
+    Ties go to the lowest id. Whatever is wrong with a row (NaN, nothing left to choose, a processor that raises) is a
+    Fault of that row alone.
+    """
+    plain: list[int] = []
+    tempered: list[int] = []
+    chosen: list[int | Fault] = [0] * len(views)
+    for row, (view, path) in enumerate(zip(views, paths, strict=True)):
+        if is_plain_greedy(view, path):
+            plain.append(row)
+        elif truncation.truncates(view.request.params) or edits(view, path):
+            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
+        else:
+            tempered.append(row)
+    if plain:
+        _put(chosen, plain, greedy(rows(logits_RV, plain)))
+    if tempered:
+        logits = on_float64_device(rows(logits_RV, tempered))
+        _put(chosen, tempered, _tempered(logits, [views[row] for row in tempered], [paths[row] for row in tempered]))
+    return chosen
+
+
+def is_plain_greedy(view: View, path: Sequence[int]) -> bool:
+    """Whether the largest raw logit decides."""
+    return view.request.params.temperature == 0 and not edits(view, path)
+
+
+def greedy(logits_RV: Tensor) -> list[int | Fault]:
+    tops, ids = select.argmax(logits_RV)
+    return [_or_fault(top, token) for top, token in zip(tops.tolist(), ids.tolist(), strict=True)]
+
+
+def rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
+    """The wanted rows in their order; without copying where they are neighbours."""
+    first, count = wanted[0], len(wanted)
+    if count == 1 or list(wanted) == list(range(first, first + count)):
+        return logits_RV[first : first + count]
+    return logits_RV[list(wanted)]
+
+
+def _put(chosen: list[int | Fault], places: Sequence[int], tokens: Sequence[int | Fault]) -> None:
+    for place, token in zip(places, tokens, strict=True):
+        chosen[place] = token
+
+
+def _or_fault(top: float, token: int) -> int | Fault:
+    complaint = unusable(top)
+    return token if complaint is None else Fault(complaint)
+
+
+def _tempered(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
+    """Rows that need temperature and noise only."""
+    scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
+    tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
+    good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]
+    if good:
+        streams = [_stream(views[row], paths[row]) for row in good]
+        _put(tokens, good, noise.draw(rows(scores_RV, good), streams))
+    return tokens
+
+
+def _processed(logits_V: Tensor, view: View, path: Sequence[int]) -> int | Fault:
+    params = view.request.params
+    try:
+        scores_V = temper(edit(logits_V, view, path), params)
+    except ParlayError as error:
+        return Fault(str(error))
+    if params.greedy:
+        return int(select.argmax(scores_V[None])[1])
+    if not truncation.truncates(params):
+        return noise.draw(scores_V[None], [_stream(view, path)])[0]
+    ids = truncation.eligible(scores_V, params)
+    return noise.draw_among(scores_V, ids, _stream(view, path))
+
+
+def _stream(view: View, path: Sequence[int]) -> int:
+    return noise.stream(view.request.key, len(view.tokens) + len(path))

@@ -1,0 +1,61 @@
+"""Picking a few entries out of a vocabulary-sized row without sorting it.
+
+Rows are cut into blocks and the maximum of each block is taken first, which is the one fast reduction everywhere; what
+follows looks only at blocks that matter. Ties always go to the lowest index. Only `argmax` takes NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BLOCK = 128
+_SMALL = 1 << 13  # up to here a plain pass over all values is as fast
+
+
+def block_maxima(values_RV: Tensor) -> Tensor:
+    """Largest value of each run of 128 neighbours, ``[R, ceil(V / 128)]``."""
+    size = values_RV.shape[-1]
+    whole = size - size % _BLOCK
+    maxima = values_RV.unfold(-1, _BLOCK, _BLOCK).amax(-1) if whole else values_RV[:, :0]
+    if whole < size:
+        maxima = torch.cat([maxima, values_RV[:, whole:].amax(-1, keepdim=True)], -1)
+    return maxima
+
+
+def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest value of each row and its first index, ``[R]`` each. A row that holds a NaN answers NaN."""
+    if values_RV.numel() <= _SMALL:
+        top = values_RV.max(-1)
+        return top.values, top.indices
+    blocks = block_maxima(values_RV).max(-1).indices
+    columns = torch.arange(_BLOCK, device=values_RV.device)
+    ids = (blocks[:, None] * _BLOCK + columns).clamp_(max=values_RV.shape[-1] - 1)
+    values, places = values_RV.gather(-1, ids).max(-1)
+    return values, ids.gather(-1, places[:, None])[:, 0]
+
+
+def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -> Tensor:
+    """Indices of the values that reach ``threshold``, rising. ``maxima`` are the row's block maxima, if known."""
+    if values_V.numel() <= _SMALL:
+        return (values_V >= threshold).nonzero()[:, 0]
+    maxima = block_maxima(values_V[None])[0] if maxima is None else maxima
+    blocks = (maxima >= threshold).nonzero()
+    ids = (blocks * _BLOCK + torch.arange(_BLOCK, device=values_V.device)).flatten()
+    ids = ids[ids < values_V.numel()]
+    return ids[values_V[ids] >= threshold]
+
+
+def leading(values_V: Tensor, count: int) -> Tensor:
+    """Indices of the ``count`` largest values, largest first, equal ones by rising index."""
+    size = values_V.numel()
+    if count >= size:
+        ids = torch.arange(size, device=values_V.device)
+    elif size <= _SMALL or count * _BLOCK > size:
+        ids = at_least(values_V, values_V.topk(count).values[-1].item())
+    else:
+        maxima = block_maxima(values_V[None])[0]
+        # As many blocks reach the count-th largest maximum, so at least as many values do.
+        ids = at_least(values_V, maxima.topk(count).values[-1].item(), maxima)
+    order = values_V[ids].sort(descending=True, stable=True).indices
+    return ids[order[:count]]

@@ -1,0 +1,70 @@
+"""The slow, obvious decoder that every strategy must agree with: no cache, no drafts, no batch, no shortcuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from parlay.sampling import noise
+from parlay.sampling.logprobs import token_logprobs
+from parlay.sampling.processors import process
+from parlay.types import FinishReason, Request, TokenLogprobs
+
+LogitsOf = Callable[[Sequence[int]], Tensor]
+"""The logits ``[V]`` of the token after a text of ids."""
+
+
+@dataclass(slots=True)
+class Text:
+    """What a request has come to so far: a `View` without an engine."""
+
+    request: Request
+    tokens: list[int]
+    prompt_length: int
+    sequence: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+
+def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) -> Text:
+    """Recompute the logits of the whole text for each token. Uses up the request's stop checker.
+
+    Raises ParlayError where the target can't go on (NaN, everything masked, a processor that raises).
+    """
+    text = Text(request, list(request.prompt), len(request.prompt))
+    if request.params.max_tokens == 0:
+        text.finish_reason = "length"
+    while text.finish_reason is None:
+        logits_V = logits_of(text.tokens)
+        processed_V = process(logits_V, text, ())
+        token = draw(processed_V, text)
+        if request.params.logprobs is not None:
+            shown_V = processed_V if request.params.logprobs_mode == "processed" else logits_V
+            text.logprobs.append(token_logprobs(shown_V, token, request.params.logprobs))
+        text.tokens.append(token)
+        text.finish_reason = _finish(text, token, max_context)
+    return text
+
+
+def draw(processed_V: Tensor, text: Text) -> int:
+    """The lowest id whose logit is highest, with noise for every token unless the request is greedy."""
+    if not text.request.params.greedy:
+        state = noise.stream(text.request.key, len(text.tokens))
+        every_bit = noise.bits(state, torch.arange(len(processed_V), device=processed_V.device))
+        processed_V = processed_V.double() + noise.gumbel(every_bit)
+    return int((processed_V == processed_V.max()).nonzero()[0])
+
+
+def _finish(text: Text, token: int, max_context: int) -> FinishReason | None:
+    request, length = text.request, len(text.output)
+    complete = request.stop_checker is not None and request.stop_checker.push(token)
+    if token in request.stop_ids or (complete and length >= request.params.min_tokens):
+        return "stop"
+    return "length" if length == request.params.max_tokens or len(text.tokens) >= max_context else None
