@@ -1,1 +1,105 @@
-"""Models with their caches: the runners."""
+"""Models with their caches: the runners. `load` picks the native decoder where it runs the model, else the adapter."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from parlay.models.adapter import AdapterRunner
+from parlay.models.config import DecoderConfig, UnsupportedModel, read_config
+from parlay.models.loading import load_weights, resolve
+
+# from parlay.models.native import NativeRunner, choose_dtype
+from parlay.types import ParlayError, Runner
+
+__all__ = ["AdapterRunner", "UnsupportedModel", "load"]
+
+_log = logging.getLogger(__name__)
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CACHE_SHARE = 0.25
+"""Part of the free memory that the cache may take when nobody says how many tokens it holds."""
+_MOST_CONTEXTS = 8
+"""Nor does it take more than so many full contexts then."""
+
+
+def load(
+    model: str | PreTrainedModel, *, dtype: str = "auto", device: str = "auto", cache_tokens: int | None = None
+) -> Runner:
+    """A runner for a built-in name, a local folder, a Hugging Face Hub id, or a loaded transformers model.
+
+    ``dtype`` is ``auto`` or the name of a torch float type, ``device`` ``auto`` (cuda, then mps, then cpu) or a torch
+    device; both must be ``auto`` for a loaded model. ``cache_tokens`` is how many tokens all sequences may cache.
+    Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for an
+    argument out of range.
+    """
+    if isinstance(model, PreTrainedModel):
+        if (dtype, device) != ("auto", "auto"):
+            raise ValueError(f"dtype={dtype!r}, device={device!r}: a loaded model keeps its own; leave both at 'auto'")
+        return AdapterRunner(model, max_tokens_cached=cache_tokens)
+    chosen_dtype, place = _torch_dtype(dtype), _torch_device(device)
+    directory = resolve(model)
+    try:
+        config = read_config(directory)
+    except UnsupportedModel as reason:
+        _log.info("%s runs through transformers: %s", model, reason)
+        loaded = _transformers_model(directory, chosen_dtype, place)
+        return AdapterRunner(loaded, max_tokens_cached=cache_tokens, name=model)
+    from parlay.models.native import NativeRunner, choose_dtype
+
+    if chosen_dtype is None:
+        chosen_dtype, why = choose_dtype(config, place)
+        _log.info("%s runs in %s: %s", model, chosen_dtype, why)
+    tokens = cache_tokens or _default_cache_tokens(config, chosen_dtype, place)
+    weights = load_weights(directory, config)
+    return NativeRunner(config, weights, dtype=chosen_dtype, device=place, max_tokens_cached=tokens, name=model)
+
+
+def _torch_dtype(name: str) -> torch.dtype | None:
+    if name == "auto":
+        return None
+    if name not in _DTYPES:
+        raise ValueError(f"dtype {name!r} is not known: use 'auto' or one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _torch_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} can't be used here ({reason}): use 'auto', 'cpu', 'cuda' or 'mps'") from None
+    return device
+
+
+def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
+    """The checkpoint as transformers loads it: unless told, in float32 on CPU and in its own dtype elsewhere."""
+    wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ParlayError(f"transformers can't load {directory}: {reason}") from error
+    return model.to(device)
+
+
+def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
+    """As many tokens as a share of the free memory holds, but no more than some full contexts, and at least one."""
+    token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    affordable = int(_free_bytes(device) * _CACHE_SHARE) // token_bytes
+    return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    names = [name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in os.sysconf_names]
+    return os.sysconf(names[0]) * os.sysconf("SC_PAGE_SIZE") if names else 4 << 30

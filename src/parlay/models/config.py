@@ -74,15 +74,15 @@ class _Family:
     qkv_bias: bool = False
     qk_norm: bool = False
     head_dim: int | None = None
-    window_switch: bool = False
-    """``sliding_window`` counts only where ``use_sliding_window`` is true."""
+    window: Literal["never", "always", "switched"] = "never"
+    """Whether ``sliding_window`` counts: not at all, always, or from layer ``max_window_layers`` on if switched on."""
 
 
 _FAMILIES = {
     "LlamaForCausalLM": _Family(max_context=2048),
-    "MistralForCausalLM": _Family(max_context=131_072),
-    "Qwen2ForCausalLM": _Family(max_context=32_768, qkv_bias=True, window_switch=True),
-    "Qwen3ForCausalLM": _Family(max_context=32_768, qk_norm=True, head_dim=128, window_switch=True),
+    "MistralForCausalLM": _Family(max_context=131_072, window="always"),
+    "Qwen2ForCausalLM": _Family(max_context=32_768, qkv_bias=True, window="switched"),
+    "Qwen3ForCausalLM": _Family(max_context=32_768, qk_norm=True, head_dim=128, window="switched"),
 }
 
 Json = Mapping[str, Any]
@@ -149,9 +149,7 @@ def _decoder(raw: Json, architecture: str, family: _Family, eos_ids: tuple[int, 
 
 def _refuse_unknown(raw: Json, architecture: str, family: _Family, max_context: int) -> None:
     """Raises UnsupportedModel for the first option that the native decoder does not compute."""
-    window = raw.get("sliding_window")
-    if family.window_switch and not raw.get("use_sliding_window", False):
-        window = None
+    window = _window(raw, family)
     activation = raw.get("hidden_act", "silu")
     heads, kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
     reasons = {
@@ -165,6 +163,19 @@ def _refuse_unknown(raw: Json, architecture: str, family: _Family, max_context: 
     for reason, present in reasons.items():
         if present:
             raise UnsupportedModel(f"{architecture}: {reason} is not supported by the native decoder")
+
+
+def _window(raw: Json, family: _Family) -> int | None:
+    """Width of the sliding window of some layer, or None when every layer sees the whole text."""
+    window: int | None = raw.get("sliding_window", 4096)  # what transformers assumes where it isn't said
+    if family.window == "always":
+        return window
+    if family.window == "never" or not raw.get("use_sliding_window", False):
+        return None
+    layer_types = raw.get("layer_types")
+    if layer_types is not None:
+        return window if "sliding_attention" in layer_types else None
+    return window if raw.get("max_window_layers", 28) < raw["num_hidden_layers"] else None
 
 
 def _rope(raw: Json, architecture: str, max_context: int) -> RopeConfig:

@@ -1,0 +1,235 @@
+"""Any causal language model of transformers behind the runner's protocol, at the exactness level ``seed``.
+
+A step runs on a copy of the sequence's cache, and `keep` decides what becomes of it, so a forward never changes
+committed state. Key-value caches keep any rows. Others (recurrent, hybrid, sliding window) can only be kept whole or
+dropped whole: a partly accepted chain drops the step, and the engine feeds the accepted tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from parlay import trees
+from parlay.models.adapter_call import ModelCall, Result, Rows, copied, join, rows_selectable, select
+from parlay.models.adapter_probe import probe
+from parlay.types import Exactness, OutOfRoom, Output, RunnerSpec, Segment
+
+_UNBOUNDED = 1 << 20
+"""Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
+_BATCHED_ROWS = 32
+"""Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the last forward left: the cache after all its rows, and the one before its tree where that was taken.
+
+    ``after`` may be shared by a batch, padded to its ``longest`` sequence; ``index`` is ours in it.
+    """
+
+    segment: Segment
+    after: DynamicCache
+    before_tree: DynamicCache | None = None
+    index: int = 0
+    longest: int = 0
+
+
+@dataclass(slots=True)
+class _Sequence:
+    cache: DynamicCache
+    cached: int = 0
+    reserved: int = 0
+    step: _Step | None = None
+
+
+class AdapterRunner:
+    """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
+
+    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts.
+    Raises UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
+        self._call = ModelCall(model.eval())
+        config = self._call.config
+        self._ability = probe(self._call)
+        self._selectable = rows_selectable(self._call.new_cache())
+        self._sequences: dict[int, _Sequence] = {}
+        # Not every config names a context length; absence means that there is none.
+        context = int(getattr(config, "max_position_embeddings", None) or _UNBOUNDED)
+        self._capacity = max_tokens_cached or 4 * context
+        self._spec = RunnerSpec(
+            name=name or str(model.config.name_or_path or self._call.name),
+            vocab_size=int(config.vocab_size),
+            max_context=context,
+            tree=self._ability.tree,
+            exactness=Exactness.SEED,
+            hidden_size=int(config.hidden_size),
+            num_layers=int(config.num_hidden_layers),
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            kernels=f"transformers {self._call.name}, {config._attn_implementation}: {self._ability.reason}",
+            eos_ids=_eos_ids(model),
+        )
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
+        assert sequence not in self._sequences, f"sequence {sequence} is open already"
+        self._sequences[sequence] = _Sequence(self._call.new_cache())
+        return 0
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        if tokens > self._capacity:
+            raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
+        state = self._sequences[sequence]
+        if tokens - state.reserved > self.room():
+            return False
+        state.reserved = max(state.reserved, tokens)
+        return True
+
+    def room(self) -> int:
+        return self._capacity - sum(state.reserved for state in self._sequences.values())
+
+    @torch.no_grad()
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        """Run all segments; short ones together where the model takes masks and positions of ours."""
+        together = [segment for segment in segments if self._can_batch(segment)] if len(segments) > 1 else []
+        results = self._run_batch(together, bool(taps)) if len(together) > 1 else {}
+        for segment in segments:
+            if segment.sequence not in results:
+                results[segment.sequence] = self._run_alone(segment, bool(taps))
+        ordered = [results[segment.sequence] for segment in segments]
+        starts = [0]
+        for result in ordered:
+            starts.append(starts[-1] + len(result.logits_RV))
+        return Output(
+            torch.cat([result.logits_RV for result in ordered]),
+            tuple(starts),
+            {layer: torch.cat([result.hidden[layer] for result in ordered]) for layer in taps},
+        )
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        state = self._sequences[sequence]
+        step, state.step = state.step, None
+        assert step is not None, f"sequence {sequence} has no forward to keep"
+        pending = len(step.segment.pending)
+        if self._selectable:
+            rows = [*range(pending), *(pending + node for node in path)]
+            start = step.longest or state.cached
+            kept = torch.tensor([*range(state.cached), *(start + row for row in rows)])
+            state.cache = select(step.after, step.index, kept)
+            state.cached = len(kept)
+        elif len(path) == len(step.segment.tree):
+            state.cache, state.cached = step.after, state.cached + step.segment.rows
+        elif step.before_tree is not None:
+            state.cache, state.cached = step.before_tree, state.cached + pending
+        return state.cached
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Forget tokens from ``length`` on; a cache that can't be cut is dropped whole."""
+        state = self._sequences[sequence]
+        state.step = None
+        if length < state.cached:
+            kept = length if self._selectable else 0
+            state.cache = select(state.cache, 0, torch.arange(kept)) if kept else self._call.new_cache()
+            state.cached = kept
+        return state.cached
+
+    def fork(self, sequence: int, copy: int) -> None:
+        state = self._sequences[sequence]
+        assert copy not in self._sequences, f"sequence {copy} is open already"
+        self._sequences[copy] = _Sequence(copied(state.cache), state.cached)
+
+    def release(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+
+    def check(self) -> None:
+        """Prove that every key-value layer holds exactly the cached tokens and that reservations fit."""
+        assert self.room() >= 0, "more is reserved than the cache holds"
+        for name, state in self._sequences.items():
+            for layer in state.cache.layers if self._selectable else ():
+                held = layer.get_seq_length()
+                assert held == state.cached, f"sequence {name}: a layer holds {held} tokens instead of {state.cached}"
+
+    # ------------------------------------------------------------------------------------------------------ forwards
+
+    def _can_batch(self, segment: Segment) -> bool:
+        cached = self._sequences[segment.sequence].cached
+        return self._ability.tree == "tree" and cached > 0 and segment.rows <= _BATCHED_ROWS
+
+    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> dict[int, Result]:
+        states = [self._sequences[segment.sequence] for segment in segments]
+        lengths = [state.cached for state in states]
+        joined = join([state.cache for state in states], lengths)
+        batch = [_rows(segment, length) for segment, length in zip(segments, lengths, strict=True)]
+        results = self._call.branched(batch, joined, hidden)
+        for index, (segment, state) in enumerate(zip(segments, states, strict=True)):
+            state.step = _Step(segment, joined, index=index, longest=max(lengths))
+        return {
+            segment.sequence: Result(result.logits_RV[segment.logits_from :], result.hidden)
+            for segment, result in zip(segments, results, strict=True)
+        }
+
+    def _run_alone(self, segment: Segment, hidden: bool) -> Result:
+        state = self._sequences[segment.sequence]
+        state.step = step = _Step(segment, copied(state.cache))
+        wanted = segment.rows - segment.logits_from
+        if not trees.is_chain(segment.tree):
+            assert self._ability.tree == "tree", f"{self._call.name} verifies chains only"
+            result = self._call.branched([_rows(segment, state.cached)], step.after, hidden)[0]
+            return Result(result.logits_RV[segment.logits_from :], result.hidden)
+        if self._ability.tree == "none":
+            return self._run_serially(segment, state.cached, step.after, hidden)
+        if not self._selectable and len(segment.pending) > 1 and len(segment.tree):
+            return self._run_in_two(step, state.cached, hidden)
+        tokens = (*segment.pending, *segment.tree.tokens)
+        return self._call.chain(Rows(tokens, state.cached), step.after, wanted, hidden)
+
+    def _run_in_two(self, step: _Step, cached: int, hidden: bool) -> Result:
+        """Pending, then tree: so that tokens fed again after a partial acceptance are never fed a third time."""
+        segment, pending = step.segment, len(step.segment.pending)
+        wanted = max(pending - segment.logits_from, 0)
+        above = self._call.chain(Rows(segment.pending, cached), step.after, wanted, hidden)
+        step.before_tree = copied(step.after)
+        wanted = segment.rows - segment.logits_from - wanted
+        below = self._call.chain(Rows(segment.tree.tokens, cached + pending), step.after, wanted, hidden)
+        return _joined_results([above, below])
+
+    def _run_serially(self, segment: Segment, cached: int, work: DynamicCache, hidden: bool) -> Result:
+        """One row at a time, for models whose several cached rows at once come out wrong; the first chunk is whole."""
+        assert not segment.tree, f"{self._call.name} verifies no drafts"
+        if cached == 0:
+            return self._call.chain(Rows(segment.pending, 0), work, segment.rows - segment.logits_from, hidden)
+        return _joined_results(
+            [
+                self._call.chain(Rows((token,), cached + offset), work, int(offset >= segment.logits_from), hidden)
+                for offset, token in enumerate(segment.pending)
+            ]
+        )
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    said = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if said is None:
+        said = model.config.get_text_config(decoder=True).eos_token_id
+    if said is None:
+        return ()
+    return tuple(said) if isinstance(said, list) else (int(said),)
+
+
+def _rows(segment: Segment, cached: int) -> Rows:
+    return Rows((*segment.pending, *segment.tree.tokens), cached, segment.tree)
+
+
+def _joined_results(results: Sequence[Result]) -> Result:
+    hidden: tuple[Tensor, ...] = tuple(torch.cat(layers) for layers in zip(*(r.hidden for r in results), strict=True))
+    return Result(torch.cat([result.logits_RV for result in results]), hidden)

@@ -1,0 +1,187 @@
+"""One forward of a transformers model on rows of a cached sequence, whatever its forward happens to be called with."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+from parlay import trees
+from parlay.models.config import UnsupportedModel
+from parlay.types import Tree
+
+_NO_TREE = Tree()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one sequence feeds: ``tokens`` after ``cached`` ones, the last ``len(tree)`` of them a tree's nodes."""
+
+    tokens: tuple[int, ...]
+    cached: int
+    tree: Tree = _NO_TREE
+
+    @property
+    def positions(self) -> list[int]:
+        pending = len(self.tokens) - len(self.tree)
+        root = self.cached + pending - 1
+        return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``logits_RV`` of the last rows asked for, and per layer boundary the hidden states ``[N, H]`` of all rows."""
+
+    logits_RV: Tensor
+    hidden: tuple[Tensor, ...]
+
+
+class ModelCall:
+    """Runs rows through a model and its cache, and says what the model's forward takes.
+
+    Raises UnsupportedModel for an encoder-decoder and for a model without a cache object in its signature.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        self.name = type(model).__name__
+        accepted = inspect.signature(model.forward).parameters
+        if model.config.is_encoder_decoder:
+            raise UnsupportedModel(f"{self.name}: encoder-decoder models are not supported")
+        known = [name for name in ("past_key_values", "cache_params") if name in accepted]
+        if not known:
+            raise UnsupportedModel(f"{self.name}: its forward takes no cache (past_key_values or cache_params)")
+        self._cache_argument = known[0]
+        self.takes_positions = "position_ids" in accepted
+        self._takes_kept = "logits_to_keep" in accepted
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache(config=self.model.config)
+
+    def full(self, tokens: Sequence[int]) -> Tensor:
+        """``[N, V]``: logits of a plain forward over the whole text, without any cache."""
+        return self.model(input_ids=self._ids([tokens]), use_cache=False).logits[0]
+
+    def chain(self, rows: Rows, cache: DynamicCache, wanted: int, hidden: bool = False) -> Result:
+        """Feed rows without branches, masked as the model likes; logits of the last ``wanted``. Grows ``cache``."""
+        options: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._takes_kept else {}
+        if self.takes_positions:
+            options["position_ids"] = torch.tensor([rows.positions], device=self.device)
+        out = self._run([rows.tokens], cache, hidden, options)
+        return _result(out, 0, len(rows.tokens), wanted)
+
+    def branched(self, batch: Sequence[Rows], cache: DynamicCache, hidden: bool = False) -> list[Result]:
+        """Feed trees of one or several sequences under a mask of ours; logits of all rows. Grows ``cache``,
+        which is padded to its longest sequence.
+        """
+        width = max(len(rows.tokens) for rows in batch)
+        positions = [_filled(rows.positions, width) for rows in batch]
+        options = {
+            "position_ids": torch.tensor(positions, device=self.device),
+            "attention_mask": additive_mask(batch, self.dtype).to(self.device),
+        }
+        out = self._run([_filled(rows.tokens, width) for rows in batch], cache, hidden, options)
+        return [_result(out, index, len(rows.tokens), len(rows.tokens)) for index, rows in enumerate(batch)]
+
+    def _run(self, tokens: Sequence[Sequence[int]], cache: DynamicCache, hidden: bool, options: dict[str, Any]) -> Any:
+        options[self._cache_argument] = cache
+        return self.model(input_ids=self._ids(tokens), use_cache=True, output_hidden_states=hidden, **options)
+
+    def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([list(row) for row in tokens], device=self.device)
+
+
+def _filled(numbers: Sequence[int], width: int) -> list[int]:
+    return [*numbers, *[0] * (width - len(numbers))]
+
+
+def _result(out: Any, index: int, count: int, wanted: int) -> Result:
+    """Sequence ``index`` of a batch: its last ``wanted`` of ``count`` rows of logits, all its hidden states."""
+    logits_RV = out.logits[index]
+    logits_RV = logits_RV[:count] if len(logits_RV) >= count else logits_RV
+    layers = out.hidden_states or ()
+    return Result(logits_RV[len(logits_RV) - wanted :], tuple(layer_BNH[index, :count] for layer_BNH in layers))
+
+
+def additive_mask(batch: Sequence[Rows], dtype: torch.dtype) -> Tensor:
+    """``[B, 1, R, L + R]``: 0 where a row sees a key, the dtype's lowest number elsewhere.
+
+    Keys are those of the cache, padded to its longest sequence L, then the rows. Padding rows see themselves alone.
+    """
+    longest = max(rows.cached for rows in batch)
+    width = max(len(rows.tokens) for rows in batch)
+    seen = torch.zeros(len(batch), 1, width, longest + width, dtype=torch.bool)
+    for index, rows in enumerate(batch):
+        count, pending = len(rows.tokens), len(rows.tokens) - len(rows.tree)
+        view, own = seen[index, 0], seen[index, 0, :, longest:]
+        view[:count, : rows.cached] = True
+        own[:pending, :pending] = torch.ones(pending, pending, dtype=torch.bool).tril()
+        own[pending:count, :pending] = True
+        if rows.tree:
+            own[pending:count, pending:count] = torch.tensor(trees.visibility(rows.tree))
+        own[count:, count:] = torch.eye(width - count, dtype=torch.bool)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+# ------------------------------------------------------------------------------------------------------------ caches
+
+
+def rows_selectable(cache: DynamicCache) -> bool:
+    """True when the cache is nothing but keys and values of every token, so that any rows of it can be dropped."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def copied(cache: DynamicCache) -> DynamicCache:
+    """A cache whose growth leaves the original as it is.
+
+    Key-value layers replace their tensors when they grow, so the layer alone is copied; recurrent layers write in
+    place, so their states are copied too.
+    """
+    twin = copy.copy(cache)
+    twin.layers = [
+        copy.deepcopy(layer) if isinstance(layer, LinearAttentionCacheLayerMixin) else copy.copy(layer)
+        for layer in cache.layers
+    ]
+    return twin
+
+
+def select(cache: DynamicCache, index: int, kept: Tensor) -> DynamicCache:
+    """The rows ``kept`` of sequence ``index`` of a cache, as a cache of that sequence alone."""
+    chosen = copy.copy(cache)
+    chosen.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in chosen.layers:
+        if layer.is_initialized:
+            layer.keys = layer.keys[index : index + 1].index_select(2, kept.to(layer.keys.device))
+            layer.values = layer.values[index : index + 1].index_select(2, kept.to(layer.values.device))
+    return chosen
+
+
+def join(caches: Sequence[DynamicCache], lengths: Sequence[int]) -> DynamicCache:
+    """Caches of several sequences as one batch, padded at the end to the longest. Lengths must be above zero."""
+    longest = max(lengths)
+    joined = copy.copy(caches[0])
+    joined.layers = [copy.copy(layer) for layer in caches[0].layers]
+    for index, layer in enumerate(joined.layers):
+        layer.keys = torch.cat([_padded(cache.layers[index].keys, longest) for cache in caches])
+        layer.values = torch.cat([_padded(cache.layers[index].values, longest) for cache in caches])
+    return joined
+
+
+def _padded(states_BHLD: Tensor, longest: int) -> Tensor:
+    return torch.nn.functional.pad(states_BHLD, (0, 0, 0, longest - states_BHLD.shape[2]))

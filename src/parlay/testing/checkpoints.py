@@ -1,0 +1,118 @@
+"""Tiny checkpoints with random weights, one per model family, for tests that need a model folder and no download."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 64
+
+_DECODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+NATIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "llama": ("llama", _DECODER),
+        "llama-tied": ("llama", {**_DECODER, "tie_word_embeddings": True, "head_dim": 16}),
+        "llama-llama3": ("llama", {**_DECODER, "rope_parameters": _LLAMA3_ROPE}),
+        "llama-yarn": ("llama", {**_DECODER, "rope_parameters": _YARN_ROPE}),
+        "llama-linear": ("llama", {**_DECODER, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        "mistral": ("mistral", {**_DECODER, "sliding_window": None}),
+        "qwen2": ("qwen2", {**_DECODER, "tie_word_embeddings": True}),
+        "qwen3": ("qwen3", {**_DECODER, "head_dim": 16}),
+    }
+)
+"""Checkpoints that the native decoder runs: name -> (transformers model type, config values)."""
+
+FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}),
+        "gpt-neox": ("gpt_neox", {**_DECODER, "num_key_value_heads": None}),
+        "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+        "gemma2": ("gemma2", {**_DECODER, "head_dim": 16, "sliding_window": 6}),
+        "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
+        "lfm2": ("lfm2", {**_DECODER, "layer_types": ["conv", "full_attention", "conv"]}),
+        "qwen3-next": (
+            "qwen3_next",
+            {
+                **_DECODER,
+                "num_hidden_layers": 4,
+                "head_dim": 16,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16,
+                "shared_expert_intermediate_size": 16,
+            },
+        ),
+        "recurrent-gemma": (
+            "recurrent_gemma",
+            {
+                "hidden_size": 32,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "intermediate_size": 64,
+                "lru_width": 32,
+                "attention_window_size": 16,
+            },
+        ),
+        "rwkv": ("rwkv", {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32}),
+    }
+)
+"""Checkpoints for the adapter, and one (rwkv) that it must refuse."""
+
+
+def random_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A tiny transformers model of a family named in NATIVE or FOREIGN, in eval mode.
+
+    Its weights are large enough that attention, masks and positions show in the logits.
+    """
+    model_type, values = {**NATIVE, **FOREIGN}[name]
+    values = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **values}
+    config = AutoConfig.for_model(model_type, **{key: value for key, value in values.items() if value is not None})
+    if "sliding_window" in values and values["sliding_window"] is None:
+        config.sliding_window = None
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.copy_(torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn(parameter.shape) * 0.1)
+    return model.to(dtype)
+
+
+def save_random(name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Write `random_model` to ``directory`` as config.json and model.safetensors, and return it."""
+    model = random_model(name, seed=seed, dtype=dtype)
+    model.save_pretrained(directory)
+    return model
