@@ -53,6 +53,8 @@ class ModelCall:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
         self.name = type(model).__name__
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
         accepted = inspect.signature(model.forward).parameters
         if model.config.is_encoder_decoder:
             raise UnsupportedModel(f"{self.name}: encoder-decoder models are not supported")
@@ -63,20 +65,13 @@ class ModelCall:
         self.takes_positions = "position_ids" in accepted
         self._takes_kept = "logits_to_keep" in accepted
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
     def full(self, tokens: Sequence[int]) -> Tensor:
         """``[N, V]``: logits of a plain forward over the whole text, without any cache."""
-        return self.model(input_ids=self._ids([tokens]), use_cache=False).logits[0]
+        logits_BNV: Tensor = self.model(input_ids=self._ids([tokens]), use_cache=False).logits
+        return logits_BNV[0]
 
     def chain(self, rows: Rows, cache: DynamicCache, wanted: int, hidden: bool = False) -> Result:
         """Feed rows without branches, masked as the model likes; logits of the last ``wanted``. Grows ``cache``."""

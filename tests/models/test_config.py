@@ -1,0 +1,141 @@
+"""read_config says what transformers would compute, and refuses by name what the native decoder can't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from parlay.models.config import RopeConfig, UnsupportedModel, read_config
+from parlay.testing.checkpoints import NATIVE, save_random
+from parlay.types import ParlayError
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LAYER_TYPES = ["full_attention", "sliding_attention"]
+
+
+def written(directory: Path, config: dict[str, Any], **changes: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps({**config, **changes}))
+    return directory
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_saved_checkpoints_read_back_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    save_random(name, tmp_path)
+    ours, theirs = read_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 8)
+    assert (ours.hidden_size, ours.num_kv_heads, ours.max_context) == (32, 2, 256)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    assert (ours.qk_norm, ours.qkv_bias) == (name == "qwen3", name == "qwen2")
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
+
+
+def test_old_and_new_spellings_of_rope_mean_the_same(tmp_path: Path) -> None:
+    old = read_config(written(tmp_path, LLAMA, rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}))
+    new_parameters = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}
+    new = read_config(written(tmp_path, LLAMA, rope_parameters=new_parameters))
+    assert old == new
+    assert new.rope == RopeConfig(
+        theta=5e5, kind="llama3", factor=8.0, original_max_context=64, low_freq_factor=1.0, high_freq_factor=4.0
+    )
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"factor": 4.0},
+        {"factor": 4.0, "original_max_position_embeddings": 32},
+        {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.5, "original_max_position_embeddings": 32},
+        {"factor": 4.0, "attention_factor": 1.25, "beta_fast": 16, "beta_slow": 2},
+    ],
+)
+def test_yarn_attention_factor_is_the_one_transformers_computes(numbers: dict[str, Any], tmp_path: Path) -> None:
+    directory = written(tmp_path, LLAMA, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **numbers})
+    _, expected = ROPE_INIT_FUNCTIONS["yarn"](AutoConfig.from_pretrained(directory), "cpu")
+    rope = read_config(directory).rope
+    assert rope.attention_factor == pytest.approx(expected, abs=0)
+    assert rope.original_max_context == numbers.get("original_max_position_embeddings", 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"num_key_value_heads": 3}, "4 heads over 3"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window of 64"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": LAYER_TYPES,
+            },
+            "sliding window of 64",
+        ),
+    ],
+)
+def test_what_the_native_decoder_does_not_compute_is_refused_by_name(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel, match=reason) as caught:
+        read_config(written(tmp_path, LLAMA, **changes))
+    assert "\n" not in str(caught.value)
+    assert changes.get("architectures", LLAMA["architectures"])[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64, "use_sliding_window": False},
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "sliding_window": 64,
+            "use_sliding_window": True,
+            "max_window_layers": 2,
+        },
+    ],
+)
+def test_a_sliding_window_that_hides_nothing_is_no_obstacle(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert read_config(written(tmp_path, LLAMA, **changes)).num_layers == 2
+
+
+def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    assert read_config(written(tmp_path, LLAMA)).eos_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert read_config(tmp_path).eos_ids == (7, 9)
+
+
+def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ParlayError, match="is this a model's folder"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ParlayError, match="can't read"):
+        read_config(tmp_path)
+    incomplete = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    with pytest.raises(UnsupportedModel, match="no hidden_size"):
+        read_config(written(tmp_path, incomplete))

@@ -1,0 +1,140 @@
+"""Loading is strict: a checkpoint holds exactly the weights its config calls for, or the error names what not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parlay.models.config import read_config
+from parlay.models.loading import BadCheckpoint, load_tokenizer, load_weights, resolve
+from parlay.testing.checkpoints import NATIVE, random_model, save_random
+from parlay.types import ParlayError
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    save_random("llama", tmp_path)
+    return tmp_path
+
+
+def rewrite(directory: Path, changes: dict[str, Tensor | None]) -> None:
+    tensors: dict[str, Tensor | None] = {**load_file(directory / "model.safetensors"), **changes}
+    save_file({name: t for name, t in tensors.items() if t is not None}, directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_every_family_loads_with_the_weights_transformers_wrote(name: str, tmp_path: Path) -> None:
+    expected = save_random(name, tmp_path).state_dict()
+    weights = load_weights(tmp_path, read_config(tmp_path))
+    tied = name in ("llama-tied", "qwen2")
+    assert set(weights) == set(expected) - ({"lm_head.weight"} if tied else set())
+    assert all(weights[key].equal(expected[key]) for key in weights)
+
+
+def test_sharded_checkpoints_load_and_an_absent_shard_is_named(tmp_path: Path) -> None:
+    model = random_model("llama")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert set(load_weights(tmp_path, read_config(tmp_path))) == set(model.state_dict())
+    shards[1].unlink()
+    with pytest.raises(BadCheckpoint, match=shards[1].name):
+        load_weights(tmp_path, read_config(tmp_path))
+
+
+def test_missing_extra_and_misshaped_tensors_are_named_together(llama: Path) -> None:
+    changes = {
+        "model.norm.weight": None,
+        "model.layers.7.mlp.up_proj.weight": torch.zeros(2, 2),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(48, 31),
+    }
+    rewrite(llama, changes)
+    with pytest.raises(BadCheckpoint) as caught:
+        load_weights(llama, read_config(llama))
+    message = str(caught.value)
+    assert "1 missing: model.norm.weight" in message
+    assert "1 extra: model.layers.7.mlp.up_proj.weight" in message
+    assert "model.layers.0.mlp.up_proj.weight [48, 31] instead of [48, 32]" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("size", [3, 500, -100])
+def test_a_file_that_is_cut_short_is_named(llama: Path, size: int) -> None:
+    path = llama / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors is damaged or cut short"):
+        load_weights(llama, read_config(llama))
+
+
+def test_stored_rotary_tables_and_a_repeated_tied_head_are_harmless(tmp_path: Path) -> None:
+    model = save_random("llama-tied", tmp_path)
+    embedding = model.state_dict()["model.embed_tokens.weight"]
+    buffers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "lm_head.weight": embedding.clone()}
+    rewrite(tmp_path, {**buffers})
+    assert "lm_head.weight" not in load_weights(tmp_path, read_config(tmp_path))
+    rewrite(tmp_path, {"lm_head.weight": embedding + 1})
+    with pytest.raises(BadCheckpoint, match=r"1 extra: lm_head\.weight"):
+        load_weights(tmp_path, read_config(tmp_path))
+
+
+def test_names_resolve_to_folders_or_to_one_clear_line(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert resolve(str(llama)) == llama
+    assert (resolve("parlay-mini") / "config.json").is_file()
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(ParlayError, match=r"no config\.json"):
+        resolve(str(empty))
+    with pytest.raises(ParlayError, match="no folder"):
+        resolve("./not/there")
+    with pytest.raises(ParlayError, match="is a file"):
+        resolve(str(llama / "config.json"))
+
+
+def test_pickled_weights_are_refused(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+    with pytest.raises(ParlayError, match=r"pickled weights only.*safetensors"):
+        resolve(str(llama))
+
+
+def test_the_hub_is_asked_for_no_pickles_and_its_failures_are_one_line(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def fetch(repo: str, *, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        if repo == "some/absent":
+            raise huggingface_hub.errors.LocalEntryNotFoundError("offline\nlong story")
+        return str(llama)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert resolve("some/model") == llama
+    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in asked[0])
+    with pytest.raises(ParlayError, match="local folder instead") as caught:
+        resolve("some/absent")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_built_in_tokenizer_loads_and_an_absent_one_is_one_line(llama: Path) -> None:
+    tokenizer = load_tokenizer(resolve("parlay-mini"))
+    assert tokenizer.decode(tokenizer("hello there")["input_ids"]) == "hello there"
+    with pytest.raises(ParlayError, match="can't load a tokenizer") as caught:
+        load_tokenizer(llama)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_are_mapped_rather_than_copied(llama: Path) -> None:
+    """A file that is rewritten in place shows through the mapping, so nothing was read eagerly."""
+    weights = load_weights(llama, read_config(llama))
+    header = int.from_bytes((llama / "model.safetensors").read_bytes()[:8], "little")
+    names = json.loads((llama / "model.safetensors").read_bytes()[8 : 8 + header])
+    begin, _ = names["model.norm.weight"]["data_offsets"]
+    with (llama / "model.safetensors").open("r+b") as file:
+        file.seek(8 + header + begin)
+        file.write(torch.tensor([123.0]).numpy().tobytes())
+    assert float(weights["model.norm.weight"][0]) == 123.0
