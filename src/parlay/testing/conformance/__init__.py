@@ -1,0 +1,136 @@
+"""The conformance kit: proves that a strategy gives plain decoding's text, whatever it drafts.
+
+`check_strategy` takes a strategy by name, as on the command line; `check_drafter` takes a way to make a drafter, with
+another accept rule if need be. Both run the universal tests (U1 to U8) on toys with known logits and on a tiny native
+decoder in fp32 and bf16, in well under a minute on two cores, and return a `Report`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import MappingProxyType
+
+import torch
+
+from parlay.drafters import catalogue
+from parlay.drafters.catalogue import Resources
+from parlay.sampling.rules import SharedNoise
+from parlay.testing.conformance.compare import Divergence, Excuse
+from parlay.testing.conformance.endings import endings
+from parlay.testing.conformance.law import law
+from parlay.testing.conformance.report import Finding, Report
+from parlay.testing.conformance.stage import Stage, Subject
+from parlay.testing.conformance.stages import native_stage, runner_stage, toy_stage
+from parlay.testing.conformance.strain import chunks, continuing, failures, forks, preemption, references
+from parlay.testing.conformance.universal import LONG, SHORT, Effort, greedy, mixed, sampled
+from parlay.types import Drafter, Rule
+
+__all__ = [
+    "CHECKS",
+    "LONG",
+    "SHORT",
+    "Divergence",
+    "Effort",
+    "Finding",
+    "Report",
+    "Stage",
+    "Subject",
+    "check_drafter",
+    "check_strategy",
+    "default_stages",
+    "native_stage",
+    "run_check",
+    "runner_stage",
+    "subject_of",
+    "toy_stage",
+]
+
+Check = Callable[[Subject, Stage, Effort], list[Excuse]]
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "greedy": greedy,
+        "sampled": sampled,
+        "law": law,
+        "continuing": continuing,
+        "mixed": mixed,
+        "endings": endings,
+        "forks": forks,
+        "chunks": chunks,
+        "preemption": preemption,
+        "references": references,
+        "failures": failures,
+    }
+)
+"""What is checked, by name: greedy and sampled U1 and U8, law U3, continuing U5, mixed U6, endings U7, then strain."""
+
+LAW_STAGE = "toy law"
+
+
+def check_strategy(
+    spec: str, *, effort: Effort = SHORT, stages: Iterable[Stage] | None = None, checks: Iterable[str] = CHECKS
+) -> Report:
+    """Test the strategy ``NAME[:key=value,...]``; third-party names work. UsageError for one that isn't there."""
+    return _check(subject_of(spec), effort, stages, checks)
+
+
+def check_drafter(
+    make: Callable[[Resources], Drafter],
+    *,
+    rule: Callable[[], Rule] = SharedNoise,
+    name: str = "drafter",
+    effort: Effort = SHORT,
+    stages: Iterable[Stage] | None = None,
+    checks: Iterable[str] = CHECKS,
+) -> Report:
+    """Test the drafter that ``make`` builds, under ``rule``. What the rule does not promise is not compared."""
+    return _check(Subject(name, make, rule), effort, stages, checks)
+
+
+def subject_of(spec: str) -> Subject:
+    parsed = catalogue.parse(spec)
+    return Subject(spec, lambda resources: catalogue.build(parsed, resources))
+
+
+@cache
+def default_stages() -> Mapping[str, Stage]:
+    """Toys and tiny models, made once: a tree runner, a recurrent one that takes chains, native in two dtypes."""
+    stages = (
+        toy_stage("toy"),
+        toy_stage("toy recurrent", tree="chain", cut=4),
+        toy_stage("toy draftless", tree="none"),
+        toy_stage(LAW_STAGE, vocab_size=4),
+        native_stage(torch.float32),
+        native_stage(torch.bfloat16),
+    )
+    return MappingProxyType({stage.name: stage for stage in stages})
+
+
+def applies(check: str, stage: Stage) -> bool:
+    """The law is counted where it has few outcomes; everything else needs a vocabulary to differ in."""
+    return (check == "law") == (stage.name == LAW_STAGE)
+
+
+def run_check(check: str, subject: Subject, stage: Stage, effort: Effort = SHORT) -> Finding:
+    """One check on one stage. A failure, of whatever kind, is a finding."""
+    began = time.perf_counter()
+    try:
+        excuses = CHECKS[check](subject, stage, effort)
+    except Exception as error:
+        return Finding(check, stage.name, False, f"{type(error).__name__}: {error}", time.perf_counter() - began)
+    return Finding(check, stage.name, True, _excused(excuses), time.perf_counter() - began)
+
+
+def _excused(excuses: list[Excuse]) -> str:
+    if not excuses:
+        return ""
+    return f"{len(excuses)} texts differ within numerical noise, by at most {max(one.gap for one in excuses):.3g}"
+
+
+def _check(subject: Subject, effort: Effort, stages: Iterable[Stage] | None, checks: Iterable[str]) -> Report:
+    where = list(default_stages().values() if stages is None else stages)
+    wanted = list(checks)
+    pairs = [(check, stage) for stage in where for check in wanted if applies(check, stage)]
+    return Report(subject.name, tuple(run_check(check, subject, stage, effort) for check, stage in pairs))

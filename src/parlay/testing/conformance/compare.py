@@ -1,0 +1,65 @@
+"""Same tokens or not, and if not, why: the numbers behind a first difference, and the only excuse there is for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from parlay.sampling.sampler import sample
+from parlay.testing.conformance.stage import Ask, Sample, Stage
+from parlay.testing.reference import Text
+from parlay.types import Exactness, Strategy
+
+
+class Divergence(AssertionError):
+    """A text that is not the one that plain decoding gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """A first difference within numerical noise: at this token, by so much in one logit."""
+
+    position: int
+    gap: float
+
+
+def comparable(strategy: Strategy, ask: Ask) -> bool:
+    """Whether the strategy promises the tokens of plain decoding: greedy, the law has one text."""
+    level = strategy.rule.exactness
+    return level in (Exactness.BITS, Exactness.SEED) or (level is Exactness.DISTRIBUTION and ask.params.greedy)
+
+
+def same_tokens(stage: Stage, ask: Ask, expected: Sequence[int], got: Sample) -> Excuse | None:
+    """None when the texts are equal. Raises Divergence unless the first difference is excused.
+
+    It is when the two rows of logits for the text before it differ by no more than the stage's noise bound, and the
+    one sampler maps each row to its own token.
+    """
+    tokens = got.tokens
+    if tokens == list(expected):
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(expected, tokens, strict=False)) if a != b), None)
+    if at is None:
+        raise Divergence(f"{len(tokens)} tokens, plain decoding gives {len(expected)}; those that both have agree")
+    text = (*ask.prompt, *tokens[:at])
+    true_V = stage.logits_of(text)
+    for row_V in got.texts.get(text, ()):
+        gap = float((row_V.to(true_V) - true_V).abs().max())
+        picks = _pick(ask, text, row_V), _pick(ask, text, true_V)
+        if gap <= stage.noise_bound and picks == (tokens[at], expected[at]):
+            return Excuse(at, gap)
+    raise Divergence(_explain(at, expected[at], tokens[at], true_V, got.committed[at].source))
+
+
+def _pick(ask: Ask, text: Sequence[int], logits_V: Tensor) -> object:
+    return sample(logits_V.unsqueeze(0), [Text(ask.request("pick"), list(text), len(ask.prompt))], [()])[0]
+
+
+def _explain(at: int, expected: int, got: int, logits_V: Tensor, source: str) -> str:
+    first, second = logits_V.double().topk(2).values.tolist()
+    return (
+        f"token {at} is {got} (from {source}), plain decoding says {expected}; the target's logits for them are "
+        f"{float(logits_V[got]):.6g} and {float(logits_V[expected]):.6g}, its two highest {first - second:.3g} apart"
+    )

@@ -1,0 +1,94 @@
+"""U3: the law of sampled texts, by counting draws against exact probabilities computed here, from their definitions."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from parlay.engine import Limits
+from parlay.testing.conformance.compare import Excuse
+from parlay.testing.conformance.stage import Ask, Stage, Subject, decode
+from parlay.testing.conformance.universal import SHORT, Effort
+from parlay.testing.toys import LogitsOf
+from parlay.types import SamplingParams
+
+LENGTH = 3
+"""Tokens per draw: the root's, one that may have been drafted, and one below that."""
+
+ALL_AT_ONCE = SamplingParams(temperature=1.3, top_k=3, top_p=0.85)
+
+UNLIKELY = 1e-6
+"""A chance below this, at fixed seeds, is no accident."""
+
+
+def law(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """U3: drawn texts have the law of the target under temperature, top-k and top-p together; in the long form also
+    under each setting with and without the others."""
+    for params in settings() if effort.draws > SHORT.draws else [ALL_AT_ONCE]:
+        _count(subject, stage, params, effort.draws)
+    return []
+
+
+def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -> None:
+    params = replace(params, max_tokens=LENGTH)
+    prompt = (1, 0, 2, 1, 0)
+    expected = dict(text_law(stage.logits_of, prompt, params, LENGTH))
+    strategy = subject.strategy(stage, budget=4)
+    jobs = [(Ask(prompt, params, seed), strategy) for seed in range(draws)]
+    samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=64))
+    counts = Counter(tuple(sample.tokens) for sample in samples)
+    impossible = [text for text in counts if text not in expected]
+    assert not impossible, f"drew {impossible[0]}, which has no probability"
+    chance = chi_square(counts, expected, draws)
+    assert chance > UNLIKELY, f"{draws} draws miss the law under {params}: such counts have a chance of {chance:.2g}"
+
+
+def text_law(
+    logits_of: LogitsOf, prompt: Sequence[int], params: SamplingParams, length: int
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Every text of ``length`` tokens that can be drawn, with its probability."""
+    if length == 0:
+        yield (), 1.0
+        return
+    law_V = token_law(logits_of(prompt), params)
+    for token in range(len(law_V)):
+        if law_V[token] > 0:
+            for text, probability in text_law(logits_of, [*prompt, token], params, length - 1):
+                yield (token, *text), probability * float(law_V[token])
+
+
+def token_law(logits_V: Tensor, params: SamplingParams) -> Tensor:
+    """Temperature, then top-k, then top-p, each as its definition says, by a sort."""
+    law_V = (logits_V.double() / params.temperature).softmax(dim=-1)
+    order = law_V.argsort(descending=True, stable=True)
+    keep = order[: params.top_k] if params.top_k > 0 else order
+    before = law_V[keep].cumsum(dim=-1) / law_V[keep].sum() - law_V[keep] / law_V[keep].sum()
+    keep = keep[before < params.top_p]
+    result = torch.zeros_like(law_V)
+    result[keep] = law_V[keep]
+    return result / result.sum()
+
+
+def chi_square(counts: Mapping[tuple[int, ...], int], law: Mapping[tuple[int, ...], float], draws: int) -> float:
+    """Pearson's test; outcomes expected fewer than five times are counted as one."""
+    rare = [text for text, probability in law.items() if probability * draws < 5]
+    cells = [([text], probability) for text, probability in law.items() if probability * draws >= 5]
+    rest = sum(law[text] for text in rare)
+    if rest * draws >= 1:
+        cells.append((rare, rest))
+    statistic = sum(
+        (sum(counts.get(text, 0) for text in texts) - probability * draws) ** 2 / (probability * draws)
+        for texts, probability in cells
+    )
+    freedom = torch.tensor((len(cells) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+def settings() -> Iterator[SamplingParams]:
+    for temperature, top_k, top_p in itertools.product((0.7, 1.3), (0, 3), (1.0, 0.85)):
+        yield SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)

@@ -1,0 +1,72 @@
+"""A runner that remembers the logits it gave, so that a differing token can be traced to the numbers behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from parlay.testing.toys import row_texts
+from parlay.types import Output, Runner, RunnerSpec, Segment
+
+Texts = dict[tuple[int, ...], list[Tensor]]
+"""Rows of logits by the text before them; more than one where a text was computed again."""
+
+
+class Recorder:
+    """Passes everything on to ``inner`` and fills ``texts``."""
+
+    def __init__(self, inner: Runner) -> None:
+        self.texts: Texts = {}
+        self._inner = inner
+        self._cached: dict[int, list[int]] = {}
+        self._fed: dict[int, Segment] = {}
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._inner.spec
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        cached = self._inner.open(sequence, tokens, salt)
+        self._cached[sequence] = list(tokens[:cached])
+        return cached
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        return self._inner.reserve(sequence, tokens)
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        out = self._inner.forward(segments, taps)
+        for index, segment in enumerate(segments):
+            self._fed[segment.sequence] = segment
+            texts = row_texts(self._cached[segment.sequence], segment)[segment.logits_from :]
+            rows = out.logits_RV[out.starts[index] : out.starts[index + 1]]
+            for text, logits_V in zip(texts, rows, strict=True):
+                self.texts.setdefault(tuple(text), []).append(logits_V.detach().clone())
+        return out
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        length = self._inner.keep(sequence, path)
+        fed = self._fed[sequence]
+        held = [*self._cached[sequence], *fed.pending, *(fed.tree.tokens[node] for node in path)]
+        self._cached[sequence] = held[:length]
+        return length
+
+    def truncate(self, sequence: int, length: int) -> int:
+        length = self._inner.truncate(sequence, length)
+        del self._cached[sequence][length:]
+        return length
+
+    def fork(self, sequence: int, copy: int) -> None:
+        self._inner.fork(sequence, copy)
+        self._cached[copy] = list(self._cached[sequence])
+
+    def release(self, sequence: int) -> None:
+        self._inner.release(sequence)
+        self._cached.pop(sequence, None)
+        self._fed.pop(sequence, None)
+
+    def room(self) -> int:
+        return self._inner.room()
+
+    def check(self) -> None:
+        self._inner.check()

@@ -1,0 +1,174 @@
+"""Where conformance is tested: small targets whose every logit can be recomputed, and the loop that decodes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from parlay.drafters.catalogue import Resources
+from parlay.engine import Engine, Limits
+from parlay.router.policies import Fixed, Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing import reference
+from parlay.testing.conformance.recorder import Recorder, Texts
+from parlay.testing.reference import LogitsOf, Text
+from parlay.types import (
+    Committed,
+    Drafter,
+    Event,
+    Exactness,
+    FinishReason,
+    Metrics,
+    NoiseKey,
+    Request,
+    Rule,
+    Runner,
+    SamplingParams,
+    Strategy,
+)
+
+
+class Steady:
+    """A cost that never changes, so that runs repeat exactly."""
+
+    def forward(self, rows: int, context: int) -> float:
+        return 1.0 + 0.01 * rows
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        """Learns nothing."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A target to decode on.
+
+    ``open_runner(capacity)`` makes a fresh runner whose cache holds so many tokens, ``logits_of`` recomputes any
+    logits without a cache, ``resources`` is what drafters are built from. ``noise_bound`` is how far two computations
+    of one logit may lie apart on this model, dtype and device: 0 for runners that are ``bits``.
+    """
+
+    name: str
+    open_runner: Callable[[int], Runner]
+    logits_of: LogitsOf
+    vocab_size: int
+    resources: Resources
+    noise_bound: float = 0.0
+    known: dict[str, Text] = field(default_factory=dict, compare=False)
+    """Texts that the reference has decoded here already."""
+
+    def expected(self, ask: Ask) -> Text:
+        """What plain decoding gives, by the slow reference decoder; decoded once."""
+        key = repr(ask)
+        if key not in self.known:
+            self.known[key] = reference.decode(self.logits_of, ask.request("expected"))
+        return self.known[key]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tested: a way to make a drafter (None: plain decoding), and the rule that accepts its drafts."""
+
+    name: str
+    make: Callable[[Resources], Drafter | None]
+    rule: Callable[[], Rule] = SharedNoise
+
+    def strategy(self, stage: Stage, budget: int) -> Strategy:
+        """A fresh instance that always drafts ``budget`` nodes."""
+        drafter = self.make(stage.resources)
+        return Strategy(self.name, drafter, self.rule(), Plain() if drafter is None else Fixed(budget))
+
+
+PLAIN = Subject("none", lambda _: None)
+
+
+class StopOnTokens:
+    """A stop string over ids: complete when they were the last ones committed."""
+
+    def __init__(self, stop: Sequence[int]) -> None:
+        self._stop = list(stop)
+        self._seen: list[int] = []
+
+    def push(self, token: int) -> bool:
+        self._seen.append(token)
+        return self._seen[-len(self._stop) :] == self._stop
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a request asks for, without its state: `request` makes as many alike as there are runs."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int = 0
+    sample_index: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    stop_sequence: tuple[int, ...] = ()
+    references: tuple[tuple[int, ...], ...] = ()
+    salt: str = ""
+    group: str = ""
+
+    def request(self, name: str) -> Request:
+        return Request(
+            id=name,
+            prompt=self.prompt,
+            params=self.params,
+            key=NoiseKey(self.seed, self.sample_index),
+            stop_ids=self.stop_ids,
+            stop_checker=StopOnTokens(self.stop_sequence) if self.stop_sequence else None,
+            references=self.references,
+            salt=self.salt,
+            group=self.group,
+        )
+
+
+@dataclass(slots=True)
+class Sample:
+    """What one request came to."""
+
+    texts: Texts
+    committed: list[Committed] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    """Tokens committed by each step."""
+    last: Event | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [one.token for one in self.committed]
+
+    @property
+    def ending(self) -> tuple[FinishReason | None, int | str | None]:
+        assert self.last is not None
+        return self.last.finish_reason, self.last.stop_reason
+
+    @property
+    def metrics(self) -> Metrics:
+        assert self.last is not None
+        assert self.last.metrics is not None
+        return self.last.metrics
+
+
+def decode(runner: Runner, jobs: Sequence[tuple[Ask, Strategy]], limits: Limits | None = None) -> list[Sample]:
+    """Run the jobs together to the end, proving the cache's invariants after each step."""
+    recorder = Recorder(runner)
+    exact = runner.spec.exactness is Exactness.BITS
+    engine = Engine(runner if exact else recorder, Steady(), limits)
+    samples = {str(index): Sample(recorder.texts) for index in range(len(jobs))}
+    for name, (ask, strategy) in zip(samples, jobs, strict=True):
+        engine.add(ask.request(name), strategy)
+    for _ in range(100 + 20 * sum(len(ask.prompt) + (ask.params.max_tokens or 0) for ask, _ in jobs)):
+        if engine.idle:
+            return list(samples.values())
+        for event in engine.step():
+            _collect(samples[event.request], event)
+        runner.check()
+    stuck = [name for name, sample in samples.items() if sample.last is None]
+    raise AssertionError(f"the engine makes no progress with requests {', '.join(stuck)}")
+
+
+def _collect(sample: Sample, event: Event) -> None:
+    assert sample.last is None, "an event after the last one"
+    sample.committed += event.committed
+    if event.committed:
+        sample.steps.append(len(event.committed))
+    if event.finish_reason is not None:
+        sample.last = event

@@ -1,0 +1,86 @@
+"""The stages of the kit: toys with known logits, and a tiny native decoder with random weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.catalogue import Resources
+from parlay.models.config import read_config
+from parlay.models.native import NativeRunner
+from parlay.strategies import RunnerShelf
+from parlay.testing.checkpoints import save_random
+from parlay.testing.conformance.stage import Stage
+from parlay.testing.toys import LogitsOf, RandomLogits, ToyRunner
+from parlay.types import Runner, Segment
+
+
+def toy_stage(
+    name: str, vocab_size: int = 24, *, tree: Literal["tree", "chain", "none"] = "tree", cut: int = 1
+) -> Stage:
+    """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
+    logits_of = RandomLogits(vocab_size)
+    draft = RandomLogits(vocab_size, drift=0.0)
+    return Stage(
+        name,
+        lambda capacity: ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut),
+        logits_of,
+        vocab_size,
+        Resources(vocab_size, RunnerShelf(lambda _: ToyRunner(draft, vocab_size)), default_draft="toy"),
+    )
+
+
+def runner_stage(
+    name: str, open_runner: Callable[[int], Runner], draft: Callable[[], Runner], noise_bound: float = 0.0
+) -> Stage:
+    """A real runner; its logits are recomputed by another instance of it, from an empty cache each time."""
+    judge = open_runner(8192)
+    vocab_size = judge.spec.vocab_size
+    resources = Resources(vocab_size, RunnerShelf(lambda _: draft()), default_draft="draft")
+    return Stage(name, open_runner, recomputed(judge), vocab_size, resources, noise_bound)
+
+
+def recomputed(runner: Runner) -> LogitsOf:
+    """The runner's logits for any text, each from a sequence of its own that shares no prefix with another."""
+    names = itertools.count()
+
+    def logits_of(ids: Sequence[int]) -> Tensor:
+        name = next(names)
+        cached = runner.open(name, ids, salt=f"recomputed {name}")
+        assert cached == 0, "a salt that nobody used finds a prefix"
+        assert runner.reserve(name, len(ids)), "no room for a single text"
+        out = runner.forward([Segment(name, tuple(ids), logits_from=len(ids) - 1)])
+        runner.release(name)
+        return out.logits_RV[0].clone()
+
+    return logits_of
+
+
+def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
+    """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
+    with TemporaryDirectory() as directory:
+        model = save_random("llama", Path(directory))
+        config = replace(read_config(Path(directory)), max_context=context)
+    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    disturbed = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
+
+    def open_runner(weights: Mapping[str, Tensor], capacity: int) -> Runner:
+        return NativeRunner(
+            config,
+            {name: tensor.clone() for name, tensor in weights.items()},
+            dtype=dtype,
+            device=torch.device("cpu"),
+            max_tokens_cached=capacity,
+            name="tiny",
+        )
+
+    name = f"native {str(dtype).removeprefix('torch.')}"
+    return runner_stage(name, partial(open_runner, weights), partial(open_runner, disturbed, 8192))

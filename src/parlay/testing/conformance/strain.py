@@ -1,0 +1,86 @@
+"""What a server does to a strategy: memory that runs out, forks, long prompts in chunks, drafters that break."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parlay.engine import Limits
+from parlay.testing.conformance.compare import Excuse
+from parlay.testing.conformance.stage import Ask, Stage, Subject, decode
+from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, Effort, agree, prompt
+from parlay.testing.toy_drafters import Raising
+from parlay.types import Drafter, Strategy
+
+
+def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """U5: a text that goes on from the cache another one left behind is the text of a fresh prefill."""
+    strategy = subject.strategy(stage, 6)
+    runner = stage.open_runner(CAPACITY)
+    first = Ask(prompt(stage, 11, 24), replace(VARIETY[1], max_tokens=30), seed=5)
+    (sample,) = decode(runner, [(first, strategy)])
+    whole = first.prompt + tuple(sample.tokens)
+    excuses: list[Excuse] = []
+    for start in (whole, whole[:-7], whole[:20], (*first.prompt, 0, 1, *whole[30:])):
+        for params in (GREEDY, VARIETY[0]):
+            ask = Ask(start, replace(params, max_tokens=20), seed=6)
+            excuses += agree(stage, [(ask, strategy)], runner=runner)
+    return excuses
+
+
+def forks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """Samples of one prompt share its cache, and each is the text of its own sample index."""
+    strategy = subject.strategy(stage, 5)
+    asks = [
+        Ask(prompt(stage, 13, 37), replace(VARIETY[0], max_tokens=18 + index), 9, index, group="siblings")
+        for index in range(5)
+    ]
+    return agree(stage, [(ask, strategy) for ask in asks], Limits(max_sequences=4))
+
+
+def chunks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """Long prompts are prefilled a few rows at a time, beside sequences that decode."""
+    strategy = subject.strategy(stage, 4)
+    jobs = [
+        (Ask(prompt(stage, 17 + length, length), replace(VARIETY[length % 3], max_tokens=12), seed=length), strategy)
+        for length in (1, 90, 6, 61)
+    ]
+    return agree(stage, jobs, Limits(max_sequences=4, max_rows=7, max_draft_rows=6))
+
+
+def preemption(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """A cache that holds about two of six sequences: some wait, some are put back, and no text changes."""
+    strategy = subject.strategy(stage, 6)
+    jobs = [
+        (Ask(prompt(stage, 19 + index, 20 + 9 * index), replace(VARIETY[index], max_tokens=40), index), strategy)
+        for index in range(6)
+    ]
+    return agree(stage, jobs, Limits(max_rows=48), capacity=208)
+
+
+def references(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """References that hold the text, a part of it, something else, or nothing: the text stays."""
+    strategy = subject.strategy(stage, 8)
+    base = Ask(prompt(stage, 23, 15), replace(VARIETY[0], max_tokens=40), seed=2)
+    text = tuple(stage.expected(base).output)
+    given = ((base.prompt + text,), (text[10:20], ()), (prompt(stage, 24, 50),), ((0,),))
+    return agree(stage, [(replace(base, references=one), strategy) for one in given])
+
+
+def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """A drafter that raises, at once or midway, costs its requests their drafts and nothing else."""
+    excuses: list[Excuse] = []
+    healthy = subject.strategy(stage, 4)
+    for at in (0, 3):
+        for where in ("propose", "observe"):
+            broken = _broken(subject.strategy(stage, 4), at, where)
+            jobs = [
+                (Ask(prompt(stage, 29 + index, 21), replace(VARIETY[index], max_tokens=25), index), strategy)
+                for index, strategy in enumerate((broken, healthy, broken))
+            ]
+            excuses += agree(stage, jobs)
+    return excuses
+
+
+def _broken(strategy: Strategy, at: int, where: str) -> Strategy:
+    drafter: Drafter | None = strategy.drafter
+    return strategy if drafter is None else replace(strategy, drafter=Raising(drafter, at, where))

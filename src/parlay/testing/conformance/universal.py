@@ -1,0 +1,157 @@
+"""The universal tests: what every strategy must keep on every stage, whatever it drafts.
+
+Each check takes a subject, a stage and an effort, and raises AssertionError. What it compares with is the slow
+reference decoder, which has no cache, no drafts and no batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from parlay.engine import Limits
+from parlay.router.policies import Adaptive
+from parlay.testing import toy_drafters
+from parlay.testing.conformance.compare import Excuse, comparable, same_tokens
+from parlay.testing.conformance.stage import PLAIN, Ask, Sample, Stage, Steady, Subject, decode
+from parlay.types import Runner, SamplingParams, Strategy
+
+CAPACITY = 8192
+"""Tokens that a runner's cache holds where memory is not what is tested."""
+
+BUDGETS = (0, 1, 2, 5, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a run does: tokens of the long texts, draws for the law."""
+
+    tokens: int
+    draws: int
+
+
+SHORT = Effort(tokens=200, draws=10_000)
+LONG = Effort(tokens=2000, draws=100_000)
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def favour_even(ids: list[int], logits_V: Tensor) -> Tensor:
+    """A logits processor that depends on the whole path: raises even ids when the ids so far sum to an odd number."""
+    result = logits_V.clone()
+    if sum(ids) % 2:
+        result[::2] += 2.0
+    return result
+
+
+VARIETY = (
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=5),
+    SamplingParams(temperature=1.3, top_p=0.8),
+    SamplingParams(temperature=1.0, min_p=0.05, typical_p=0.9),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3),
+    SamplingParams(temperature=0.9, presence_penalty=0.7, frequency_penalty=0.4),
+    SamplingParams(temperature=1.0, logit_bias={1: 1.5, 2: -2.0}, allowed_token_ids=tuple(range(1, 12))),
+    SamplingParams(temperature=0.8, logits_processors=(favour_even,), logprobs=3),
+)
+"""A mixed batch of eight: every way to choose tokens, penalties and processors that depend on the path."""
+
+
+def prompt(stage: Stage, seed: int, length: int) -> tuple[int, ...]:
+    """Random ids in which the first half comes back at the end, so that copying has something to copy."""
+    chance = random.Random(seed)
+    half = [chance.randrange(stage.vocab_size) for _ in range((length + 1) // 2)]
+    return tuple((half + half)[:length])
+
+
+def agree(
+    stage: Stage,
+    jobs: Sequence[tuple[Ask, Strategy]],
+    limits: Limits | None = None,
+    *,
+    capacity: int = CAPACITY,
+    runner: Runner | None = None,
+) -> list[Excuse]:
+    """Decode the jobs together; each must give the reference's tokens, ending and logprobs, if its rule promises so."""
+    samples = decode(runner or stage.open_runner(capacity), jobs, limits)
+    excuses: list[Excuse] = []
+    for (ask, strategy), sample in zip(jobs, samples, strict=True):
+        error = sample.last.error if sample.last else "it never ended"
+        assert error is None, f"a request failed: {error}"
+        same_counts(sample)
+        if comparable(strategy, ask):
+            excuse = same_tokens(stage, ask, stage.expected(ask).output, sample)
+            if excuse is not None:
+                excuses.append(excuse)
+            else:
+                same_ending(stage, ask, sample)
+    return excuses
+
+
+def same_ending(stage: Stage, ask: Ask, sample: Sample) -> None:
+    """The sample ends for the reference's reason and carries the reference's logprobs, to the stage's noise bound."""
+    known = stage.expected(ask)
+    assert sample.ending[0] == known.finish_reason, f"ends with {sample.ending[0]}, expected {known.finish_reason}"
+    if ask.params.logprobs is None:
+        return
+    got = [one.logprobs for one in sample.committed]
+    if stage.noise_bound == 0:
+        assert got == known.logprobs, f"logprobs differ: {got} instead of {known.logprobs}"
+    for one, other in zip(got, known.logprobs, strict=True):
+        assert one is not None
+        gap = abs(one.logprob - other.logprob)
+        assert gap <= 2 * stage.noise_bound, f"the logprob of token {one.token} is {gap:.3g} off"
+
+
+def same_counts(sample: Sample) -> None:
+    """The metrics agree with the events: one counter."""
+    metrics = sample.metrics
+    drafted = sum(one.source != "target" for one in sample.committed)
+    assert metrics.completion_tokens == len(sample.committed) == sum(sample.steps)
+    assert metrics.steps == len(sample.steps), f"{metrics.steps} steps counted, {len(sample.steps)} committed"
+    assert metrics.accepted_tokens == drafted == sum(metrics.accepted_by_depth)
+    assert metrics.accepted_tokens == sum(metrics.accepted_by_source.values())
+    assert metrics.draft_tokens == sum(metrics.drafted_by_source.values()) == sum(metrics.drafted_by_depth)
+    assert metrics.accepted_tokens <= metrics.draft_tokens
+    assert metrics.draft_steps <= metrics.steps
+
+
+def greedy(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """U1: the greedy text, alone, at every budget."""
+    ask = Ask(prompt(stage, 1, 40), replace(GREEDY, max_tokens=effort.tokens))
+    return [excuse for budget in BUDGETS for excuse in agree(stage, [(ask, subject.strategy(stage, budget))])]
+
+
+def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """U1 with temperature, truncation, penalties, masks and processors: same seed, same text, alone."""
+    excuses: list[Excuse] = []
+    for seed, params in enumerate(VARIETY):
+        length = effort.tokens if seed == 0 else effort.tokens // 4
+        ask = Ask(prompt(stage, seed, 30), replace(params, max_tokens=length), seed)
+        excuses += agree(stage, [(ask, subject.strategy(stage, BUDGETS[1 + seed % 4]))])
+    return excuses
+
+
+def mixed(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
+    answer = toy_drafters.answer_by(stage.logits_of)
+    shared = subject.strategy(stage, 6)
+    adaptive = replace(shared, policy=Adaptive(Steady(), 8))
+    strategies = (
+        shared,
+        PLAIN.strategy(stage, 0),
+        shared,
+        Subject("adversary", lambda _: toy_drafters.adversary(answer, stage.vocab_size)).strategy(stage, 5),
+        subject.strategy(stage, 3),
+        Subject("tree-oracle", lambda _: toy_drafters.tree_oracle(answer, stage.vocab_size)).strategy(stage, 7),
+        shared,
+        adaptive,
+    )
+    jobs = [
+        (Ask(prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=20 + 9 * seed), seed), strategy)
+        for seed, (params, strategy) in enumerate(zip(VARIETY, strategies, strict=True))
+    ]
+    return agree(stage, jobs)

@@ -1,0 +1,215 @@
+"""Toy runners: logits that are a known function of the whole text, behind the full runner protocol, on any CPU."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.testing.reference import LogitsOf
+from parlay.types import Exactness, OutOfRoom, Output, RunnerSpec, Segment
+
+
+class RandomLogits:
+    """Mostly a function of the last two ids, so that texts repeat themselves; a little of the whole text, so that
+    nothing but the true text gives the true logits. Two instances that differ in ``drift`` agree often, not always.
+    """
+
+    def __init__(self, vocab_size: int, seed: int = 0, *, scale: float = 2.0, drift: float = 0.5) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.vocab_size = vocab_size
+        self._seed = seed
+        self._pairs_VVV = scale * torch.randn(vocab_size, vocab_size, vocab_size, generator=generator)
+        self._drift_PV = drift * torch.randn(1024, vocab_size, generator=generator)
+
+    def __call__(self, ids: Sequence[int]) -> Tensor:
+        before = ids[-2] if len(ids) > 1 else 0
+        return self._pairs_VVV[before, ids[-1]] + self._drift_PV[text_hash(ids, self._seed) % 1024]
+
+
+def text_hash(ids: Sequence[int], seed: int = 0) -> int:
+    """A number in [0, 2**32) that changes with any id of the text; the same on every machine and Python."""
+    return zlib.crc32(array("q", ids).tobytes(), seed)
+
+
+def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
+    """The same logits, but NaN for the token after exactly ``length`` ids."""
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        result = logits_of(ids)
+        return torch.full_like(result, torch.nan) if len(ids) == length else result
+
+    return logits
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a toy holds for one sequence: its cached ids, the cache cell of each, and the last forward's segment."""
+
+    salt: str
+    tokens: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+    reserved: int = 0
+    fed: Segment | None = None
+
+
+class ToyRunner:
+    """Implements `Runner` over a `LogitsOf`, strictly: misuse of the protocol is an AssertionError.
+
+    ``tree`` is what drafts it takes. ``capacity`` counts tokens over all sequences, forks sharing their prefix. With
+    ``cut`` above 1 it is like a recurrent model with snapshots: after a rejection it can only go back to a cached
+    length that is a multiple of ``cut``. A released text is reused by later sequences of its salt. Taps give
+    ``[layer, token, position, hash of the text]`` for each row.
+    """
+
+    def __init__(
+        self,
+        logits_of: LogitsOf,
+        vocab_size: int,
+        *,
+        tree: Literal["tree", "chain", "none"] = "tree",
+        capacity: int = 65_536,
+        max_context: int = 4096,
+        cut: int = 1,
+    ) -> None:
+        self.spec = RunnerSpec(
+            name="toy",
+            vocab_size=vocab_size,
+            max_context=max_context,
+            tree=tree,
+            exactness=Exactness.BITS,
+            hidden_size=4,
+            num_layers=4,
+            device="cpu",
+            dtype="float32",
+            kernels="none: the logits are looked up",
+        )
+        self.logits_of = logits_of
+        self.forwards = 0
+        self._capacity = capacity
+        self._cut = cut
+        self._held: dict[int, _Held] = {}
+        self._retired: dict[str, list[int]] = {}
+        self._next_cell = 0
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        assert sequence not in self._held, f"sequence {sequence} is open already"
+        reusable = min(_common_prefix(self._retired.get(salt, []), tokens), len(tokens) - 1, self.room())
+        held = self._held[sequence] = _Held(salt)
+        self._cache(held, tokens[: reusable - reusable % self._cut])
+        held.reserved = len(held.tokens)
+        return len(held.tokens)
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        if tokens > min(self._capacity, self.spec.max_context):
+            raise OutOfRoom(f"the toy's cache can never hold {tokens} tokens (capacity {self._capacity})")
+        held = self._held[sequence]
+        wanted = max(tokens, len(held.tokens))
+        if wanted - held.reserved > self.room():
+            return False
+        held.reserved = wanted
+        return True
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        self.forwards += 1
+        assert len({segment.sequence for segment in segments}) == len(segments), "a sequence appears twice"
+        logits: list[Tensor] = []
+        starts = [0]
+        texts: list[list[int]] = []
+        for segment in segments:
+            rows = self._texts(segment)
+            logits += [self.logits_of(text) for text in rows[segment.logits_from :]]
+            starts.append(len(logits))
+            texts += rows
+        logits_RV = torch.stack(logits) if logits else torch.empty(0, self.spec.vocab_size)
+        return Output(logits_RV, tuple(starts), {layer: _tap(layer, texts) for layer in taps})
+
+    def _texts(self, segment: Segment) -> list[list[int]]:
+        """The text that ends with each row of the segment; this is where misuse is caught."""
+        held = self._held[segment.sequence]
+        tree = segment.tree
+        ids = segment.pending + tree.tokens
+        assert segment.pending, "a segment needs at least one pending token"
+        assert 0 <= segment.logits_from <= segment.rows, f"logits_from {segment.logits_from} of {segment.rows} rows"
+        assert all(0 <= token < self.spec.vocab_size for token in ids), f"ids outside the vocabulary: {ids}"
+        assert len(held.tokens) + segment.rows <= held.reserved, f"{segment.rows} rows were not reserved"
+        assert not tree.tokens or self.spec.tree != "none", "this runner takes no drafts"
+        assert self.spec.tree == "tree" or trees.is_chain(tree), "this runner takes chains only"
+        held.fed = segment
+        return row_texts(held.tokens, segment)
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        held = self._held[sequence]
+        assert held.fed is not None, "keep without a forward"
+        tree = held.fed.tree
+        assert not path or tuple(path) == trees.path_to(tree, path[-1]), f"{tuple(path)} is no path from the root"
+        self._cache(held, [*held.fed.pending, *(tree.tokens[node] for node in path)])
+        rejected = len(path) < len(tree)
+        held.fed = None
+        return self.truncate(sequence, len(held.tokens)) if rejected else len(held.tokens)
+
+    def truncate(self, sequence: int, length: int) -> int:
+        held = self._held[sequence]
+        length = min(length, len(held.tokens))
+        length -= length % self._cut
+        del held.tokens[length:], held.cells[length:]
+        held.fed = None
+        return length
+
+    def fork(self, sequence: int, copy: int) -> None:
+        assert copy not in self._held, f"sequence {copy} is open already"
+        held = self._held[sequence]
+        self._held[copy] = _Held(held.salt, list(held.tokens), list(held.cells), len(held.tokens))
+
+    def release(self, sequence: int) -> None:
+        held = self._held.pop(sequence, None)
+        if held is not None:
+            self._retired[held.salt] = held.tokens
+
+    def room(self) -> int:
+        shared = Counter(cell for held in self._held.values() for cell in held.cells)
+        unfilled = sum(held.reserved - len(held.cells) for held in self._held.values())
+        return self._capacity - len(shared) - unfilled
+
+    def check(self) -> None:
+        assert self.room() >= 0, "more tokens are reserved than the cache holds"
+        for sequence, held in self._held.items():
+            assert len(held.tokens) == len(held.cells) <= held.reserved, f"sequence {sequence} outgrew its reserve"
+            assert len(held.tokens) <= self.spec.max_context, f"sequence {sequence} outgrew the context"
+
+    def _cache(self, held: _Held, tokens: Sequence[int]) -> None:
+        held.tokens += tokens
+        held.cells += range(self._next_cell, self._next_cell + len(tokens))
+        self._next_cell += len(tokens)
+
+
+def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
+    """The text that ends with each row of a segment fed after ``cached``: pending rows, then nodes."""
+    tree = segment.tree
+    base = [*cached, *segment.pending]
+    texts = [base[:end] for end in range(len(cached) + 1, len(base) + 1)]
+    paths = (trees.path_to(tree, node) for node in range(len(tree)))
+    return texts + [[*base, *(tree.tokens[above] for above in path)] for path in paths]
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+def _tap(layer: int, texts: Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor([tap_row(layer, text) for text in texts], dtype=torch.float64)
+
+
+def tap_row(layer: int, text: Sequence[int]) -> list[float]:
+    """What a toy's tap of ``layer`` reads at the last id of ``text``."""
+    return [float(layer), float(text[-1]), float(len(text) - 1), float(text_hash(text))]
