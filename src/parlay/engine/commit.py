@@ -9,8 +9,7 @@ from torch import Tensor
 
 from parlay.engine.scheduler import Turn
 from parlay.engine.sequence import Sequence
-from parlay.sampling.logprobs import row_logprobs, token_logprobs
-from parlay.sampling.processors import process
+from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
 from parlay.types import Committed, FinishReason, TokenLogprobs, Verdict
 
 TARGET = "target"
@@ -60,15 +59,11 @@ def _finish(sequence: Sequence, token: int, max_context: int) -> FinishReason | 
 
 
 def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> Seq[TokenLogprobs | None]:
-    """Per sampled token: of the raw logits, or of what processors made of them on the token's own path."""
     params = sequence.request.params
     if params.logprobs is None:
         return [None] * len(verdict.sampled)
     rows = [root, *(root + 1 + node for node in verdict.path)]
-    if params.logprobs_mode == "raw":
-        return row_logprobs(logits_RV[rows], verdict.sampled, params.logprobs)
-    laws = [process(logits_RV[row], sequence, verdict.sampled[:depth]) for depth, row in enumerate(rows)]
-    return [token_logprobs(law_V, token, params.logprobs) for law_V, token in zip(laws, verdict.sampled, strict=True)]
+    return step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs)
 
 
 def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor) -> None:
@@ -82,4 +77,4 @@ def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor) -> None:
     first = have - 1 - sequence.cached
     count = min(sequence.cached + len(turn.pending) + 1, sequence.prompt_length) - have
     tokens = sequence.tokens[have : have + count]
-    sequence.prompt_logprobs += row_logprobs(logits_RV[first : first + count], tokens, top)
+    sequence.prompt_logprobs += prompt_token_logprobs(logits_RV[first : first + count], tokens, top)
