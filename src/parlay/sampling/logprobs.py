@@ -15,11 +15,11 @@ from parlay.types import TokenLogprobs, View
 def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
     """Log-probability and rank of ``token``, and the ``top`` most likely tokens. Ties rank by id, lowest first."""
     logprobs_V = torch.log_softmax(logits_V, -1, dtype=torch.float32)
-    logprob = logprobs_V[token]
-    better = (logprobs_V > logprob).sum() + (logprobs_V[:token] == logprob).sum()
-    best = select.leading(logprobs_V, top)
+    logit = logits_V[token]
+    better = (logits_V > logit).sum() + (logits_V[:token] == logit).sum()
+    best = select.leading(logits_V, top)
     alternatives = tuple(zip(best.tolist(), logprobs_V[best].tolist(), strict=True))
-    return TokenLogprobs(token, logprob.item(), int(better) + 1, alternatives)
+    return TokenLogprobs(token, logprobs_V[token].item(), int(better) + 1, alternatives)
 
 
 def prompt_token_logprobs(logits_RV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:

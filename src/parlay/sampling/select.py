@@ -49,6 +49,8 @@ def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -
 def leading(values_V: Tensor, count: int) -> Tensor:
     """Indices of the ``count`` largest values, largest first, equal ones by rising index."""
     size = values_V.numel()
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=values_V.device)
     if count >= size:
         ids = torch.arange(size, device=values_V.device)
     elif size <= _SMALL or count * _BLOCK > size:

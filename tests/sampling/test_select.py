@@ -1,0 +1,45 @@
+"""Selecting from a row gives what sorting it would, ties to the lowest index."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from parlay.sampling import select
+
+SIZES = [1, 7, 128, 129, 8192, 8193, 20_000]
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+def row(size: int, dtype: torch.dtype, coarse: bool) -> torch.Tensor:
+    values = 4 * torch.randn(size, generator=torch.Generator().manual_seed(size))
+    return (values.round() if coarse else values).to(dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_selection_equals_sorting(size: int, dtype: torch.dtype, coarse: bool) -> None:
+    values_V = row(size, dtype, coarse)
+    order = values_V.sort(descending=True, stable=True).indices
+    for count in {1, min(3, size), min(60, size), min(1000, size), size, size + 5}:
+        assert torch.equal(select.leading(values_V, count), order[:count])
+    for threshold in (-torch.inf, values_V[0].item(), 3.0, torch.inf):
+        assert torch.equal(select.at_least(values_V, threshold), (values_V >= threshold).nonzero()[:, 0])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_argmax_is_the_first_maximum_of_every_row(size: int, dtype: torch.dtype) -> None:
+    rows_RV = torch.stack([row(size, dtype, True).roll(shift) for shift in range(5)])
+    tops, ids = select.argmax(rows_RV)
+    for values_V, top, token in zip(rows_RV, tops, ids, strict=True):
+        assert top == values_V.max()
+        assert token == (values_V == values_V.max()).nonzero()[0, 0]
+
+
+@pytest.mark.parametrize("size", [10, 9000])
+def test_argmax_shows_nan(size: int) -> None:
+    rows_RV = torch.zeros(3, size)
+    rows_RV[1, size - 1] = torch.nan
+    assert select.argmax(rows_RV)[0].isnan().tolist() == [False, True, False]
