@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from parlay.drafters import catalogue
 from parlay.drafters.catalogue import Resources, StrategySpec
-from parlay.router.policies import Adaptive, Fixed, Plain
+from parlay.router.policies import Plain, make_policy
 from parlay.sampling.rules import SharedNoise
 from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 
@@ -38,9 +38,10 @@ class StrategyBook:
         if drafter is None:
             return Plain()
         settings = catalogue.settings(spec)
-        nodes = settings["k"]
+        name, nodes = settings["policy"], settings["k"]
+        assert isinstance(name, str)
         assert isinstance(nodes, int)
-        return Fixed(nodes) if settings["policy"] == "fixed" else Adaptive(self._cost, nodes)
+        return make_policy(name, nodes, self._cost)
 
 
 class RunnerShelf:

@@ -81,6 +81,8 @@ class Scheduler:
         while room and self._admit(room, failed):
             turns.append(_turn(self.running[-1], room))
             room -= len(turns[-1].pending)
+        if not turns and not failed and self.waiting and not self.running:
+            failed.append((self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
         # A sequence that was given a turn may have been preempted for the sake of an older one after that.
         return [turn for turn in turns if turn.sequence.is_open], failed
 
