@@ -1,0 +1,7 @@
+"""`python -m parlay` is `parlay`."""
+
+import sys
+
+from parlay.cli import main
+
+sys.exit(main())

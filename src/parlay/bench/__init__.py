@@ -1,0 +1,1 @@
+"""Measuring: what every benchmark and the demo share."""

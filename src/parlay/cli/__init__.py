@@ -1,0 +1,110 @@
+"""The command line. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+
+Only the chosen command's module is imported, so that help and most usage errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn, Protocol
+
+from parlay import __version__
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+
+COMMANDS = {
+    "generate": "write text from a prompt, as it is decoded",
+    "demo": "the built-in model: plain decoding against the default strategy, side by side",
+    "strategies": "list the ways of decoding",
+    "train": "train a small language model",
+}
+"""Each is the module of that name here, a `Command`."""
+
+
+class Command(Protocol):
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Do it and return the exit code. ParlayError and our own ValueErrors become one line."""
+        ...
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line, and takes no abbreviated flags, so that new flags break no script."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"parlay: error: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _forgive_output()
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader is gone, `parlay ... | head` say; Python would complain when it flushes the pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except Exception as error:
+        code = _users_mistake(error)
+        if code is None:
+            raise
+        print(f"parlay: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return code
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] not in COMMANDS:
+        return _top_level(words)
+    command: Command = import_module(f"parlay.cli.{words[0]}")
+    parser = Parser(f"parlay {words[0]}", f"{COMMANDS[words[0]].capitalize()}.")
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words[1:]))
+
+
+def _top_level(words: list[str]) -> int:
+    parser = Parser("parlay", "Parallel decoding for LLMs: several tokens per forward pass, the same text.")
+    parser.add_argument("--version", action="version", version=f"parlay {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
+    )
+    for name, summary in COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    parser.epilog = "`parlay COMMAND --help` lists a command's options."
+    parser.parse_args(words)
+    return USAGE  # not reached: without a known command, parse_args exits
+
+
+def _users_mistake(error: Exception) -> int | None:
+    """The exit code of an error that its message explains to a user; None for a bug, which keeps its traceback."""
+    from parlay.types import ParlayError  # here, because it loads torch
+
+    if isinstance(error, ValueError) and (isinstance(error, ParlayError) or _raised_here(error)):
+        return USAGE
+    return FAILURE if isinstance(error, ParlayError) else None
+
+
+def _raised_here(error: Exception) -> bool:
+    """Whether a line of ours raised it: a library's ValueError that reaches us is a bug of ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("parlay.")
+
+
+def _forgive_output() -> None:
+    """A terminal that can't show a character shows a question mark instead of ending the run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

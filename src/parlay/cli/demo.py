@@ -1,0 +1,24 @@
+"""`parlay demo`: see `parlay.demo`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from parlay.cli import FAILURE
+from parlay.cli.flags import add_model_flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from parlay.demo import demonstrate  # here, because it loads torch and transformers
+    from parlay.llm import LLM
+
+    with LLM(options.model, dtype=options.dtype, device=options.device) as llm:
+        if demonstrate(llm, sys.stdout):
+            return 0
+    print("parlay: error: a strategy that promises the same text gave another; please report it", file=sys.stderr)
+    return FAILURE

@@ -1,0 +1,198 @@
+"""`parlay generate`: streams the text of one prompt, then says what it cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli.flags import add_model_flags, add_sampling_flags, sampling_params
+from parlay.terminal import Tint, wants_colour
+from parlay.types import Metrics, SamplingParams
+
+if TYPE_CHECKING:
+    from parlay.llm import LLM, Stream
+    from parlay.outputs import CompletionOutput
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="text to go on from; read from standard input if left out"
+    )
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message in the model's chat format")
+    parser.add_argument("--system", metavar="TEXT", help="system message before it; implies --chat")
+    parser.add_argument("--json", action="store_true", help="print one JSON object when done, instead of streaming")
+    add_model_flags(parser)
+    parser.add_argument("--strategy", metavar="NAME[:KEY=VALUE,...]", help="how to decode; see parlay strategies")
+    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    add_sampling_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    params = sampling_params(options)
+    prompt = _prompt(options)
+    tint = Tint(sys.stdout)
+    with _open(options) as llm, Interrupt() as interrupt:
+        stream = llm.stream(prompt, params)
+        _write(stream, interrupt, None if options.json else tint)
+        sample = stream.output.outputs[0]
+    if options.json:
+        print(json.dumps(_report(sample)))
+    _summarise(sample, params, tint)
+    if sample.error is not None:
+        print(f"parlay: error: {sample.error}", file=sys.stderr)
+        return FAILURE
+    return INTERRUPTED if interrupt.noted else 0
+
+
+def _open(options: argparse.Namespace) -> LLM:
+    """The model. What is wrong with the strategy's name is said before anything is loaded."""
+    from parlay.drafters.catalogue import parse  # here, because these load transformers
+
+    if options.strategy is not None:
+        parse(options.strategy)
+    elif options.draft_model is not None:
+        raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
+    from parlay.llm import DEFAULT_STRATEGY, LLM
+
+    return LLM(
+        options.model,
+        strategy=options.strategy or DEFAULT_STRATEGY,
+        draft_model=options.draft_model,
+        dtype=options.dtype,
+        device=options.device,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- prompt
+
+
+def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
+    """The text, or the conversation. Raises ValueError when there is none, or when it is not text."""
+    text = _read_stdin() if options.prompt is None else options.prompt
+    if not text:
+        raise ValueError("the prompt is empty: give some text as an argument or on standard input")
+    system = [("system", options.system)] if options.system is not None else []
+    for name, value in [("prompt", text), *system, *(("stop", stop) for stop in vars(options).get("stop", []))]:
+        _check_unicode(name, value)
+    if not options.chat and not system:
+        return str(text)
+    return [{"role": role, "content": content} for role, content in [*system, ("user", text)]]
+
+
+def _read_stdin() -> str:
+    """Standard input without the line end that `echo` adds."""
+    if sys.stdin.isatty():
+        raise ValueError("no prompt: give one as an argument or on standard input")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _check_unicode(name: str, text: str) -> None:
+    """Bytes of an argument that are not text in the locale's encoding arrive as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"the {name} is not valid Unicode text") from None
+
+
+# ------------------------------------------------------------------------------------------------------------ output
+
+
+class Interrupt:
+    """Within it, a first Ctrl-C is only noted, so that the step under way ends well; a second one ends the program."""
+
+    def __init__(self) -> None:
+        self.noted = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.noted:
+            raise KeyboardInterrupt
+        self.noted = True
+
+
+def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
+    """Decode to the end, or to Ctrl-C; with a tint, show the text as it is committed."""
+    last = "\n"
+    for event in stream:
+        if tint is not None and event.text:
+            sys.stdout.write("".join(tint(piece.text, piece.source) for piece in event.pieces))
+            sys.stdout.flush()
+            last = event.text[-1]
+        if interrupt.noted:
+            break
+    stream.close()
+    if last != "\n":
+        print(flush=True)
+
+
+def _report(sample: CompletionOutput) -> dict[str, object]:
+    return {
+        "text": sample.text,
+        "token_ids": list(sample.token_ids),
+        "finish_reason": sample.finish_reason,
+        "metrics": {**_metrics(sample.metrics), "seed": sample.seed},
+    }
+
+
+def _metrics(metrics: Metrics) -> dict[str, object]:
+    return {
+        "strategy": metrics.strategy,
+        "exactness": metrics.exactness,
+        "prompt_tokens": metrics.prompt_tokens,
+        "completion_tokens": metrics.completion_tokens,
+        "steps": metrics.steps,
+        "tokens_per_step": metrics.tokens_per_step,
+        "draft_tokens": metrics.draft_tokens,
+        "accepted_tokens": metrics.accepted_tokens,
+        "acceptance_rate": metrics.acceptance_rate,
+        "seconds": metrics.seconds,
+        "tokens_per_second": metrics.tokens_per_second,
+        "prefill_seconds": metrics.prefill_seconds,
+        "draft_seconds": metrics.draft_seconds,
+        "verify_seconds": metrics.verify_seconds,
+        "overhead_seconds": metrics.overhead_seconds,
+    }
+
+
+def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> None:
+    """Two lines on standard error: what it took, and what the drafts were worth."""
+    metrics = sample.metrics
+    seed = "" if params.greedy else f"; seed {sample.seed}"
+    print(
+        f"{metrics.completion_tokens} tokens in {metrics.steps} steps ({metrics.tokens_per_step:.2f} a step), "
+        f"{metrics.tokens_per_second:.0f} tokens/s after {metrics.prefill_seconds:.2f} s of prefill; "
+        f"{_ENDS[sample.finish_reason]}\n"
+        f"{metrics.strategy} [{metrics.exactness}]: {_drafts(metrics, tint)}{seed}",
+        file=sys.stderr,
+    )
+
+
+_ENDS = {"stop": "came to an end", "length": "length reached", "abort": "interrupted", "error": "failed"}
+
+
+def _drafts(metrics: Metrics, tint: Tint) -> str:
+    """Per drafter, in the colour of its text: accepted and drafted tokens."""
+    if not metrics.draft_tokens:
+        return "nothing drafted"
+    counts = metrics.drafted_by_source.items()
+    parts = [f"{metrics.accepted_by_source.get(source, 0)} of {drafted} from {source}" for source, drafted in counts]
+    if wants_colour(sys.stderr):
+        parts = [tint(part, source) for part, (source, _) in zip(parts, counts, strict=True)]
+    return f"accepted {', '.join(parts)}"

@@ -1,0 +1,66 @@
+"""What goes to the screen: text tinted by where it came from, on terminals that want colour."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+TARGET = "target"
+_TINTS = (36, 35, 33, 32, 34)  # cyan, magenta, yellow, green, blue
+
+
+class Tint:
+    """Gives each drafter a colour, in order of appearance; the target's own tokens stay plain."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.enabled = wants_colour(stream)
+        self._colours: dict[str, int] = {}
+
+    def __call__(self, text: str, source: str) -> str:
+        if not self.enabled or source == TARGET:
+            return text
+        colour = self._colours.setdefault(source, _TINTS[len(self._colours) % len(_TINTS)])
+        return f"\x1b[{colour}m{text}\x1b[39m"
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """A terminal, unless NO_COLOR (no-color.org) or a dumb terminal says otherwise."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Excerpt:
+    """Writes streamed text, indented and folded, until its lines are used up."""
+
+    def __init__(self, out: TextIO, tint: Tint, lines: int, width: int) -> None:
+        self._out = out
+        self._tint = tint
+        self._lines = lines
+        self._width = width
+        self._line = self._column = 0
+
+    def write(self, text: str, source: str) -> None:
+        for number, part in enumerate(text.split("\n")):
+            if number:
+                self._break()
+            while part and self._line < self._lines:
+                room = self._width - 2 - self._column
+                if room == 0:
+                    self._break()
+                    continue
+                self._put(part[:room], source)
+                part = part[room:]
+        self._out.flush()
+
+    def end(self) -> None:
+        if self._column:
+            self._out.write("\n")
+
+    def _put(self, text: str, source: str) -> None:
+        self._out.write(("" if self._column else "  ") + self._tint(text, source))
+        self._column += len(text)
+
+    def _break(self) -> None:
+        if self._line < self._lines:
+            self._out.write("\n")
+        self._line += 1
+        self._column = 0

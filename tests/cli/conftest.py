@@ -1,0 +1,37 @@
+"""Runs command lines in this process, with its own standard streams."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from parlay.cli import main
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """``cli(*words, stdin=b"...")`` gives exit code, standard output and standard error."""
+
+    def run(*words: str, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        try:
+            code: object = main(words)
+        except SystemExit as end:  # argparse's own way out
+            code = end.code
+        assert isinstance(code, int)
+        return Result(code, *capsys.readouterr())
+
+    return run

@@ -1,0 +1,106 @@
+"""A user's mistake is one clear line and the right exit code, never a traceback; and it comes before a model loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import parlay
+from parlay.cli import COMMANDS
+from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP
+from parlay.types import SamplingParams
+from tests.cli.conftest import Cli
+
+SNAPSHOTS = Path(__file__).parent / "help"
+NO_MODEL = ("--model", "/nowhere/at/all")
+"""Naming it proves that a mistake was found before any model was looked for."""
+
+MISTAKES = {
+    "no command": ([], "COMMAND"),
+    "unknown command": (["launch"], "launch"),
+    "unknown flag": (["generate", "x", "--temprature", "1"], "--temprature"),
+    "abbreviated flag": (["generate", "x", "--temp", "1"], "--temp"),
+    "no number": (["generate", "x", "--temperature", "hot"], "hot"),
+    "temperature below 0": (["generate", "x", "--temperature", "-1"], "temperature"),
+    "temperature not finite": (["generate", "x", "--temperature", "nan"], "temperature"),
+    "top_p above 1": (["generate", "x", "--top-p", "1.5"], "top_p"),
+    "max_tokens below 0": (["generate", "x", "--max-tokens", "-3"], "max_tokens"),
+    "empty stop": (["generate", "x", "--stop", ""], "stop"),
+    "empty prompt": (["generate", ""], "prompt is empty"),
+    "empty standard input": (["generate"], "prompt is empty"),
+    "prompt that is not text": (["generate", "caf\udce9"], "not valid Unicode"),
+    "unknown strategy": (["generate", "x", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
+    "unknown parameter": (["generate", "x", "--strategy", "prompt-lookup:gramm=3"], "gramm"),
+    "parameter out of range": (["generate", "x", "--strategy", "prompt-lookup:k=-1"], "at least 0"),
+    "parameter without value": (["generate", "x", "--strategy", "prompt-lookup:k"], "key=value"),
+    "draft model for nobody": (["generate", "x", "--draft-model", "parlay-mini-draft"], "--strategy"),
+    "training without data": (["train", "lm"], "--data"),
+    "training of what": (["train", "everything", "--data", "."], "everything"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
+    words, named = MISTAKES[case]
+    result = cli(*words, *(NO_MODEL if words[:1] == ["generate"] else ()))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert result.err.startswith("parlay: error: ")
+    assert named in result.err
+
+
+def test_stdin_that_is_not_utf8_is_named_with_its_first_bad_byte(cli: Cli) -> None:
+    result = cli("generate", *NO_MODEL, stdin=b"caf\xe9")
+    assert result.code == 2
+    assert "not UTF-8 (byte 3)" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_a_failure_that_says_what_to_name_instead(cli: Cli) -> None:
+    result = cli("generate", "x", *NO_MODEL)
+    assert result.code == 1
+    assert "/nowhere/at/all" in result.err
+    assert "local folder" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's ValueError is no user's mistake."""
+    monkeypatch.setattr("parlay.cli.strategies.catalogue", lambda: int("not ours"))
+    with pytest.raises(ValueError, match="not ours"):
+        cli("strategies")
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version").out == f"parlay {parlay.__version__}\n"
+
+
+def test_python_m_parlay_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "parlay", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"parlay {parlay.__version__}\n"
+
+
+def test_help_loads_no_torch() -> None:
+    code = "import sys, parlay.cli\ntry: parlay.cli.main(['--help'])\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("False\n")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse lays out its help in another way from 3.13 on")
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_flags_change_only_on_purpose(cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole help is kept in ``help/``: edit the file together with the flags."""
+    monkeypatch.setenv("COLUMNS", "80")
+    result = cli(*filter(None, [command]), "--help")
+    assert result.code == 0
+    assert result.out == (SNAPSHOTS / f"{command or 'parlay'}.txt").read_text()
+
+
+def test_every_sampling_parameter_is_a_flag_or_known_to_be_none() -> None:
+    names = {field.name for field in fields(SamplingParams)}
+    assert names == set(SAMPLING_HELP) | PYTHON_ONLY
+    assert not set(SAMPLING_HELP) & PYTHON_ONLY

@@ -1,0 +1,136 @@
+"""What every file keeps to: lengths, directions of import, where names may stand, and words that have no place here."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from parlay.drafters.catalogue import catalogue
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "parlay"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FILE_LINES = 400
+LONGER = {"types.py": 600}
+"""The contract between all parts is one file, and mostly docstrings."""
+FUNCTION_LINES = 60
+STEP_STATEMENTS = 15
+
+CORE = frozenset({"types", "trees"})
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "types": frozenset(),
+    "trees": frozenset({"types"}),
+    "sampling": CORE,
+    "cache": CORE,
+    "cost": CORE,
+    "models": CORE | {"sampling", "cache", "cost"},
+    "drafters": CORE | {"sampling", "cache", "cost", "models"},
+    "engine": CORE | {"sampling"},
+    "router": CORE | {"sampling"},
+}
+"""Part of the package -> the other parts that it may know. What stands on top of these may know everything below."""
+TOP = frozenset({"cli", "__main__", "demo"})
+"""Nothing below these imports them."""
+
+
+def part(path: Path) -> str:
+    """The first name below the package: a folder's, or a module's."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def identify(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The parts of this package that a module imports, wherever in the module."""
+    names: set[str] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            names.update([node.module] if node.module != "parlay" else [f"parlay.{alias.name}" for alias in node.names])
+    return {name.split(".")[1] for name in names if name.startswith("parlay.")}
+
+
+def tracked_text() -> Iterator[tuple[str, str]]:
+    """Path and content of every text file that is committed or about to be."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        path = ROOT / name
+        if path.suffix in {".safetensors", ".zst"} or path.name in {"tokenizer.json", Path(__file__).name}:
+            continue
+        if path.is_file():
+            yield name, path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_files_and_functions_are_short(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGER.get(identify(path), FILE_LINES)
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= FUNCTION_LINES, f"{node.name} has {length} lines"
+
+
+def test_the_step_reads_on_half_a_screen() -> None:
+    functions = [
+        node for node in ast.walk(parse(PACKAGE / "engine" / "engine.py")) if isinstance(node, ast.FunctionDef)
+    ]
+    step = next(node for node in functions if node.name == "step")
+    assert sum(isinstance(node, ast.stmt) for node in ast.walk(step)) - 1 <= STEP_STATEMENTS
+
+
+@pytest.mark.parametrize("path", MODULES, ids=identify)
+def test_imports_point_downward(path: Path) -> None:
+    own = part(path)
+    others = imported_parts(path) - {own, "__version__"}
+    if own in MAY_IMPORT:
+        assert others <= MAY_IMPORT[own]
+    if own not in TOP:
+        assert not others & TOP
+
+
+def test_the_engine_knows_no_text_and_no_transformers() -> None:
+    for path in (PACKAGE / "engine").rglob("*.py"):
+        assert not re.search(r"tokenizer|transformers", path.read_text(encoding="utf-8"), re.IGNORECASE), path
+
+
+def test_a_drafter_is_named_only_where_it_is_made_and_listed() -> None:
+    """`none` is no drafter; the default strategy is named once, where `LLM` says so."""
+    drafters = {name: entry.factory for name, entry in catalogue().items() if entry.factory}
+    for path in MODULES:
+        allowed = {PACKAGE / "drafters" / "catalogue.py", PACKAGE / "llm.py"}
+        for name, factory in drafters.items():
+            home = ROOT / "src" / Path(*factory.partition(":")[0].split(".")).with_suffix(".py")
+            if path not in allowed | {home}:
+                assert name not in spoken(path), f"{path} names {name}"
+
+
+def spoken(path: Path) -> set[str]:
+    """String constants of a module that look like strategies, without their parameters; docstrings say more."""
+    constants = (node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant))
+    return {text.partition(":")[0] for text in constants if isinstance(text, str)}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git lists the files")
+def test_the_repository_speaks_of_itself_alone() -> None:
+    """No machine's paths and no hosts of registries: a clone works anywhere."""
+    foreign = re.compile(r"/(?:work|root|opt|home)/\w|extra-index-url|index-url|find-links|shared/data")
+    for name, text in tracked_text():
+        match = foreign.search(text)
+        assert match is None, f"{name}: {match and match.group()}"
