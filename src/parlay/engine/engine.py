@@ -152,7 +152,8 @@ class Engine:
         done = Commit()
         if turn.at_root:
             done = commit(turn, verdict, out.logits_RV, _root(turn, out, index), self.max_context)
-            sequence.tally.count_step(turn.draft, verdict.path[: done.accepted], len(done.committed))
+            if done.committed:
+                sequence.tally.count_step(turn.draft, verdict.path[: done.accepted], len(done.committed))
         sequence.cached = self.runner.keep(sequence.sequence, verdict.path[: done.accepted])
         return done
 
