@@ -98,6 +98,7 @@ class ToyRunner:
         self._held: dict[int, _Held] = {}
         self._retired: dict[str, list[int]] = {}
         self._next_cell = 0
+        self._holders: Counter[int] = Counter()
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         assert sequence not in self._held, f"sequence {sequence} is open already"
@@ -159,6 +160,7 @@ class ToyRunner:
         held = self._held[sequence]
         length = min(length, len(held.tokens))
         length -= length % self._cut
+        self._let_go(held.cells[length:])
         del held.tokens[length:], held.cells[length:]
         held.fed = None
         return length
@@ -167,27 +169,37 @@ class ToyRunner:
         assert copy not in self._held, f"sequence {copy} is open already"
         held = self._held[sequence]
         self._held[copy] = _Held(held.salt, list(held.tokens), list(held.cells), len(held.tokens))
+        self._holders.update(held.cells)
 
     def release(self, sequence: int) -> None:
         held = self._held.pop(sequence, None)
         if held is not None:
             self._retired[held.salt] = held.tokens
+            self._let_go(held.cells)
 
     def room(self) -> int:
-        shared = Counter(cell for held in self._held.values() for cell in held.cells)
         unfilled = sum(held.reserved - len(held.cells) for held in self._held.values())
-        return self._capacity - len(shared) - unfilled
+        return self._capacity - len(self._holders) - unfilled
 
     def check(self) -> None:
         assert self.room() >= 0, "more tokens are reserved than the cache holds"
+        assert self._holders.keys() == {cell for held in self._held.values() for cell in held.cells}, "a cell leaks"
         for sequence, held in self._held.items():
             assert len(held.tokens) == len(held.cells) <= held.reserved, f"sequence {sequence} outgrew its reserve"
             assert len(held.tokens) <= self.spec.max_context, f"sequence {sequence} outgrew the context"
 
     def _cache(self, held: _Held, tokens: Sequence[int]) -> None:
         held.tokens += tokens
-        held.cells += range(self._next_cell, self._next_cell + len(tokens))
+        cells = range(self._next_cell, self._next_cell + len(tokens))
+        held.cells += cells
+        self._holders.update(cells)
         self._next_cell += len(tokens)
+
+    def _let_go(self, cells: Sequence[int]) -> None:
+        self._holders.subtract(cells)
+        for cell in cells:
+            if self._holders[cell] == 0:
+                del self._holders[cell]
 
 
 def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:

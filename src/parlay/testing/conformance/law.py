@@ -20,17 +20,22 @@ from parlay.types import SamplingParams
 LENGTH = 3
 """Tokens per draw: the root's, one that may have been drafted, and one below that."""
 
-ALL_AT_ONCE = SamplingParams(temperature=1.3, top_k=3, top_p=0.85)
+TRUNCATED = SamplingParams(temperature=1.3, top_k=3, top_p=0.85)
 
 UNLIKELY = 1e-6
 """A chance below this, at fixed seeds, is no accident."""
 
 
 def law(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
-    """U3: drawn texts have the law of the target under temperature, top-k and top-p together; in the long form also
-    under each setting with and without the others."""
-    for params in settings() if effort.draws > SHORT.draws else [ALL_AT_ONCE]:
-        _count(subject, stage, params, effort.draws)
+    """U3: drawn texts have the law of the target, under temperature alone and with top-k and top-p together; in the
+    long form also under each with and without the others."""
+    if effort.draws > SHORT.draws:
+        shares = [(params, effort.draws) for params in settings()]
+    else:
+        truncated = effort.draws // 4  # these cost more
+        shares = [(SamplingParams(temperature=0.8), effort.draws - truncated), (TRUNCATED, truncated)]
+    for params, draws in shares:
+        _count(subject, stage, params, draws)
     return []
 
 
