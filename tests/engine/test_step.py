@@ -100,7 +100,7 @@ def test_accepted_and_drafted_nodes_are_counted_by_source_and_depth() -> None:
 
 
 def test_running_requests_are_not_delayed_by_a_long_prefill() -> None:
-    target = engine(max_rows=8)
+    target = engine(max_rows=8, max_sequences=4)
     target.add(request("short", tokens=20), PLAIN)
     target.step()
     target.add(request("long", prompt=14, tokens=2), PLAIN)
@@ -154,7 +154,7 @@ def test_nan_logits_end_their_own_request_only() -> None:
 def test_a_drafter_that_raises_costs_its_requests_nothing(where: str) -> None:
     one = request("a", tokens=12)
     target = engine()
-    target.add(one, drafting(toy_drafters.Raising(toy_drafters.oracle(ANSWER), at=2, where=where)))
+    target.add(one, drafting(toy_drafters.Raising(toy_drafters.oracle(ANSWER), at=1, where=where)))
     events = run(target)["a"]
     assert tokens(events) == alone(one)
     assert events[-1].metrics is not None

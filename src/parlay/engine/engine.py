@@ -83,17 +83,16 @@ class Engine:
         """One forward of the target over everything that is due, and the tokens that come of it."""
         clock = _Clock()
         batch, failed = self.scheduler.next()
+        events = [self._end(sequence, _failure(reason)) for sequence, reason in failed]
+        if not batch:
+            return events
         self._propose(batch, clock)
         out = self._verify(batch, clock)
         verdicts = self._accept(batch, out)
         commits = self._commit(batch, out, verdicts, clock)
         self._observe(batch, out, verdicts)
-        overhead = clock.overhead
-        for turn in batch:
-            turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
-        return [self._end(sequence, _failure(reason)) for sequence, reason in failed] + [
-            self._report(turn.sequence, done) for turn, done in zip(batch, commits, strict=True)
-        ]
+        self._count_seconds(batch, clock)
+        return events + [self._report(turn.sequence, done) for turn, done in zip(batch, commits, strict=True)]
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 
@@ -102,10 +101,8 @@ class Engine:
         self._drafting.propose(batch)
         clock.draft = time.perf_counter() - began
 
-    def _verify(self, batch: list[Turn], clock: _Clock) -> Output | None:
+    def _verify(self, batch: list[Turn], clock: _Clock) -> Output:
         """The only forward whose logits commit tokens."""
-        if not batch:
-            return None
         segments = [_segment(turn) for turn in batch]
         taps = sorted({tap for turn in batch for tap in _needs_taps(turn)})
         began = time.perf_counter()
@@ -115,11 +112,9 @@ class Engine:
         self.cost.record(rows, _mean_context(batch), clock.verify)
         return out
 
-    def _accept(self, batch: list[Turn], out: Output | None) -> list[Verdict | Fault]:
+    def _accept(self, batch: list[Turn], out: Output) -> list[Verdict | Fault]:
         """Each rule walks the trees of its own sequences; an early prefill chunk has no verdict to give."""
         verdicts: list[Verdict | Fault] = [_NOTHING] * len(batch)
-        if out is None:
-            return verdicts
         groups: dict[int, tuple[Rule, list[int]]] = {}
         for index, turn in enumerate(batch):
             if turn.at_root:
@@ -133,12 +128,9 @@ class Engine:
                 verdicts[index] = result
         return verdicts
 
-    def _commit(
-        self, batch: list[Turn], out: Output | None, verdicts: list[Verdict | Fault], clock: _Clock
-    ) -> list[Commit]:
+    def _commit(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], clock: _Clock) -> list[Commit]:
         commits: list[Commit] = []
         for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
-            assert out is not None
             collect_prompt_logprobs(turn, out.logits_RV[out.starts[index] : out.starts[index + 1]])
             commits.append(self._commit_one(turn, verdict, out, index))
         self._learn(batch, commits, clock)
@@ -166,16 +158,20 @@ class Engine:
             if done.committed and sequence.drafting and sequence.strategy.drafter is not None:
                 sequence.strategy.policy.learn(sequence, turn.draft, done.accepted, spent)
 
-    def _observe(self, batch: list[Turn], out: Output | None, verdicts: list[Verdict | Fault]) -> None:
+    def _observe(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault]) -> None:
         """Tell each drafter what became of its sequences; one that raises here is dropped like one that can't draft."""
         told: list[tuple[Sequence, Observation]] = []
         rows = 0
         for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
-            assert out is not None
             if _drafter_watches(turn) and isinstance(verdict, Verdict):
                 told.append((turn.sequence, _observation(turn, verdict, out, index, rows)))
             rows += len(turn.pending) + len(turn.draft)
         self._drafting.observe(told)
+
+    def _count_seconds(self, batch: list[Turn], clock: _Clock) -> None:
+        overhead = clock.overhead
+        for turn in batch:
+            turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
 
     def _report(self, sequence: Sequence, done: Commit) -> Event:
         if done.finish_reason is not None:
