@@ -97,7 +97,7 @@ def best_chain(draft: Draft) -> Draft:
         reach.append((reach[parent] if parent >= 0 else 1.0) * (draft.scores[node] if draft.scores else 1.0))
         values.append((values[parent] if parent >= 0 else 0.0) + reach[node])
     real = len(draft) - draft.probes
-    best = max(range(real), key=lambda node: (values[node], -node))
+    best = max(range(real), key=lambda node: (values[node], -node), default=-1)  # -1: nothing but probes
     return subtree(draft, path_to(draft.tree, best))
 
 
