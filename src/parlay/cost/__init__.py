@@ -1,0 +1,1 @@
+"""What forwards cost, by rows and context."""

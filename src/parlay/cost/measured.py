@@ -1,0 +1,132 @@
+"""What forwards cost on this machine: timed once at start, and refined by every forward that is run."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+
+from parlay.types import OutOfRoom, Runner, Segment
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Row counts that are told apart; in between, cost is interpolated."""
+
+_CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buckets: 512, 1024, ...
+_PRIOR_SECONDS = 0.01
+_PRIOR_ROW = 0.03  # of a one-row forward, per further row: what small models on CPUs measure
+_DOWN, _UP = 0.3, 0.05  # how far an estimate follows a quicker or a slower forward: a low quantile, as delays are noise
+
+_CALIBRATED = (1, 16, 4, 32, 2, 8)  # most telling first, in case time runs out
+_SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
+
+
+class MeasuredCost:
+    """Seconds of a forward by rows and context; implements `parlay.types.Cost`.
+
+    One curve over `ROWS` per context bucket. An estimate is a decayed low quantile of what was measured there, so a
+    single slow forward moves little. A bucket that was never measured starts from its nearest neighbour's curve, the
+    first of all from ``samples`` (rows -> seconds at short context), and without them from a guess whose level the
+    first record sets. Curves never fall with rows: what was measured last moves older estimates out of its way.
+    """
+
+    def __init__(self, samples: Mapping[int, float] | None = None) -> None:
+        self._curves: dict[int, list[float]] = {}  # context bucket -> estimate for each of ROWS
+        self._guessed = not samples
+        if samples:
+            self._curves[0] = _fill(samples)
+
+    def forward(self, rows: int, context: int) -> float:
+        curve = self._curve(bisect_left(_CONTEXTS, context))
+        high = min(bisect_left(ROWS, rows), len(ROWS) - 1)
+        if high == 0 or ROWS[high] == rows:
+            return curve[high]
+        slope = (curve[high] - curve[high - 1]) / (ROWS[high] - ROWS[high - 1])
+        return curve[high] + slope * (rows - ROWS[high])  # beyond the last bucket too
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        bucket = bisect_left(_CONTEXTS, context)
+        ratio = seconds / self.forward(rows, context)
+        if self._guessed:
+            self._guessed = False
+            self._curves = {bucket: [estimate * ratio for estimate in self._curves[bucket]]}
+            return
+        place = min(bisect_left(ROWS, rows), len(ROWS) - 1)
+        if place and rows - ROWS[place - 1] < ROWS[place] - rows:
+            place -= 1
+        curve = self._curves[bucket]
+        now = curve[place] * (1 + (_DOWN * (ratio - 1) if ratio < 1 else _UP * (min(ratio, 2.0) - 1)))
+        self._curves[bucket] = [
+            *(min(estimate, now) for estimate in curve[:place]),
+            now,
+            *(max(estimate, now) for estimate in curve[place + 1 :]),
+        ]
+
+    def _curve(self, bucket: int) -> list[float]:
+        if bucket not in self._curves:
+            self._curves[bucket] = self._neighbour(bucket)
+        return self._curves[bucket]
+
+    def _neighbour(self, bucket: int) -> list[float]:
+        if not self._curves:
+            return _fill({1: _PRIOR_SECONDS})
+        return self._curves[min(self._curves, key=lambda other: abs(other - bucket))]
+
+
+def _fill(samples: Mapping[int, float]) -> list[float]:
+    """A curve over `ROWS` through the samples, straight in between and beyond; from one sample, with a guessed slope.
+
+    No sample counts for more than one of a larger forward: delays only ever add.
+    """
+    known = sorted(samples.items())
+    if len(known) == 1:
+        rows, seconds = known[0]
+        per_row = seconds * _PRIOR_ROW / (1 + _PRIOR_ROW * (rows - 1))
+        return [seconds + per_row * (count - rows) for count in ROWS]
+    least = list(accumulate((seconds for _, seconds in reversed(known)), min))[::-1]
+    rising = [(rows, seconds) for (rows, _), seconds in zip(known, least, strict=True)]
+    return [_between(rising, count) for count in ROWS]
+
+
+def _between(known: list[tuple[int, float]], rows: int) -> float:
+    high = min(max(1, bisect_left(known, (rows, 0.0))), len(known) - 1)
+    (rows_a, seconds_a), (rows_b, seconds_b) = known[high - 1], known[high]
+    slope = (seconds_b - seconds_a) / (rows_b - rows_a)
+    return max(seconds_a, seconds_b + slope * (rows - rows_b)) if rows >= rows_a else seconds_a
+
+
+def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
+    """Time a few forwards of 1 to 32 rows in a scratch sequence; stops early where a forward is slow.
+
+    A runner without room for 32 tokens is not timed: the cost then starts from a guess.
+    """
+    deadline = time.perf_counter() + seconds
+    runner.open(_SCRATCH, (0,))
+    try:
+        if not runner.reserve(_SCRATCH, max(_CALIBRATED)):
+            return MeasuredCost()
+        return MeasuredCost(_time_rows(runner, deadline))
+    except OutOfRoom:
+        return MeasuredCost()
+    finally:
+        runner.release(_SCRATCH)
+
+
+def _time_rows(runner: Runner, deadline: float) -> dict[int, float]:
+    """The quickest forward seen for each row count; passes over all of them, so that a slow moment hits all alike."""
+    best: dict[int, float] = {}
+    _time_forward(runner, 1)  # the first one ever may build kernels
+    while True:
+        for rows in _CALIBRATED:
+            guess = best.get(rows) or max(best.values(), default=0.0)
+            if best and time.perf_counter() + guess > deadline:
+                return best
+            best[rows] = min(best.get(rows, float("inf")), _time_forward(runner, rows))
+
+
+def _time_forward(runner: Runner, rows: int) -> float:
+    start = time.perf_counter()
+    tokens = tuple(row % runner.spec.vocab_size for row in range(rows))
+    out = runner.forward([Segment(_SCRATCH, tokens)])
+    out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    return time.perf_counter() - start

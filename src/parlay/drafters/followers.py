@@ -1,0 +1,99 @@
+"""A draft runner's sequences, each following one of the target's: caught up, cut back and evicted as needed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from parlay.drafters.history import History
+from parlay.types import OutOfRoom, Runner, Segment, Tree, View
+
+_CHUNK = 256  # pending tokens of one sequence that are fed in one forward
+
+
+class Follower:
+    """One sequence in the draft runner. ``pending`` are the tokens to feed next; the last of them is the root."""
+
+    __slots__ = ("history", "name", "pending")
+
+    def __init__(self, name: int, history: History) -> None:
+        self.name = name
+        self.history = history  # the tokens that the runner has cached, drafted ones included
+        self.pending: tuple[int, ...] = ()
+
+    def segment(self, tree: Tree = Tree(), rows: int = 1) -> Segment:  # noqa: B008 - frozen
+        """Feed the pending tokens and a tree, and ask for the logits of the last ``rows`` of all these rows."""
+        return Segment(self.name, self.pending, tree, len(self.pending) + len(tree) - rows)
+
+
+class Followers:
+    """The sequences of one drafter in a runner that it may share with others."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._followers: dict[int, Follower] = {}  # by the target's sequence, least recently used first
+
+    def catch_up(self, views: Sequence[View], extra: Sequence[int], pending: int = _CHUNK) -> list[Follower | None]:
+        """One follower per view, room made for ``extra`` more tokens, with at most ``pending`` tokens left to feed.
+
+        None where the runner has no room.
+        """
+        busy = {view.sequence for view in views}
+        pairs = zip(views, extra, strict=True)
+        followers = [self._align(view, busy) if self._reserve(view, more, busy) else None for view, more in pairs]
+        while late := [each for each in followers if each is not None and len(each.pending) > pending]:
+            self._feed(late)
+        return followers
+
+    def release(self, sequence: int) -> None:
+        follower = self._followers.pop(sequence, None)
+        if follower is not None:
+            self._runner.release(follower.name)
+
+    def keep(self, follower: Follower, path: Sequence[int] = (), tree: Tree = Tree()) -> None:  # noqa: B008 - frozen
+        """The pending tokens of the last forward are cached now, and the nodes of ``path`` with them."""
+        cached = self._runner.keep(follower.name, path)
+        follower.history.tokens += [*follower.pending, *(tree.tokens[node] for node in path)]
+        follower.history.cut(cached)
+
+    def _reserve(self, view: View, extra: int, busy: set[int]) -> bool:
+        """Make the view's follower the most recently used, with room for its tokens and ``extra`` more."""
+        follower = self._followers.pop(view.sequence, None) or self._open(view)
+        self._followers[view.sequence] = follower
+        try:
+            while not self._runner.reserve(follower.name, len(view.tokens) + extra):
+                idle = next((sequence for sequence in self._followers if sequence not in busy), None)
+                if idle is None:
+                    return False
+                self.release(idle)
+        except OutOfRoom:
+            return False
+        return True
+
+    def _open(self, view: View) -> Follower:
+        # Drafters may share the runner, so names are drawn from a space too large to meet in.
+        follower = Follower(uuid.uuid4().int >> 66, History())
+        cached = self._runner.open(follower.name, view.tokens, view.request.salt)
+        follower.history.tokens += view.tokens[:cached]
+        return follower
+
+    def _align(self, view: View, busy: set[int]) -> Follower:
+        """Cut the cache back to what is still true of the sequence, and at least the root."""
+        follower = self._followers[view.sequence]
+        tokens, history = view.tokens, follower.history
+        agreed = min(history.agree(tokens), len(tokens) - 1)
+        if agreed < len(history.tokens):
+            history.cut(self._runner.truncate(follower.name, agreed))
+        follower.pending = tuple(tokens[len(history.tokens) :])
+        return follower
+
+    def _feed(self, late: Sequence[Follower]) -> None:
+        """One chunk of each, the root left out."""
+        rest = [follower.pending for follower in late]
+        for follower in late:
+            follower.pending = follower.pending[:-1][:_CHUNK]
+        self._runner.forward([follower.segment(rows=0) for follower in late])
+        for follower, pending in zip(late, rest, strict=True):
+            fed = len(follower.pending)
+            self.keep(follower)
+            follower.pending = pending[fed:]

@@ -1,0 +1,47 @@
+"""How a drafter tells what it holds for a sequence is still true of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+TAIL = 32
+
+
+class History:
+    """Tokens that a drafter's state stands for, compared cheaply with the sequence they came from.
+
+    The prefix that agreed last time is taken on trust while the sequence shows the same live list, no shorter than
+    that prefix, whose last `TAIL` tokens are unchanged; otherwise all of it is compared. (A list that is cut and
+    regrown between two calls, to the same tail, escapes this; the state is a cache, so only drafts get worse.)
+    """
+
+    __slots__ = ("_agreed", "_source", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._source: Sequence[int] = ()
+        self._agreed = 0
+
+    def agree(self, tokens: Sequence[int]) -> int:
+        """Length of the common prefix of what is held and ``tokens``."""
+        held = self.tokens
+        start = self._agreed if tokens is self._source else 0
+        if start > len(tokens) or start > len(held) or not _same(held, tokens, max(0, start - TAIL), start):
+            start = 0
+        end = min(len(held), len(tokens))
+        self._source = tokens
+        self._agreed = end if _same(held, tokens, start, end) else _first_difference(held, tokens, start, end)
+        return self._agreed
+
+    def cut(self, length: int) -> None:
+        """Forget the tokens from ``length`` on."""
+        del self.tokens[length:]
+        self._agreed = min(self._agreed, length)
+
+
+def _same(held: list[int], tokens: Sequence[int], start: int, end: int) -> bool:
+    return held[start:end] == list(tokens[start:end])
+
+
+def _first_difference(held: list[int], tokens: Sequence[int], start: int, end: int) -> int:
+    return next(place for place in range(start, end) if held[place] != tokens[place])

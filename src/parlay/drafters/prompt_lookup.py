@@ -1,0 +1,158 @@
+"""Prompt lookup decoding (Saxena 2023): what followed the latest tokens before will follow them again."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from parlay import trees
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.history import History
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "prompt-lookup"
+CANDIDATES = 64  # how many occurrences of one n-gram are looked at, the most recent ones
+
+_ANCHOR = 4  # runs of this length are looked up first: common short ones would hide old long matches
+_END = -1  # stands between references: never in a query, never proposed
+
+
+class PromptLookup:
+    """Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding).
+
+    Proposes what followed the longest earlier match of the latest tokens, of ``min_ngram`` to ``max_ngram`` tokens,
+    in the request's references, its prompt and its output. Among equally long matches ``pick`` takes the most recent
+    or the leftmost. Of an n-gram that occurs more than `CANDIDATES` times the earlier occurrences are not looked at.
+
+    The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
+    """
+
+    def __init__(self, resources: Resources, *, max_ngram: int = 32, min_ngram: int = 1, pick: str = "recent") -> None:
+        if min_ngram > max_ngram:
+            raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
+        self._longest = max_ngram
+        self._sizes = sorted({min_ngram, max(min_ngram, min(_ANCHOR, max_ngram))}, reverse=True)
+        self._leftmost = pick == "leftmost"
+        self._texts: dict[int, _Text] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        text = self._texts.get(view.sequence)
+        if text is None or text.references != view.request.references:
+            text = self._texts[view.sequence] = _Text(self._sizes, view.request.references)
+        text.follow(view.tokens)
+        place, length = text.match(self._longest, self._leftmost)
+        if length == 0:
+            return NO_DRAFT
+        scores = [_score(length + depth) for depth in range(budget)]
+        tokens = text.copy(place, budget)
+        return trees.chain(tokens, SOURCE, scores[: len(tokens)])
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` reads the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._texts.pop(sequence, None)
+
+
+def _score(length: int) -> float:
+    """Chance that a copy goes on after ``length`` matching tokens; measured on edits and answers, .33 to .95."""
+    return length / (length + 2)
+
+
+class _Text:
+    """What may be copied for one sequence: its references, each closed by `_END`, then the sequence itself."""
+
+    def __init__(self, sizes: Sequence[int], references: tuple[tuple[int, ...], ...]) -> None:
+        self.references = references
+        self._sizes = sizes
+        self._history = History()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._history.cut(0)
+        self._tokens: list[int] = []
+        self._places = [_Places(size) for size in self._sizes]
+        for reference in self.references:
+            self._extend(reference, len(self._tokens))
+            self._tokens.append(_END)
+        self._start = len(self._tokens)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Append what is new in the sequence; start over if tokens were taken back."""
+        history = self._history
+        if history.agree(tokens) < len(history.tokens):
+            self._reset()
+        new = tokens[len(history.tokens) :]
+        history.tokens.extend(new)
+        self._extend(new, self._start)
+
+    def _extend(self, new: Sequence[int], start: int) -> None:
+        self._tokens.extend(new)
+        for places in self._places:
+            places.index(self._tokens, start)
+
+    def match(self, longest: int, leftmost: bool) -> tuple[int, int]:
+        """Where what followed the longest match begins, and the length of the match; 0 without one."""
+        best, length = 0, 0
+        longest = min(longest, len(self._history.tokens))
+        for places in self._places:
+            for place in places.of(self._tokens, longest):
+                found = self._match_length(place, places.size, longest)
+                if found > length or (leftmost and found == length):
+                    best, length = place, found
+                if length == longest and not leftmost:
+                    break
+            if length:
+                break
+        return best, length
+
+    def _match_length(self, place: int, known: int, longest: int) -> int:
+        """How many tokens before ``place`` equal the latest ones, given that ``known`` do."""
+        text = self._tokens
+        longest = min(longest, place)
+        while known < longest and text[place - known - 1] == text[-known - 1]:
+            known += 1
+        return known
+
+    def copy(self, place: int, budget: int) -> list[int]:
+        tokens = self._tokens[place : place + budget]
+        return tokens[: tokens.index(_END)] if _END in tokens else tokens
+
+
+class _Places:
+    """The places that follow each n-gram of one size, most recent first.
+
+    An n-gram is indexed when the token after it is known, so the latest one never finds itself.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._earlier = array("q")  # place -> the previous place with the same n-gram before it, or -1
+
+    def index(self, text: Sequence[int], start: int) -> None:
+        """Take in what was appended to ``text``; an n-gram lies within the part that begins at ``start``."""
+        size, latest, earlier = self.size, self._latest, self._earlier
+        first = max(len(earlier), start + size)
+        earlier.extend([-1] * (min(first, len(text)) - len(earlier)))
+        for place in range(first, len(text)):
+            key = tuple(text[place - size : place])
+            earlier.append(latest.get(key, -1))
+            latest[key] = place
+
+    def of(self, text: Sequence[int], longest: int) -> Iterator[int]:
+        """Places after occurrences of the latest n-gram, if the sequence is that long."""
+        place = self._latest.get(tuple(text[-self.size :]), -1) if self.size <= longest else -1
+        for _ in range(CANDIDATES):
+            if place < 0:
+                return
+            yield place
+            place = self._earlier[place]

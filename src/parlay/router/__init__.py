@@ -1,0 +1,1 @@
+"""Budget policies: how many nodes each sequence drafts, and which of them are worth verifying."""

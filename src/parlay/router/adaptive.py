@@ -1,0 +1,235 @@
+"""The default budget policy: draft as much as pays, by measured acceptance and measured cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.router.estimates import Calibration, Lean, Levels, expected_accepted, score_of, shifted, walk
+from parlay.types import Cost, Draft, Spent, View
+
+_FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
+_KNOWN = 50  # drafts after which it is known
+_PROBE = 2  # nodes of a probe
+_FIRST_WAIT = 8  # steps without a tested node before a probe
+_LOSS = 0.01  # share of plain decoding's time that failed probes may take
+_FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming is enough
+_DOWN, _UP = 0.3, 0.1  # how far the draft seconds per node follow a quicker or slower proposal
+_STRIDES = 64  # at most about so many sizes are compared when drafts are trimmed
+
+
+class Adaptive:
+    """Drafts what raises tokens per second, in the spirit of SmartSpec's goodput (arXiv:2406.14066).
+
+    *Trimming*: a node's chance is the product of its path's calibrated scores. All nodes of the batch are ranked by
+    chance, and the first m are verified for which (sequences + their chances) / (draft seconds + v(rows)) is largest;
+    so a node stays while it is worth its row at the margin. Drafts of laws other than ``point`` are never trimmed:
+    removing nodes by what was drawn would change the law.
+
+    *Planning*: how deep to draft, from the share of levels accepted lately and the measured draft seconds per node;
+    0 where no depth pays. A drafter whose work is next to free drafts the whole budget and is trimmed.
+
+    *Never slower*: a sequence begins with `_FIRST` nodes and doubles with each draft that holds, unless the drafter is known by
+    then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `_FIRST_WAIT` steps; each failure
+    doubles the wait, and at least to 1 / `_LOSS` times what the probe cost. So failed probes take at most a share of
+    `_LOSS`, and the loss to a drafter that is always wrong is that and a few first drafts.
+
+    Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, because that
+    needs few observations; calibration by depth, as static trees use it, knows nothing of a drafter's confidence.
+    """
+
+    def __init__(self, cost: Cost, max_budget: int) -> None:
+        self._cost = cost
+        self._max_budget = max_budget
+        self._calibration = Calibration()
+        self._levels = Levels()
+        self._node_seconds = 0.0
+        self._depth_per_node = 1.0
+        self._states: dict[int, _State] = {}
+        self._own_rows = 0
+        self._other_rows = 0
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        self._own_rows = len(views)
+        if self._max_budget == 0 or not views:
+            return [0] * len(views)
+        table = self._cost_table(views)
+        return [self._plan(self._state(view.sequence), table) for view in views]
+
+    def _plan(self, state: _State, table: list[tuple[int, float, float]]) -> int:
+        state.quiet += 1
+        state.probing = state.quiet > state.wait
+        free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
+        paying = self._max_budget if free else self._paying_depth(state, table)
+        state.budget = min(paying or (_PROBE if state.probing else 0), state.limit)
+        return state.budget
+
+    def _cost_table(self, views: Sequence[View]) -> list[tuple[int, float, float]]:
+        """Draft seconds and forward seconds of the batch, if each sequence drafts so many nodes; a few sizes."""
+        context = _mean_length(views)
+        base = len(views) + self._other_rows
+        sizes = [0, *_sizes(self._max_budget)]
+        return [
+            (
+                size,
+                size * len(views) * self._node_seconds,
+                self._cost.forward(base + size * len(views), context),
+            )
+            for size in sizes
+        ]
+
+    def _paying_depth(self, state: _State, table: list[tuple[int, float, float]]) -> int:
+        """The size that gives most tokens per second if all sequences did as this one; 0 where none beats plain."""
+        share = state.levels.share
+        others = self._other_rows / self._own_rows
+
+        def rate(row: tuple[int, float, float]) -> float:
+            size, draft_seconds, seconds = row
+            gain = expected_accepted(share, size * self._depth_per_node)
+            return (1 + others + gain) / (draft_seconds + seconds)
+
+        return max(table, key=lambda row: (rate(row), -row[0]))[0]
+
+    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        for view, draft in zip(views, drafts, strict=True):
+            self._state(view.sequence).proposed = len(draft)
+        kept = self._trim(views, drafts) if any(map(len, drafts)) else list(drafts)
+        self._own_rows += sum(map(len, kept))
+        return kept
+
+    def _trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        states = [self._state(view.sequence) for view in views]
+        ranked = sorted(
+            (-chance, place, node)
+            for place, (state, draft) in enumerate(zip(states, drafts, strict=True))
+            for node, chance in enumerate(self._chances(state, draft))
+        )
+        kept: list[list[int]] = [[] for _ in drafts]
+        for _, place, node in ranked[: self._worth(views, drafts, [-chance for chance, _, _ in ranked])]:
+            kept[place].append(node)
+        for _, place, node in ranked:
+            if states[place].probing and len(kept[place]) < _PROBE and node not in kept[place]:
+                kept[place].append(node)
+        return [_cut(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
+
+    def _chances(self, state: _State, draft: Draft) -> list[float]:
+        """Per node that may be trimmed, the chance that the whole path down to it is accepted."""
+        if draft.law != "point":
+            return []
+        odds = state.lean.odds
+        chances: list[float] = []
+        for node, parent in enumerate(draft.tree.parents[: len(draft) - draft.probes]):
+            chance = shifted(self._calibration.chance(score_of(draft, node)), odds)
+            chances.append(chance * chances[parent] if parent >= 0 else chance)
+        return chances
+
+    def _worth(self, views: Sequence[View], drafts: Sequence[Draft], chances: Sequence[float]) -> int:
+        """How many of the ranked nodes to verify: where tokens per second are highest, and fewer of equals."""
+        context = _mean_length(views)
+        fixed = sum(len(draft) for draft in drafts if draft.law != "point") + sum(draft.probes for draft in drafts)
+        tokens = float(len(views) + self._other_rows)
+        rows = len(views) + self._other_rows + fixed
+        draft_seconds = self._node_seconds * sum(map(len, drafts))
+        best_rate, best = tokens / (draft_seconds + self._cost.forward(rows, context)), 0
+        stride = max(1, len(chances) // _STRIDES)
+        for count, chance in enumerate(chances, start=1):
+            tokens += chance
+            if count % stride == 0 or count == len(chances):
+                rate = tokens / (draft_seconds + self._cost.forward(rows + count, context))
+                if rate > best_rate:
+                    best_rate, best = rate, count
+        return best
+
+    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+        state = self._state(view.sequence)
+        self._other_rows = max(0, spent.rows - self._own_rows)
+        if state.budget and not state.new:
+            self._learn_draft_seconds(spent.draft_seconds / max(1, state.proposed))
+        state.new = state.new and not state.budget
+        if len(draft) > draft.probes:
+            tested = walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :])
+            self._learn_outcomes(state, draft, tested)
+            self._learn_levels(state, draft, accepted, tested)
+        self._learn_wait(state, len(draft) - draft.probes, accepted, spent)
+
+    def _learn_draft_seconds(self, seconds: float) -> None:
+        """A low quantile: prefill and catching up are no part of what one more node costs."""
+        known = self._node_seconds
+        if known == 0:
+            self._node_seconds = seconds
+        elif seconds < known:
+            self._node_seconds += _DOWN * (seconds - known)
+        else:
+            self._node_seconds += _UP * min(seconds - known, known)
+
+    def _learn_outcomes(self, state: _State, draft: Draft, tested: Sequence[tuple[int, bool]]) -> None:
+        outcomes = [(score_of(draft, node), hit) for node, hit in tested]
+        state.lean.learn([(self._calibration.chance(score), hit) for score, hit in outcomes])
+        self._calibration.learn(outcomes)
+
+    def _learn_levels(self, state: _State, draft: Draft, accepted: int, tested: Sequence[tuple[int, bool]]) -> None:
+        reached = {draft.tree.parents[node] for node, _ in tested}
+        missed = len(reached) > sum(hit for _, hit in tested)
+        state.levels.learn(accepted, missed)
+        depth = max(trees.depths(draft.tree))
+        self._depth_per_node += _UP * (depth / len(draft) - self._depth_per_node)
+        if accepted:
+            state.limit = min(2 * state.limit, self._max_budget)
+
+    def _learn_wait(self, state: _State, nodes: int, accepted: int, spent: Spent) -> None:
+        """After a probe that lost time wait longer, and at least until its loss is a share of `_LOSS`."""
+        plain = self._cost.forward(1, spent.context)
+        if state.probing and (nodes or spent.draft_seconds > _FREE * plain):
+            rows = self._cost.forward(spent.rows, spent.context) - self._cost.forward(spent.rows - nodes, spent.context)
+            loss = spent.draft_seconds + rows - accepted * plain
+            state.wait = max(2 * state.wait, math.ceil(loss / (_LOSS * plain))) if loss > 0 else _FIRST_WAIT
+        elif nodes == 0:
+            return
+        state.quiet = 0
+
+    def release(self, sequence: int) -> None:
+        self._states.pop(sequence, None)
+
+    def _state(self, sequence: int) -> _State:
+        state = self._states.get(sequence)
+        if state is None:
+            known = self._calibration.steps >= _KNOWN
+            limit = self._max_budget if known else min(_FIRST, self._max_budget)
+            state = self._states[sequence] = _State(limit, Levels(self._levels))
+        return state
+
+
+class _State:
+    """What is remembered of one sequence."""
+
+    __slots__ = ("budget", "lean", "levels", "limit", "new", "probing", "proposed", "quiet", "wait")
+
+    def __init__(self, limit: int, levels: Levels) -> None:
+        self.lean = Lean()
+        self.levels = levels
+        self.limit = limit  # slow start: nodes that may be drafted for now
+        self.budget = 0  # as planned for this step
+        self.proposed = 0  # nodes the drafter proposed in this step
+        self.probing = False
+        self.quiet = 0  # steps since a node was last tested
+        self.wait = _FIRST_WAIT  # quiet steps before the next probe
+        self.new = True  # nothing drafted yet: the first proposal reads the prompt
+
+
+def _mean_length(views: Sequence[View]) -> int:
+    return sum(len(view.tokens) for view in views) // len(views)
+
+
+def _sizes(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... up to ``most``."""
+    sizes = sorted({size for power in range(12) for size in (1 << power, 3 << power)})
+    return [*(size for size in sizes if size < most), most]
+
+
+def _cut(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft without the nodes that are not worth it; probes and drawn drafts stay whole."""
+    if draft.law != "point":
+        return draft
+    probes = range(len(draft) - draft.probes, len(draft))
+    return trees.subtree(draft, [*sorted(nodes), *probes])

@@ -1,0 +1,127 @@
+"""How likely drafted nodes are to be accepted: the drafter's own scores, put right by what was seen."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.types import Draft
+
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the buckets of scores
+_UNSCORED = 0.7  # score of a node whose drafter gives none
+_WEIGHT = 4.0  # observations that a score is worth before anything was seen
+_BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
+_SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
+
+
+def score_of(draft: Draft, node: int) -> float:
+    return draft.scores[node] if draft.scores else _UNSCORED
+
+
+def walk(draft: Draft, accepted: int, committed: Sequence[int]) -> list[tuple[int, bool]]:
+    """Every node whose parent was reached, and whether it was accepted.
+
+    ``accepted`` nodes were; ``committed`` are the tokens of the step, which tell the path where the tree branches.
+    """
+    families = trees.children(draft.tree)
+    real = len(draft) - draft.probes
+    tested: list[tuple[int, bool]] = []
+    node = -1
+    for depth in range(accepted + 1):
+        children = [child for child in families[node] if child < real]
+        chosen = None
+        if depth < accepted:
+            token = committed[depth]
+            chosen = next((child for child in children if draft.tree.tokens[child] == token), None)
+        tested += [(child, child == chosen) for child in children]
+        if chosen is None:
+            break
+        node = chosen
+    return tested
+
+
+class Calibration:
+    """Acceptance by score, over all sequences of a strategy."""
+
+    def __init__(self) -> None:
+        self._accepted = [0.0] * (len(_EDGES) + 1)
+        self._tested = [0.0] * (len(_EDGES) + 1)
+        self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they fade like what was seen
+        self.steps = 0
+
+    def chance(self, score: float) -> float:
+        """Share of nodes with about this score that were accepted when their parent was; within [0.001, 0.999]."""
+        bucket = bisect_right(_EDGES, score)
+        weight = self._weights[bucket]
+        share = (self._accepted[bucket] + weight * score) / (self._tested[bucket] + weight)
+        return min(0.999, max(0.001, share))
+
+    def learn(self, outcomes: Sequence[tuple[float, bool]]) -> None:
+        """One step: scores of the tested nodes, and whether each was accepted."""
+        self.steps += 1
+        buckets = [(bisect_right(_EDGES, score), accepted) for score, accepted in outcomes]
+        for bucket in {bucket for bucket, _ in buckets}:
+            self._accepted[bucket] *= _BUCKET_DECAY
+            self._tested[bucket] *= _BUCKET_DECAY
+            self._weights[bucket] *= _BUCKET_DECAY
+        for bucket, accepted in buckets:
+            self._accepted[bucket] += accepted
+            self._tested[bucket] += 1
+
+
+class Lean:
+    """How much better or worse one sequence's nodes do than the calibration says, as a shift of log-odds."""
+
+    def __init__(self) -> None:
+        self._accepted = self._tested = self._expected = 0.0
+
+    def learn(self, outcomes: Sequence[tuple[float, bool]]) -> None:
+        """One step: calibrated chances of the tested nodes, and whether each was accepted."""
+        self._accepted = self._accepted * _SEQUENCE_DECAY + sum(accepted for _, accepted in outcomes)
+        self._expected = self._expected * _SEQUENCE_DECAY + sum(chance for chance, _ in outcomes)
+        self._tested = self._tested * _SEQUENCE_DECAY + len(outcomes)
+
+    @property
+    def odds(self) -> float:
+        """The factor on the odds; 1 before anything was seen."""
+        up = (self._accepted + 1) / (self._expected + 1)
+        down = (self._tested - self._accepted + 1) / (self._tested - self._expected + 1)
+        return up / down
+
+
+def shifted(chance: float, odds: float) -> float:
+    """The chance whose odds are ``odds`` times those of ``chance``, which is within (0, 1)."""
+    return odds * chance / (odds * chance + 1 - chance)
+
+
+class Levels:
+    """Share of levels at which one of the drafted children was accepted: what tells how deep to draft.
+
+    Of a sequence it leans on that of the whole strategy, and that on a guess which fades.
+    """
+
+    def __init__(self, whole: Levels | None = None) -> None:
+        self._whole = whole
+        self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
+        self._tested = _WEIGHT if whole is None else 0.0
+        self._accepted = self._tested * _UNSCORED
+
+    @property
+    def share(self) -> float:
+        if self._whole is None:
+            return self._accepted / self._tested
+        return (self._accepted + _WEIGHT * self._whole.share) / (self._tested + _WEIGHT)
+
+    def learn(self, accepted: int, missed: bool) -> None:
+        """One step: levels at which a node was accepted, and whether one was reached at which none was."""
+        self._accepted = self._accepted * self._decay + accepted
+        self._tested = self._tested * self._decay + accepted + missed
+        if self._whole is not None:
+            self._whole.learn(accepted, missed)
+
+
+def expected_accepted(share: float, depth: float) -> float:
+    """Nodes that a chain of ``depth`` gets accepted at one conditional rate: a + a^2 + ... + a^depth."""
+    share = min(share, 0.999)
+    return share * float(1 - share**depth) / (1 - share)

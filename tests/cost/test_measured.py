@@ -1,0 +1,136 @@
+"""The measured cost: monotone, robust, quick to calibrate."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from parlay.cost.measured import MeasuredCost, calibrate
+from parlay.types import Exactness, Output, RunnerSpec, Segment
+
+
+def true_seconds(rows: int) -> float:
+    return 0.004 * (1 + 0.05 * (rows - 1))
+
+
+def test_without_data_it_guesses_something_sane() -> None:
+    """Positive, rising, and far from linear in rows: else nothing would ever be drafted."""
+    cost = MeasuredCost()
+    assert 0 < cost.forward(1, 100) < cost.forward(16, 100) < 4 * cost.forward(1, 100)
+
+
+def test_the_first_record_sets_the_level_of_a_guess() -> None:
+    cost = MeasuredCost()
+    shape = cost.forward(16, 0) / cost.forward(1, 0)
+    cost.record(1, 50, 0.002)
+    assert cost.forward(1, 50) == pytest.approx(0.002)
+    assert cost.forward(16, 50) == pytest.approx(0.002 * shape)
+    assert cost.forward(1, 100_000) == pytest.approx(0.002)
+
+
+def test_it_goes_through_samples_and_straight_in_between_and_beyond() -> None:
+    cost = MeasuredCost({1: 1.0, 4: 1.3, 16: 2.5})
+    assert [cost.forward(rows, 0) for rows in (1, 2, 4, 10, 16, 32, 1000)] == pytest.approx(
+        [1.0, 1.1, 1.3, 1.9, 2.5, 4.1, 2.5 + 984 * 0.1]
+    )
+
+
+def test_it_never_says_that_a_larger_forward_is_cheaper() -> None:
+    cost = MeasuredCost({1: 5.0, 2: 1.0, 8: 3.0, 16: 2.0, 32: 4.0})
+    coin = random.Random(0)
+    for _ in range(2000):
+        cost.record(coin.randrange(1, 700), coin.choice((10, 900, 5000)), coin.uniform(0.5, 9))
+        context = coin.choice((10, 900, 5000))
+        seconds = [cost.forward(rows, context) for rows in (*range(1, 70), 100, 300, 512, 600, 1000)]
+        assert seconds == sorted(seconds)
+
+
+def test_it_finds_the_true_cost_under_noise() -> None:
+    """One forward in ten is three times too slow, and the rest jitter upwards."""
+    cost, coin = MeasuredCost(), random.Random(1)
+    for _ in range(3000):
+        rows = coin.choice((1, 2, 5, 9, 17, 33))
+        delay = 3.0 if coin.random() < 0.1 else coin.uniform(1.0, 1.2)
+        cost.record(rows, 300, true_seconds(rows) * delay)
+    for rows in (1, 2, 5, 9, 17, 33):
+        assert cost.forward(rows, 300) == pytest.approx(true_seconds(rows), rel=0.25)
+
+
+def test_one_slow_forward_moves_little() -> None:
+    cost = MeasuredCost({1: 1.0, 16: 1.5})
+    cost.record(1, 0, 50.0)
+    assert cost.forward(1, 0) < 1.06
+
+
+def test_contexts_are_told_apart() -> None:
+    cost = MeasuredCost({1: 1.0, 16: 1.5})
+    for _ in range(200):
+        cost.record(16, 8000, 4.0)
+    assert cost.forward(16, 100) == 1.5
+    assert cost.forward(16, 8000) > 3.5
+
+
+class SlowRunner:
+    """Sleeps as a forward would take."""
+
+    def __init__(self, seconds_per_forward: float, fits: bool = True) -> None:
+        self.seconds = seconds_per_forward
+        self.fits = fits
+        self.names: set[int] = set()
+
+    spec = RunnerSpec("slow", 4, 64, "tree", Exactness.SEED, 1, 1, "cpu", "float32", "none")
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        self.names.add(sequence)
+        return 0
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        return self.fits
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        assert {segment.sequence for segment in segments} <= self.names
+        rows = sum(segment.rows for segment in segments)
+        time.sleep(self.seconds * (1 + 0.1 * rows))
+        return Output(torch.zeros(rows, 4), (0, rows))
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        raise AssertionError("calibration caches nothing")
+
+    def truncate(self, sequence: int, length: int) -> int:
+        raise AssertionError("calibration caches nothing")
+
+    def fork(self, sequence: int, copy: int) -> None:
+        raise AssertionError("calibration forks nothing")
+
+    def release(self, sequence: int) -> None:
+        self.names.discard(sequence)
+
+    def room(self) -> int:
+        return 64
+
+    def check(self) -> None:
+        return None
+
+
+def test_calibration_measures_the_shape_and_leaves_nothing_behind() -> None:
+    runner = SlowRunner(0.001)
+    cost = calibrate(runner)
+    assert cost.forward(32, 0) / cost.forward(1, 0) == pytest.approx(4.2 / 1.1, rel=0.4)
+    assert not runner.names
+
+
+def test_calibration_of_a_slow_model_stops_early() -> None:
+    start = time.perf_counter()
+    cost = calibrate(SlowRunner(0.1))
+    assert time.perf_counter() - start < 1
+    assert cost.forward(1, 0) > 0.1
+
+
+def test_calibration_without_room_guesses() -> None:
+    runner = SlowRunner(0.001, fits=False)
+    assert calibrate(runner).forward(1, 0) > 0
+    assert not runner.names

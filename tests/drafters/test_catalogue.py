@@ -1,0 +1,171 @@
+"""Strategies by name: what is understood, what is refused, and how third parties join."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from parlay.drafters import plugins
+from parlay.drafters.catalogue import (
+    Entry,
+    Resources,
+    StrategySpec,
+    UsageError,
+    build,
+    catalogue,
+    find,
+    listing,
+    parse,
+    resolve,
+    settings,
+)
+from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, Runner, View
+
+
+def no_runner(name: str) -> Runner:
+    raise AssertionError(f"{name} was opened")
+
+
+RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
+
+
+class Echo:
+    """Repeats the last token.
+
+    Needs nothing.
+    """
+
+    needs = Needs()
+
+    def __init__(self, resources: Resources, *, times: int = 2, words: tuple[str, ...] = ("a",), fast: bool = False):
+        self.times, self.words, self.fast = times, words, fast
+
+    def propose(self, views: list[View], budgets: list[int]) -> list[Draft]:
+        return [NO_DRAFT for _ in views]
+
+    def observe(self, observations: list[Observation]) -> None: ...
+
+    def release(self, sequence: int) -> None: ...
+
+
+class Untyped(Echo):
+    def __init__(self, resources: Resources, *, times=2):  # type: ignore[no-untyped-def]
+        self.times = times
+
+
+class Clashing(Echo):
+    def __init__(self, resources: Resources, *, k: int = 2):
+        self.times = k
+
+
+MADE = Entry("made", "toys", Exactness.BITS, "none", "nothing", "Made by hand.", "", {}, f"{__name__}:Echo")
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "toy_drafters", sys.modules[__name__])
+
+
+@pytest.mark.parametrize("name", list(catalogue()))
+def test_every_factory_is_there_and_documented(name: str) -> None:
+    entry = find(name)
+    assert entry.summary.endswith(".")
+    for parameter in entry.parameters.values():
+        assert parameter.help
+    if entry.factory:
+        drafter = resolve(entry.factory)
+        assert drafter.__doc__
+        assert {"k", "policy"} <= entry.parameters.keys()
+    for toy in entry.toys:
+        parse(f"{name}:{toy}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", "prompt-lookup", "prompt-lookup:k=8,min_ngram=3", "draft-model:min_p=0.25,model=some/where,shape=tree"],
+)
+def test_specs_survive_a_round_trip(text: str) -> None:
+    assert str(parse(text)) == text
+    assert parse(str(parse(text))) == parse(text)
+
+
+def test_equal_strategies_have_equal_specs_however_they_are_written() -> None:
+    assert parse(" prompt-lookup: min_ngram=3 ,k=8") == parse("prompt-lookup:k=8,min_ngram=3")
+    assert parse("prompt-lookup:min_ngram=1") == parse("prompt-lookup:") == StrategySpec("prompt-lookup")
+    assert settings(parse("prompt-lookup:k=8"))["k"] == 8
+    assert settings(parse("union:of=none+prompt-lookup"))["of"] == ("none", "prompt-lookup")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("promt-lookup", ["promt-lookup", "did you mean prompt-lookup"]),
+        ("zzz", ["choose one of", "none", "union"]),
+        ("", ["unknown strategy"]),
+        ("prompt-lookup:ngram=2", ["no parameter 'ngram'", "max_ngram"]),
+        ("none:k=2", ["no parameter 'k'"]),
+        ("prompt-lookup:k", ["key=value", "'k'"]),
+        ("prompt-lookup:k=2,k=3", ["twice"]),
+        ("prompt-lookup:k=two", ["k=two", "whole number"]),
+        ("prompt-lookup:k=-1", ["k=-1", "at least 0"]),
+        ("prompt-lookup:k=100000", ["at most 1024"]),
+        ("draft-model:min_p=nan", ["min_p=nan", "at least 0"]),
+        ("draft-model:shape=bush", ["shape=bush", "chain, tree"]),
+        ("prompt-lookup:policy=never", ["adaptive, fixed"]),
+        ("no_such_module_x:Thing", ["no_such_module_x"]),
+        ("json:Thing", ["json has no 'Thing'"]),
+        ("json:dumps", ["no drafter class"]),
+        ("json:JSONDecoder", ["lacks", "propose"]),
+        ("toy_drafters:Untyped", ["'times'", "int, float, bool, str"]),
+        ("toy_drafters:Clashing", ["k", "policy"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_plain_decoding_has_no_drafter() -> None:
+    assert build(parse("none"), RESOURCES) is None
+
+
+def test_parameters_reach_the_drafter_but_the_budget_does_not() -> None:
+    with pytest.raises(UsageError, match="min_ngram 9 is more than max_ngram 3"):
+        build(parse("prompt-lookup:min_ngram=9,max_ngram=3,k=4,policy=fixed"), RESOURCES)
+
+
+def test_a_class_by_path_becomes_a_strategy() -> None:
+    spec = parse("toy_drafters:Echo:times=5,words=x+y,fast=yes,k=3")
+    entry = find(spec.name)
+    assert entry.summary == "Repeats the last token."
+    assert settings(spec)["k"] == 3
+    drafter = build(spec, RESOURCES)
+    assert vars(drafter) == {"times": 5, "words": ("x", "y"), "fast": True}
+    assert parse(str(spec)) == spec
+
+
+def test_an_entry_by_path_says_more_about_itself() -> None:
+    assert find("toy_drafters:MADE").summary == "Made by hand."
+
+
+def test_an_installed_entry_point_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {"echo": EntryPoint("echo", "toy_drafters:Echo", plugins.GROUP)}
+    monkeypatch.setattr(plugins, "installed", lambda: points)
+    assert str(parse("echo:times=3")) == "echo:times=3"
+    assert vars(build(parse("echo:times=3"), RESOURCES))["times"] == 3
+    with pytest.raises(UsageError, match="did you mean echo"):
+        parse("ecko")
+
+
+def test_the_listing_is_plain_data() -> None:
+    rows = json.loads(json.dumps(listing()))
+    assert [row["name"] for row in rows] == list(catalogue())
+    assert {"name", "family", "exactness", "training", "needs", "summary", "reference", "parameters"} <= rows[0].keys()

@@ -1,0 +1,237 @@
+"""The adaptive policy against simulated drafters, in seconds of a synthetic cost table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from parlay import trees
+from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
+from parlay.types import NO_DRAFT, Draft, NoiseKey, Policy, Request, SamplingParams, Spent, Tree
+
+Forward = Callable[[int], float]
+
+
+def memory_bound(rows: int) -> float:
+    """Three percent of a one-row forward per further row: the usual shape on one sequence."""
+    return 1 + 0.03 * (rows - 1)
+
+
+def compute_bound(rows: int) -> float:
+    return float(rows)
+
+
+def free(rows: int) -> float:
+    return 1.0
+
+
+@dataclass
+class TableCost:
+    seconds: Forward
+
+    def forward(self, rows: int, context: int) -> float:
+        return self.seconds(rows)
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        raise AssertionError("the engine records, not the policy")
+
+
+REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
+
+
+@dataclass
+class SequenceView:
+    sequence: int
+    request: Request = REQUEST
+    tokens: list[int] = field(default_factory=lambda: [1])
+    prompt_length: int = 1
+
+
+@dataclass
+class Drafting:
+    """A drafter by its behaviour: nodes of one score, accepted at one conditional rate, at a price per node."""
+
+    rate: float
+    score: float
+    node_seconds: float = 0.0
+    covers: float = 1.0  # share of steps in which it finds anything
+
+
+@dataclass
+class Run:
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    sizes: list[int] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def simulate(
+    policy: Policy, drafting: Drafting, forward: Forward, tokens: int, sequence: int = 0, seed: int = 0
+) -> Run:
+    """One sequence to its end, as the engine would drive the policy."""
+    coin = random.Random(seed)
+    view = SequenceView(sequence)
+    run = Run()
+    while run.tokens < tokens:
+        budget = policy.plan([view])[0]
+        proposed = budget if coin.random() < drafting.covers else 0
+        draft = trees.chain([0] * proposed, "toy", [drafting.score] * proposed)
+        draft = policy.trim([view], [draft])[0]
+        accepted = 0
+        while accepted < len(draft) and coin.random() < drafting.rate:
+            accepted += 1
+        view.tokens += [0] * accepted + [1]
+        draft_seconds = budget * drafting.node_seconds
+        seconds = forward(1 + len(draft))
+        policy.learn(view, draft, accepted, Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
+        run.tokens += accepted + 1
+        run.steps += 1
+        run.seconds += draft_seconds + seconds
+        run.sizes.append(len(draft))
+    return run
+
+
+@pytest.mark.parametrize("node_seconds", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("score", [0.3, 0.9, 0.99])
+def test_a_drafter_that_is_always_wrong_costs_less_than_two_percent(score: float, node_seconds: float) -> None:
+    policy = Adaptive(TableCost(memory_bound), 32)
+    drafting = Drafting(rate=0.0, score=score, node_seconds=node_seconds)
+    assert simulate(policy, drafting, memory_bound, 400).speed > 0.98
+
+
+def test_a_second_request_to_a_wrong_drafter_costs_even_less() -> None:
+    policy = Adaptive(TableCost(memory_bound), 32)
+    drafting = Drafting(rate=0.0, score=0.9, node_seconds=0.05)
+    first = simulate(policy, drafting, memory_bound, 200, sequence=0)
+    second = simulate(policy, drafting, memory_bound, 200, sequence=1)
+    assert first.speed < second.speed
+    assert second.speed > 0.99
+
+
+@pytest.mark.parametrize("score", [0.5, 0.9])
+def test_a_strong_drafter_gets_its_whole_budget_within_six_steps(score: float) -> None:
+    policy = Adaptive(TableCost(memory_bound), 16)
+    assert simulate(policy, Drafting(rate=1.0, score=score), memory_bound, 200).sizes[6] == 16
+
+
+def test_free_verification_takes_the_whole_budget() -> None:
+    policy = Adaptive(TableCost(free), 16)
+    assert set(simulate(policy, Drafting(rate=0.5, score=0.5), free, 400).sizes[20:]) == {16}
+
+
+def test_nothing_is_drafted_when_each_row_costs_a_forward() -> None:
+    policy = Adaptive(TableCost(compute_bound), 16)
+    run = simulate(policy, Drafting(rate=0.8, score=0.8), compute_bound, 1000)
+    assert sum(run.sizes) < 0.02 * run.tokens
+    assert run.speed > 0.98
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("node_seconds", [0.0, 0.1])
+def test_speed_comes_close_to_the_best_fixed_budget(rate: float, node_seconds: float) -> None:
+    """The best budget is picked with hindsight; the policy pays for finding out, and its pauses and probes."""
+    drafting = Drafting(rate=rate, score=rate, node_seconds=node_seconds)
+    budgets = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+    best = max(simulate(Fixed(budget), drafting, memory_bound, 4000).speed for budget in budgets)
+    runs = [
+        simulate(Adaptive(TableCost(memory_bound), 16), drafting, memory_bound, 1000, seed=seed) for seed in range(4)
+    ]
+    assert sum(run.speed for run in runs) / 4 > 0.92 * best
+
+
+@pytest.mark.parametrize("score", [0.2, 0.6, 0.95])
+def test_wrong_scores_are_put_right(score: float) -> None:
+    """A drafter that misjudges itself does nearly as well as one that does not."""
+    honest = simulate(Adaptive(TableCost(memory_bound), 16), Drafting(0.8, 0.8), memory_bound, 3000)
+    wrong = simulate(Adaptive(TableCost(memory_bound), 16), Drafting(0.8, score), memory_bound, 3000)
+    assert wrong.speed > 0.93 * honest.speed
+
+
+def test_a_drafter_that_becomes_good_is_found_again() -> None:
+    policy = Adaptive(TableCost(memory_bound), 16)
+    simulate(policy, Drafting(rate=0.0, score=0.8, node_seconds=0.05), memory_bound, 300)
+    later = simulate(policy, Drafting(rate=0.95, score=0.8, node_seconds=0.05), memory_bound, 1500)
+    assert later.speed > 2
+
+
+def test_copying_now_and_then_is_nearly_as_quick_as_with_a_fixed_budget() -> None:
+    drafting = Drafting(rate=0.93, score=0.9, covers=0.6)
+    fixed = simulate(Fixed(16), drafting, memory_bound, 3000)
+    adaptive = simulate(Adaptive(TableCost(memory_bound), 16), drafting, memory_bound, 3000)
+    assert adaptive.tokens / adaptive.steps > 0.9 * fixed.tokens / fixed.steps
+
+
+def test_a_drafter_without_matches_costs_nothing() -> None:
+    policy = Adaptive(TableCost(memory_bound), 16)
+    assert simulate(policy, Drafting(rate=0.9, score=0.9, covers=0.0), memory_bound, 100).speed == 1
+
+
+def warm(policy: Adaptive, rate: float, score: float) -> None:
+    simulate(policy, Drafting(rate, score), memory_bound, 2000, sequence=99)
+
+
+def test_a_tree_keeps_its_likeliest_nodes_and_their_ancestors() -> None:
+    """Chances are products along the path, so a deep sure path beats a shallow unlikely sibling."""
+    policy = Adaptive(TableCost(lambda rows: 1 + 0.15 * (rows - 1)), 8)
+    warm(policy, 0.9, 0.9)
+    tree = Tree((1, 2, 3, 4), (-1, -1, 0, 2))
+    draft = Draft(tree, sources=("toy",) * 4, scores=(0.9, 0.05, 0.9, 0.9))
+    view = SequenceView(0)
+    policy.plan([view])
+    assert policy.trim([view], [draft])[0].tree == Tree((1, 3, 4), (-1, 0, 1))
+
+
+def test_a_tree_learns_from_the_path_that_was_committed() -> None:
+    """The second child is the one that is always accepted: the first must lose its place."""
+    policy = Adaptive(TableCost(memory_bound), 8)
+    view = SequenceView(0)
+    draft = Draft(Tree((1, 2), (-1, -1)), sources=("toy",) * 2, scores=(0.85, 0.15))
+    for _ in range(80):
+        policy.plan([view])
+        kept = policy.trim([view], [draft])[0]
+        accepted = int(2 in kept.tree.tokens)
+        view.tokens += [2, 9] if accepted else [9]
+        policy.learn(view, kept, accepted, Spent(0.0, 1.0, 1 + len(kept), 10))
+    expensive = Adaptive(TableCost(lambda rows: 1 + 0.3 * (rows - 1)), 8)
+    expensive._calibration, expensive._states = policy._calibration, {}
+    expensive.plan([view])
+    assert expensive.trim([view], [draft])[0].tree.tokens == (2,)
+
+
+def test_one_batch_shares_its_rows_by_chance() -> None:
+    """With rows to spare for one only, the sequence whose draft is surer gets them."""
+    policy = Adaptive(TableCost(lambda rows: 2 + 0.5 * max(0, rows - 2)), 4)
+    views = [SequenceView(0), SequenceView(1)]
+    policy.plan(views)
+    sure, unsure = trees.chain([1, 2], "toy", [0.95, 0.95]), trees.chain([1, 2], "toy", [0.3, 0.3])
+    assert [len(draft) for draft in policy.trim(views, [unsure, sure])] == [0, 2]
+
+
+def test_drawn_drafts_and_probe_rows_are_never_trimmed() -> None:
+    policy = Adaptive(TableCost(compute_bound), 8)
+    views = [SequenceView(0), SequenceView(1)]
+    drawn = Draft(Tree((1, 1), (-1, -1)), law="iid", sources=("toy",) * 2)
+    probing = Draft(Tree((1, 2), (-1, -1)), sources=("toy",) * 2, scores=(0.1, 0.1), probes=1)
+    policy.plan(views)
+    kept = policy.trim(views, [drawn, probing])
+    assert kept[0] is drawn
+    assert (kept[1].tree.tokens, kept[1].probes) == ((2,), 1)
+
+
+def test_no_budget_is_plain_decoding() -> None:
+    view = SequenceView(0)
+    for policy in (Plain(), Adaptive(TableCost(memory_bound), 0), make_policy("fixed", 0, TableCost(free))):
+        assert policy.plan([view]) == [0]
+        assert policy.trim([view], [NO_DRAFT]) == [NO_DRAFT]
+
+
+def test_policies_by_name() -> None:
+    assert make_policy("fixed", 5, TableCost(free)).plan([SequenceView(0)]) == [5]
+    assert make_policy("adaptive", 5, TableCost(free)).plan([SequenceView(0)]) == [4]
