@@ -1,0 +1,5 @@
+"""Keys and values of past tokens: one store for all sequences of a runner, with prefix reuse."""
+
+from parlay.cache.store import Rows, Shape, Store
+
+__all__ = ["Rows", "Shape", "Store"]

@@ -1,0 +1,96 @@
+"""One text's cached keys and values, in a buffer of its own that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+BLOCK = 16
+"""Tokens per block, the unit of accounting and of prefix reuse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What one token takes, and how the slots of a sequence are laid out.
+
+    A buffer has a multiple of ``stride`` slots, zeros where nothing was written, so that attention may read up to the
+    next multiple beyond the last key.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    stride: int = BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Rows of the last forward that are not committed: pending tokens at ``start``, nodes from ``nodes_at`` on."""
+
+    pending: tuple[int, ...]
+    nodes: tuple[int, ...]
+    nodes_at: int
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """Tokens and their rows ``[layers, 2, kv_heads, slots, D]``, keys then values: slot i belongs to token i.
+
+    ``blocks`` is what the entry is charged for, ``hashes`` name its full blocks from the front.
+    """
+
+    salt: str
+    rows: Tensor
+    tokens: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    blocks: int = 0
+    staged: Staged | None = None
+
+    @property
+    def slots(self) -> int:
+        return self.rows.shape[3]
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Append the staged pending tokens and the nodes of ``path``, moved to follow them."""
+        assert self.staged is not None, "keep without a forward"
+        staged, self.staged = self.staged, None
+        first = len(self.tokens) + len(staged.pending)
+        sources = [staged.nodes_at + node for node in path]
+        moved = [index for index, source in enumerate(sources) if source != first + index]
+        if moved:
+            begin = moved[0]
+            taken = torch.tensor(sources[begin:], device=self.rows.device)
+            self.rows[:, :, :, first + begin : first + len(path)] = self.rows.index_select(3, taken)
+        self.tokens.extend(staged.pending)
+        self.tokens.extend(staged.nodes[node] for node in path)
+
+    def copy_rows(self, source: Entry, length: int) -> None:
+        """Become a copy of the first ``length`` tokens of ``source``; slots must be there."""
+        self.rows[:, :, :, :length] = source.rows[:, :, :, :length]
+        self.tokens = source.tokens[:length]
+
+
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK)
+
+
+def new_entry(shape: Shape, salt: str = "") -> Entry:
+    size = (shape.num_layers, 2, shape.num_kv_heads, 0, shape.head_dim)
+    return Entry(salt, torch.zeros(size, dtype=shape.dtype, device=shape.device))
+
+
+def grow(entry: Entry, slots: int, stride: int) -> None:
+    """Make room for ``slots`` slots, by half as much again where that is more, keeping the committed rows."""
+    if slots <= entry.slots:
+        return
+    wanted = max(slots, entry.slots * 3 // 2)
+    layers, two, heads, _, head_dim = entry.rows.shape
+    length = len(entry.tokens)
+    grown = entry.rows.new_zeros(layers, two, heads, -(-wanted // stride) * stride, head_dim)
+    grown[:, :, :, :length] = entry.rows[:, :, :, :length]
+    entry.rows = grown

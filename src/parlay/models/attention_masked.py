@@ -1,0 +1,63 @@
+"""Masked attention of one sequence's new rows: one fused product, keys in slot order. For devices without exact forms."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay import trees
+from parlay.cache import Rows
+from parlay.models.attention import Attend, row_depths
+from parlay.models.attention_form import Heads
+from parlay.models.rope import Rope
+from parlay.types import Tree
+
+
+class MaskedAttention:
+    """torch's scaled dot product attention; a tree is a mask. Rows may differ in the last bits with their company."""
+
+    def __init__(self, heads: Heads, rope: Rope) -> None:
+        self._heads, self._rope = heads, rope
+
+    def gap(self, tree: Tree) -> int:
+        """Nodes follow the pending rows at once."""
+        return 0
+
+    def plan(self, rows: Rows, pending: int, tree: Tree) -> Attend:
+        """How one segment's rows attend, the same in every layer."""
+        count = pending + len(tree)
+        depths: range | list[int] = range(count) if trees.is_chain(tree) else row_depths(pending, tree)
+        turns = self._rope.at(rows.start, depths)
+        mask = _mask(rows.start, pending, tree).to(rows.buffer.device) if count > 1 else None
+        buffers = rows.buffer[:, :, :, : rows.start + count].unbind(0)
+        return _MaskedPlan(self._heads, turns, mask, buffers)
+
+
+class _MaskedPlan:
+    def __init__(
+        self, heads: Heads, turns: tuple[Tensor, Tensor], mask: Tensor | None, buffers: tuple[Tensor, ...]
+    ) -> None:
+        self._heads, self._mask, self._buffers = heads, mask, buffers
+        self._query_turns, self._kv_turns = turns
+
+    def __call__(self, layer: int, qkv: Tensor, out: Tensor) -> None:
+        heads, buffer = self._heads, self._buffers[layer]
+        count = len(qkv)
+        turned = torch.view_as_real(qkv[:, : heads.num_heads] * self._query_turns[:, 0])
+        queries = turned.flatten(-2).to(buffer.dtype).transpose(0, 1)
+        keys_values = qkv[:, heads.num_heads :].view(count, 2, heads.num_kv_heads, -1) * self._kv_turns
+        buffer[:, :, buffer.shape[2] - count :] = torch.view_as_real(keys_values).flatten(-2).permute(1, 2, 0, 3)
+        result = F.scaled_dot_product_attention(
+            queries[None], buffer[0][None], buffer[1][None], attn_mask=self._mask, scale=1.0, enable_gqa=True
+        )
+        out.view(count, heads.num_heads, heads.head_dim).copy_(result[0].transpose(0, 1))
+
+
+def _mask(start: int, pending: int, tree: Tree) -> Tensor:
+    """``[rows, start + rows]``: True where a row sees a slot."""
+    count = pending + len(tree)
+    seen = torch.ones(count, start + count, dtype=torch.bool).tril_(start)
+    if not trees.is_chain(tree):
+        seen[pending:, start + pending :] = torch.tensor(trees.visibility(tree))
+    return seen

@@ -1,0 +1,90 @@
+"""Rotary position embedding (Su et al. 2021) as one complex product per row.
+
+Dimensions i and i + D/2 of a head turn together. `interleave` puts such a pair side by side once, in the projection
+weights, so that a head's D numbers read as D/2 complex ones and turning them is a multiplication.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Radians per position of each pair, ``[D/2]`` float32, stretched as the config says."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain, head_dim)
+    return plain
+
+
+def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+    """Long wavelengths are divided by the factor, short ones kept, those between are mixed."""
+    wavelengths = 2 * math.pi / plain
+    spread = rope.high_freq_factor - rope.low_freq_factor
+    kept = ((rope.original_max_context / wavelengths - rope.low_freq_factor) / spread).clamp(0, 1)
+    return (1 - kept) * plain / rope.factor + kept * plain
+
+
+def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+    """Pairs that turn more than ``beta_fast`` times in the original context are kept, slow ones divided by factor."""
+
+    def pair_turning(rotations: float) -> float:
+        length = rope.original_max_context / (rotations * 2 * math.pi)
+        return head_dim * math.log(length) / (2 * math.log(rope.theta))
+
+    low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)
+    divided = ramp.clamp(0, 1)
+    return divided * plain / rope.factor + (1 - divided) * plain
+
+
+def interleave(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorders each head's rows (``[heads * D, ...]``) from halves to pairs: 0, D/2, 1, D/2 + 1, ..."""
+    halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+class Rope:
+    """Rotations by position, grown on demand.
+
+    ``queries`` ``[positions, 1, 1, D/2]`` carry the softmax scale; ``keys_values`` ``[positions, 2, 1, D/2]`` turn
+    keys and multiply values by one, so that both are stored by the same product.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
+        self._attention_factor = rope.attention_factor
+        self._dtype = dtype
+        self._softmax_scale = head_dim**-0.5
+        self.reach(256)
+
+    def reach(self, length: int) -> None:
+        """Make positions 0 to ``length - 1`` available."""
+        positions = torch.arange(length, device=self._frequencies.device).float()
+        angles = torch.outer(positions, self._frequencies).to(self._dtype)
+        turns = torch.polar(torch.full_like(angles, self._attention_factor), angles)
+        self.queries = (turns * self._softmax_scale)[:, None, None]
+        self.keys_values = torch.stack((turns, torch.ones_like(turns)), 1)[:, :, None]
+
+    def at(self, start: int, depths: range | list[int]) -> tuple[Tensor, Tensor]:
+        """Rotations of positions ``start + depth`` for queries, and for keys and values; a range begins at 0."""
+        last = start + max(depths)
+        if last >= len(self.queries):
+            self.reach(max(last + 1, 2 * len(self.queries)))
+        if isinstance(depths, range):
+            return self.queries[start : last + 1], self.keys_values[start : last + 1]
+        index = torch.tensor(depths, device=self._frequencies.device) + start
+        return self.queries[index], self.keys_values[index]

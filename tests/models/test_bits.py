@@ -1,0 +1,210 @@
+"""Zero differing logits on CPU: whatever a row's company, and however its past came to be cached."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.models.config import DecoderConfig
+from parlay.models.native import NativeRunner
+from parlay.types import Exactness, Segment, Tree
+
+VOCAB = 97
+SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_heads": 6, "num_kv_heads": 2, "head_dim": 64}
+ODD = {"hidden_size": 40, "intermediate_size": 52, "num_heads": 3, "num_kv_heads": 3, "head_dim": 24}
+LARGE_INPUT = {"hidden_size": 64, "intermediate_size": 2048, "num_heads": 5, "num_kv_heads": 1, "head_dim": 80}
+
+Model = tuple[dict[str, int], torch.dtype, bool]
+MODELS = [
+    (shape, dtype, norm) for shape in (SMALL, ODD) for dtype in (torch.float32, torch.bfloat16) for norm in (0, 1)
+]
+MODELS += [(shape, dtype, True) for shape in (WIDE, LARGE_INPUT) for dtype in (torch.float32, torch.bfloat16)]
+
+
+def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    query, key = config.num_heads * dim, config.num_kv_heads * dim
+
+    def matrix(out: int, into: int) -> Tensor:
+        return torch.randn(out, into, generator=generator) * into**-0.5
+
+    def near_one(size: int) -> Tensor:
+        return 1 + 0.1 * torch.randn(size, generator=generator)
+
+    weights = {"model.embed_tokens.weight": torch.randn(VOCAB, hidden, generator=generator)}
+    weights |= {"model.norm.weight": near_one(hidden), "lm_head.weight": matrix(VOCAB, hidden)}
+    for layer in range(config.num_layers):
+        at = f"model.layers.{layer}."
+        for name, out, into in (("q", query, hidden), ("k", key, hidden), ("v", key, hidden), ("o", hidden, query)):
+            weights[f"{at}self_attn.{name}_proj.weight"] = matrix(out, into)
+        for name, out, into in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            weights[f"{at}mlp.{name}_proj.weight"] = matrix(out, into)
+        weights[at + "self_attn.q_norm.weight"], weights[at + "self_attn.k_norm.weight"] = near_one(dim), near_one(dim)
+        for name in ("input", "post_attention"):
+            weights[f"{at}{name}_layernorm.weight"] = near_one(hidden)
+    return weights
+
+
+class Bench:
+    """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
+
+    def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool) -> None:
+        config = DecoderConfig(
+            architecture="test", vocab_size=VOCAB, num_layers=2, rms_norm_eps=1e-6, max_context=4096,
+            qk_norm=qk_norm, **shape,
+        )  # fmt: skip
+        self.runner = NativeRunner(
+            config, random_weights(config), dtype=dtype, device=torch.device("cpu"), max_tokens_cached=16384
+        )
+        self.names = itertools.count()
+
+    def whole(self, tokens: Sequence[int]) -> Tensor:
+        """``[len(tokens), V]`` from one forward that shares nothing with any other."""
+        name = next(self.names)
+        self.open(name, tokens, salt=f"alone {name}")
+        logits = self.runner.forward([Segment(name, tuple(tokens))]).logits_RV
+        self.runner.release(name)
+        return logits
+
+    def open(self, name: int, tokens: Sequence[int], salt: str = "", more: int = 64) -> int:
+        cached = self.runner.open(name, tokens, salt)
+        assert self.runner.reserve(name, len(tokens) + more)
+        return cached
+
+    def feed(self, tokens: Sequence[int], chunks: Sequence[int], salt: str) -> tuple[int, Tensor]:
+        """A new sequence that computes ``tokens`` in chunks of the given sizes, and all its logits."""
+        name = next(self.names)
+        cached = self.open(name, tokens, salt)
+        parts = [torch.zeros(0, VOCAB)]
+        for size in chunks:
+            part = self.runner.forward([Segment(name, tuple(tokens[cached : cached + size]))]).logits_RV
+            parts.append(part)
+            cached = self.runner.keep(name, ())
+        return name, torch.cat(parts)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]['hidden_size']}-{str(m[1])[6:]}-{int(m[2])}")
+def bench(request: pytest.FixtureRequest) -> Bench:
+    result = Bench(*request.param)
+    if result.runner.spec.exactness is not Exactness.BITS:
+        pytest.skip(result.runner.spec.kernels)
+    return result
+
+
+def text(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(VOCAB), k=length))
+
+
+def random_tree(size: int, seed: int) -> Tree:
+    draw = random.Random(seed)
+    return Tree(text(size, seed), tuple(draw.randrange(max(-1, node - 4), node) for node in range(size)))
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    return bool(torch.equal(left, right))
+
+
+def assert_paths(bench: Bench, tokens: Sequence[int], tree: Tree, logits: Tensor) -> None:
+    """Rows of root and nodes equal those of each path, from the root to a leaf, computed as plain text."""
+    for path in trees.leaf_paths(tree):
+        alone = bench.whole((*tokens, *(tree.tokens[node] for node in path)))[len(tokens) - 1 :]
+        assert same(logits[[0, *(1 + node for node in path)]], alone), path
+
+
+def test_rows_do_not_depend_on_how_many_there_are(bench: Bench) -> None:
+    tokens = text(33)
+    expected = bench.whole(tokens)
+    for count in range(1, 34):
+        assert same(bench.whole(tokens[:count]), expected[:count]), count
+
+
+@pytest.mark.parametrize("sizes", [[1] * 20, [2, 3] * 4, [16, 1, 23]])
+def test_chunk_sizes_do_not_show(bench: Bench, sizes: list[int]) -> None:
+    tokens = text(sum(sizes), seed=1)
+    assert same(bench.feed(tokens, sizes, salt=f"chunks {sizes}")[1], bench.whole(tokens))
+
+
+@pytest.mark.parametrize("sizes", [[300, 1, 1, 90, 8, 200], [191, 1, 1, 384, 23]])
+def test_long_texts_cross_tiles_and_key_strides_unchanged(bench: Bench, sizes: list[int]) -> None:
+    tokens = text(600, seed=2)
+    assert same(bench.feed(tokens, sizes, salt=f"long {sizes}")[1], bench.whole(tokens))
+
+
+def test_batch_mates_do_not_show(bench: Bench) -> None:
+    texts = [text(length, seed=length) for length in (1, 2, 5, 19, 200, 230)]
+    expected = [bench.whole(tokens)[-1] for tokens in texts]
+    for count in range(1, len(texts) + 1):
+        names = [next(bench.names) for _ in texts[:count]]
+        for name, tokens in zip(names, texts, strict=False):
+            bench.open(name, tokens, salt=f"mates {name}")
+        segments = [Segment(name, t, logits_from=len(t) - 1) for name, t in zip(names, texts, strict=False)]
+        logits = bench.runner.forward(segments).logits_RV
+        assert same(logits, torch.stack(expected[:count])), count
+
+
+@pytest.mark.parametrize(("start", "size"), [(1, 5), (40, 1), (40, 3), (40, 20), (189, 9), (380, 9)])
+def test_tree_nodes_equal_their_paths_alone(bench: Bench, start: int, size: int) -> None:
+    tokens, tree = text(start, seed=3), random_tree(size, seed=start + size)
+    name, _ = bench.feed(tokens, [start - 1] if start > 1 else [], salt=f"tree {start} {size}")
+    logits = bench.runner.forward([Segment(name, tokens[start - 1 :], tree)]).logits_RV
+    assert_paths(bench, tokens, tree, logits)
+
+
+def test_a_tree_behind_a_long_pending_run_equals_its_paths(bench: Bench) -> None:
+    tokens, tree = text(290, seed=4), random_tree(7, seed=4)
+    name = next(bench.names)
+    bench.open(name, tokens, salt="long pending")
+    logits = bench.runner.forward([Segment(name, tokens, tree, logits_from=289)]).logits_RV
+    assert_paths(bench, tokens, tree, logits)
+
+
+def test_what_is_kept_of_a_tree_equals_a_fresh_prefill(bench: Bench) -> None:
+    tokens = text(20, seed=5)
+    for size in (4, 11):
+        name, _ = bench.feed(tokens, [19], salt=f"kept {size}")
+        committed = list(tokens)
+        for step in range(6):
+            tree = random_tree(size, seed=size * 100 + step)
+            bench.runner.reserve(name, len(committed) + size)
+            bench.runner.forward([Segment(name, (committed[-1],), tree)])
+            path = random.Random(step).choice([(), *trees.leaf_paths(tree), trees.path_to(tree, 2)])
+            assert bench.runner.keep(name, path) == len(committed) + len(path)
+            committed += [*(tree.tokens[node] for node in path), step]
+        logits = bench.runner.forward([Segment(name, (committed[-1],))]).logits_RV
+        assert same(logits[0], bench.whole(committed)[-1])
+
+
+def test_a_reused_prefix_equals_a_cold_start(bench: Bench) -> None:
+    tokens = text(100, seed=6)
+    name, _ = bench.feed(tokens, [60, 40], salt="reuse")
+    for released in (False, True):
+        if released:
+            bench.runner.release(name)
+        other = (*tokens[:70], *text(30, seed=7))
+        reader = next(bench.names)
+        cached = bench.open(reader, other, salt="reuse")
+        assert cached >= 64
+        assert same(bench.runner.forward([Segment(reader, other[cached:])]).logits_RV, bench.whole(other)[cached:])
+
+
+def test_after_truncation_and_in_a_fork_the_rest_equals_a_cold_start(bench: Bench) -> None:
+    tokens = text(90, seed=8)
+    name, _ = bench.feed(tokens, [90], salt="cut")
+    copy = next(bench.names)
+    bench.runner.fork(name, copy)
+    assert bench.runner.truncate(name, 37) == 37
+    bench.runner.reserve(name, 90)
+    bench.runner.reserve(copy, 110)
+    rest, more = text(30, seed=9), text(12, seed=10)
+    logits = bench.runner.forward([Segment(name, rest), Segment(copy, more)]).logits_RV
+    assert same(logits[:30], bench.whole((*tokens[:37], *rest))[37:])
+    assert same(logits[30:], bench.whole((*tokens, *more))[90:])
+    bench.runner.check()
