@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +27,7 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
 _WHOLE_ROW = 1 << 13  # vocabularies up to here get all their noise; beyond, most of it is proven useless first
+_RUN = 1 << 15  # noise bits computed at a time
 _NEAR = 128  # logits whose noise is computed first
 _MAX_GUMBEL = 53 * math.log(2) + 1e-9
 
@@ -45,32 +48,32 @@ def stream(key: NoiseKey, position: int, purpose: int = 0) -> int:
     return state
 
 
-def bits(streams: Tensor | int, ids: Tensor) -> Tensor:
-    """SplitMix64 output number ``ids`` of each stream, as int64 (the unsigned value's bit pattern).
-
-    ``streams`` is one stream or a tensor of them from `stream_tensor`, broadcast against ``ids``.
-    """
-    state = (ids + 1).mul_(_signed(_GOLDEN)) + (_signed(streams) if isinstance(streams, int) else streams)
-    scratch = torch.empty_like(state)
-    _xor_shifted(state, 30, scratch)
-    state.mul_(_signed(_MIX1))
-    _xor_shifted(state, 27, scratch)
-    state.mul_(_signed(_MIX2))
-    return _xor_shifted(state, 31, scratch)
+def bits(streams: Sequence[int], ids: Tensor) -> Tensor:
+    """SplitMix64 output number ``ids[n]`` of each stream, ``[S, N]`` int64: the unsigned value's bit pattern."""
+    states = [_signed(state) for state in streams]
+    if ids.is_cpu:  # NumPy's integer arithmetic is twice as fast as torch's there
+        return torch.from_numpy(_hash(np.array(states, np.int64)[:, None], ids.numpy() * _signed(_GOLDEN)))
+    return _hash(torch.tensor(states, dtype=torch.int64, device=ids.device)[:, None], ids * _signed(_GOLDEN))
 
 
-def _xor_shifted(state: Tensor, shift: int, scratch: Tensor) -> Tensor:
-    """``state ^= state >>> shift`` in place; torch's own shift would drag the sign along."""
-    torch.bitwise_right_shift(state, shift, out=scratch)
-    return state.bitwise_xor_(scratch.bitwise_and_((1 << 64 - shift) - 1))
+Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
+
+
+def _hash(states: Integers, steps: Integers) -> Integers:
+    """`mix` of each state and step and one step more, in wrapping int64. The masks make the shifts logical."""
+    z = states + _signed(_GOLDEN) + steps
+    z ^= (z >> 30) & (1 << 34) - 1
+    z *= _signed(_MIX1)
+    z ^= (z >> 27) & (1 << 37) - 1
+    z *= _signed(_MIX2)
+    z ^= (z >> 31) & (1 << 33) - 1
+    return z
 
 
 def _signed(value: int) -> int:
+    """The int64 with the bits of this unsigned 64-bit integer."""
+    value &= _MASK
     return value - (1 << 64) if value >> 63 else value
-
-
-def stream_tensor(streams: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([_signed(state) for state in streams], dtype=torch.int64, device=device)
 
 
 def uniform(noise_bits: Tensor) -> Tensor:
@@ -89,13 +92,12 @@ def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
     if logits_RV.is_cpu and size > _WHOLE_ROW:
         return [_draw_large(row, state) for row, state in zip(logits_RV, streams, strict=True)]
     ids = torch.arange(size, device=logits_RV.device)
-    noise_RV = gumbel(bits(stream_tensor(streams, logits_RV.device)[:, None], ids))
-    return select.argmax(noise_RV.add_(logits_RV))[1].tolist()
+    return select.argmax(gumbel(bits(streams, ids)).add_(logits_RV))[1].tolist()
 
 
 def draw_among(logits_V: Tensor, ids: Tensor, state: int) -> int:
     """One of ``ids``, which rise: the token that `draw` would choose if all others were -inf."""
-    return _best(logits_V, ids, bits(state, ids))[1]
+    return _best(logits_V, ids, bits([state], ids)[0])[1]
 
 
 def _draw_large(logits_V: Tensor, state: int) -> int:
@@ -103,16 +105,27 @@ def _draw_large(logits_V: Tensor, state: int) -> int:
     maxima = select.block_maxima(logits_V[None])[0]
     bound = maxima.topk(min(_NEAR, maxima.numel() // 2)).values[-1].item()
     near = select.at_least(logits_V, max(bound, torch.finfo(torch.float32).min), maxima)
-    score, token = _best(logits_V, near, bits(state, near))
+    score, token = _best(logits_V, near, bits([state], near)[0])
     missing = score - bound - 1e-6 * (1 + abs(score))  # less than the noise that a token below the bound needs
     if missing > _MAX_GUMBEL:
         return token
-    all_bits = bits(state, torch.arange(logits_V.numel(), device=logits_V.device))
-    far = select.at_least(all_bits, _bits_of(missing))
+    far, far_bits = _noisy(state, logits_V.numel(), _bits_of(missing))
     if not far.numel():
         return token
-    far_score, far_token = _best(logits_V, far, all_bits[far])
+    far_score, far_token = _best(logits_V, far, far_bits)
     return min((-score, token), (-far_score, far_token))[1]
+
+
+def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:
+    """Ids whose bits reach ``floor``, rising, and their bits. Hashed in runs that fit the processor's cache."""
+    ids, found = [], []
+    run = torch.arange(min(_RUN, size))
+    for start in range(0, size, _RUN):
+        run_bits = bits([state + start * _GOLDEN], run[: size - start])[0]
+        places = select.at_least(run_bits, floor)
+        ids.append(places + start)
+        found.append(run_bits[places])
+    return torch.cat(ids), torch.cat(found)
 
 
 def _best(logits_V: Tensor, ids: Tensor, id_bits: Tensor) -> tuple[float, int]:

@@ -57,8 +57,8 @@ def draw(processed_V: Tensor, text: Text) -> int:
     """The lowest id whose logit is highest, with noise for every token unless the request is greedy."""
     if not text.request.params.greedy:
         state = noise.stream(text.request.key, len(text.tokens))
-        every_bit = noise.bits(state, torch.arange(len(processed_V), device=processed_V.device))
-        processed_V = processed_V.double() + noise.gumbel(every_bit)
+        every_bit = noise.bits([state], torch.arange(len(processed_V), device=processed_V.device))
+        processed_V = processed_V.double() + noise.gumbel(every_bit)[0]
     return int((processed_V == processed_V.max()).nonzero()[0])
 
 
