@@ -52,7 +52,7 @@ def test_missing_extra_and_misshaped_tensors_are_named_together(llama: Path) -> 
     changes = {
         "model.norm.weight": None,
         "model.layers.7.mlp.up_proj.weight": torch.zeros(2, 2),
-        "model.layers.0.mlp.up_proj.weight": torch.zeros(48, 31),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(64, 31),
     }
     rewrite(llama, changes)
     with pytest.raises(BadCheckpoint) as caught:
@@ -60,7 +60,7 @@ def test_missing_extra_and_misshaped_tensors_are_named_together(llama: Path) -> 
     message = str(caught.value)
     assert "1 missing: model.norm.weight" in message
     assert "1 extra: model.layers.7.mlp.up_proj.weight" in message
-    assert "model.layers.0.mlp.up_proj.weight [48, 31] instead of [48, 32]" in message
+    assert "model.layers.0.mlp.up_proj.weight [64, 31] instead of [64, 32]" in message
     assert "\n" not in message
 
 

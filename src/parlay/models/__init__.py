@@ -11,12 +11,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from parlay.models.adapter import AdapterRunner
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_config
+from parlay.models.kernels import choose_dtype
 from parlay.models.loading import load_weights, resolve
+from parlay.models.native import NativeRunner
 
 # from parlay.models.native import NativeRunner, choose_dtype
 from parlay.types import ParlayError, Runner
 
-__all__ = ["AdapterRunner", "UnsupportedModel", "load"]
+__all__ = ["AdapterRunner", "NativeRunner", "UnsupportedModel", "load"]
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,8 +50,6 @@ def load(
         _log.info("%s runs through transformers: %s", model, reason)
         loaded = _transformers_model(directory, chosen_dtype, place)
         return AdapterRunner(loaded, max_tokens_cached=cache_tokens, name=model)
-    from parlay.models.native import NativeRunner, choose_dtype
-
     if chosen_dtype is None:
         chosen_dtype, why = choose_dtype(config, place)
         _log.info("%s runs in %s: %s", model, chosen_dtype, why)

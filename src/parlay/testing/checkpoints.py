@@ -17,7 +17,7 @@ _DECODER = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "max_position_embeddings": 256,
 }
 _LLAMA3_ROPE = {

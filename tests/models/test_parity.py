@@ -1,0 +1,62 @@
+"""The native decoder computes what transformers computes, family by family, on tiny random checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from parlay import models
+from parlay.models import AdapterRunner, NativeRunner
+from parlay.testing.checkpoints import NATIVE, VOCAB_SIZE, random_model, save_random
+from parlay.types import ParlayError, Runner, Segment
+
+
+def all_logits(runner: Runner, tokens: list[int]) -> Tensor:
+    """``[N, V]``, fed in two chunks so that cached keys matter."""
+    runner.open(0, tokens)
+    assert runner.reserve(0, len(tokens))
+    first = runner.forward([Segment(0, tuple(tokens[:20]))]).logits_RV
+    assert runner.keep(0, ()) == 20
+    rest = runner.forward([Segment(0, tuple(tokens[20:]))]).logits_RV
+    runner.release(0)
+    return torch.cat([first, rest])
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model = save_random(name, tmp_path)
+    runner = models.load(str(tmp_path), dtype="float32", device="cpu", cache_tokens=256)
+    assert isinstance(runner, NativeRunner)
+    tokens = torch.randint(VOCAB_SIZE, (96,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(all_logits(runner, tokens).float(), expected, rtol=0, atol=2e-5)
+
+
+def test_load_picks_the_adapter_for_what_is_not_native_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_random("gpt2", tmp_path)
+    with caplog.at_level("INFO", logger="parlay.models"):
+        runner = models.load(str(tmp_path), device="cpu")
+    assert isinstance(runner, AdapterRunner)
+    assert runner.spec.name == str(tmp_path)
+    assert "GPT2LMHeadModel" in caplog.text
+    assert isinstance(models.load(AutoModelForCausalLM.from_pretrained(tmp_path)), AdapterRunner)
+
+
+def test_arguments_that_cannot_be_honoured_are_errors_that_name_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dtype 'int7'"):
+        models.load(str(tmp_path), dtype="int7")
+    with pytest.raises(ValueError, match="device 'abacus'"):
+        models.load(str(tmp_path), device="abacus")
+    with pytest.raises(ValueError, match="a loaded model keeps its own"):
+        models.load(random_model("gpt2"), dtype="bfloat16")
+    (tmp_path / "config.json").write_text('{"model_type": "never-heard-of", "architectures": ["Never"]}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ParlayError, match="transformers can't load"):
+        models.load(str(tmp_path))
