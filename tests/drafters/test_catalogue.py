@@ -51,7 +51,7 @@ class Echo:
 
 
 class Untyped(Echo):
-    def __init__(self, resources: Resources, *, times=2):  # type: ignore[no-untyped-def]
+    def __init__(self, resources: Resources, *, times=2):
         self.times = times
 
 

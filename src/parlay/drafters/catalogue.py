@@ -61,9 +61,7 @@ _ENTRIES = (
         summary="Copies what followed the longest earlier match of the latest tokens, in prompt, output or references.",
         reference="Saxena 2023, prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding",
         parameters={
-            "max_ngram": Parameter(
-                int, 32, "tokens of a match beyond which a longer one is no better", low=1, high=256
-            ),
+            "max_ngram": Parameter(int, 32, "matches longer than this count as this long", low=1, high=256),
             "min_ngram": Parameter(int, 1, "fewest tokens that must match", low=1, high=256),
             "pick": Parameter(str, "recent", "which occurrence to copy from", choices=("recent", "leftmost")),
             **_budget(24),
@@ -80,9 +78,7 @@ _ENTRIES = (
         summary="A smaller language model writes ahead, as a chain or as a tree of its best guesses.",
         reference="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
         parameters={
-            "model": Parameter(
-                str, "", "name or directory of the draft model; empty: the one that goes with the target"
-            ),
+            "model": Parameter(str, "", "draft model, by name or directory; empty: the one that goes with the target"),
             "shape": Parameter(str, "chain", "shape of the drafts", choices=("chain", "tree")),
             "width": Parameter(int, 3, "tree: nodes expanded per forward, and children of each", low=1, high=64),
             "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),

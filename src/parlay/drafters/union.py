@@ -49,6 +49,8 @@ class Union:
                     if order[turn] == number
                 }
                 places = [place for place, budget in left.items() if budget > 0]
+                if not places:
+                    continue
                 drafts = member.propose([views[place] for place in places], [left[place] for place in places])
                 for place, draft in zip(places, drafts, strict=True):
                     self._owners.update(dict.fromkeys(draft.sources, number))

@@ -30,10 +30,10 @@ class Adaptive:
     *Planning*: how deep to draft, from the share of levels accepted lately and the measured draft seconds per node;
     0 where no depth pays. A drafter whose work is next to free drafts the whole budget and is trimmed.
 
-    *Never slower*: a sequence begins with `_FIRST` nodes and doubles with each draft that holds, unless the drafter is known by
-    then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `_FIRST_WAIT` steps; each failure
-    doubles the wait, and at least to 1 / `_LOSS` times what the probe cost. So failed probes take at most a share of
-    `_LOSS`, and the loss to a drafter that is always wrong is that and a few first drafts.
+    *Never slower*: a sequence begins with `_FIRST` nodes and doubles with each draft that holds, unless the drafter is
+    known by then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `_FIRST_WAIT` steps; each
+    one that loses time doubles the wait, at least to 1 / `_LOSS` times that loss. So probes take at most a share of
+    `_LOSS`, and what a drafter that is always wrong costs is that and a few first drafts.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, because that
     needs few observations; calibration by depth, as static trees use it, knows nothing of a drafter's confidence.

@@ -1,0 +1,168 @@
+"""Several drafters in one tree: merged nodes, shared budgets, separate credit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from parlay import trees
+from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.union import Union
+from parlay.types import Draft, Needs, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict, View
+
+REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
+
+
+@dataclass
+class Sight:
+    sequence: int = 0
+    tokens: list[int] = field(default_factory=lambda: [0])
+    request: Request = REQUEST
+    prompt_length: int = 1
+
+
+class Counter:
+    """Proposes the numbers from its first one on; `asked` and `seen` tell what reached it."""
+
+    first = 1
+    most = 100
+    needs = Needs(taps=(2, 1))
+
+    def __init__(self, resources: Resources) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.seen: list[Observation] = []
+        self.released: list[int] = []
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        self.asked += [(view.sequence, budget) for view, budget in zip(views, budgets, strict=True)]
+        source = type(self).__name__
+        return [
+            trees.chain(range(self.first, self.first + min(budget, self.most)), source, [0.9] * min(budget, self.most))
+            for budget in budgets
+        ]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self.seen += observations
+
+    def release(self, sequence: int) -> None:
+        self.released.append(sequence)
+
+
+class Other(Counter):
+    """Another first number."""
+
+    first = 50
+    needs = Needs(taps=(3,), rejected=True)
+
+
+class Short(Counter):
+    """Only one."""
+
+    first = 70
+    most = 1
+
+
+class Same(Counter):
+    """Agrees with the counter."""
+
+
+def no_runner(name: str) -> Runner:
+    raise AssertionError(f"{name} was opened")
+
+
+RESOURCES = Resources(vocab_size=100, open_runner=no_runner)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "toy_members", sys.modules[__name__])
+
+
+def union_of(*names: str) -> Union:
+    return Union(RESOURCES, of=tuple(f"toy_members:{name}" for name in names))
+
+
+def members(union: Union) -> list[Counter]:
+    return [member for member in union._members if isinstance(member, Counter)]
+
+
+def verify(union: Union, view: Sight, draft: Draft, source: str, accepted: int) -> None:
+    """The target agrees with the first ``accepted`` nodes of one source."""
+    nodes = [node for node, name in enumerate(draft.sources) if name == source][:accepted]
+    sampled = tuple(draft.tree.tokens[node] for node in nodes)
+    union.observe([Observation(view, draft, Verdict(tuple(nodes), (*sampled, 99)))])
+
+
+def test_at_first_the_budget_is_split_evenly_and_sources_are_counted_apart() -> None:
+    draft = union_of("Counter", "Other").propose([Sight()], [6])[0]
+    assert draft.tree.tokens == (1, 2, 3, 50, 51, 52)
+    assert draft.sources == ("Counter",) * 3 + ("Other",) * 3
+    assert draft.tree.parents == (-1, 0, 1, -1, 3, 4)
+
+
+def test_what_one_leaves_unused_the_next_may_spend() -> None:
+    draft = union_of("Short", "Counter").propose([Sight()], [6])[0]
+    assert draft.sources == ("Short",) + ("Counter",) * 5
+
+
+def test_equal_nodes_are_one_and_the_budget_is_never_exceeded() -> None:
+    draft = union_of("Counter", "Same").propose([Sight()], [6])[0]
+    assert draft.tree.tokens == (1, 2, 3, 4, 5, 6)[: len(draft)]
+    assert set(draft.sources[:3]) == {"Counter"}
+    for budget in range(8):
+        assert len(union_of("Counter", "Short", "Other").propose([Sight()], [budget])[0]) <= budget
+
+
+def test_the_better_record_of_a_sequence_gets_more_of_its_budget_and_goes_first() -> None:
+    union = union_of("Counter", "Other")
+    good, fresh = Sight(0), Sight(1)
+    for _ in range(5):
+        draft = union.propose([good], [8])[0]
+        verify(union, good, draft, "Other", 8)
+    drafts = union.propose([good, fresh], [8, 8])
+    assert drafts[0].sources.count("Other") >= 7
+    assert drafts[0].sources[0] == "Other"
+    assert drafts[1].sources.count("Other") == 4
+
+
+def test_a_favourite_that_fails_loses_its_place() -> None:
+    union = union_of("Counter", "Other")
+    view = Sight()
+    for source in ["Counter"] * 5 + ["none of them"] * 40:
+        verify(union, view, union.propose([view], [8])[0], source, 8)
+    favoured = union.propose([view], [8])[0].sources.count("Counter")
+    assert 0 < favoured < 8
+
+
+def test_members_see_every_observation_and_release_and_their_needs_are_joined() -> None:
+    union = union_of("Counter", "Other")
+    assert union.needs == Needs(taps=(1, 2, 3), rejected=True)
+    view = Sight(4)
+    draft = union.propose([view], [4])[0]
+    verify(union, view, draft, "Counter", 1)
+    union.release(4)
+    for member in members(union):
+        assert [observation.draft for observation in member.seen] == [draft]
+        assert member.released == [4]
+
+
+def test_a_member_is_asked_for_its_sequences_at_once_and_not_for_nothing() -> None:
+    union = union_of("Counter", "Other")
+    union.propose([Sight(0), Sight(1), Sight(2)], [4, 0, 4])
+    assert [member.asked for member in members(union)] == [[(0, 2), (2, 2)], [(0, 2), (2, 2)]]
+
+
+@pytest.mark.parametrize("of", ["", "prompt-lookup", "prompt-lookup+prompt-lookup"])
+def test_a_union_has_two_or_more_different_members(of: str) -> None:
+    with pytest.raises(UsageError, match="two or more different"):
+        build(parse(f"union:of={of}"), RESOURCES)
+
+
+def test_members_that_do_not_exist_or_draft_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean prompt-lookup"):
+        build(parse("union:of=promt-lookup+none"), RESOURCES)
+    with pytest.raises(UsageError, match="none drafts nothing"):
+        build(parse("union:of=prompt-lookup+none"), RESOURCES)
