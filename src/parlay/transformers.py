@@ -1,0 +1,275 @@
+"""Parlay inside transformers: ``model.generate(**inputs, custom_generate=parlay.transformers.generate, ...)``.
+
+transformers prepares lengths, logits processors and stopping criteria; we decode and return padded ids like it does.
+Greedy text is that of plain `generate` up to numerical noise; sampled text follows the same law, drawn from noise that
+one number of torch's own generator seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    Cache,
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    SuppressTokensLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from parlay import models
+from parlay.cost.measured import MeasuredCost
+from parlay.drafters.catalogue import Resources
+from parlay.engine import Engine
+from parlay.strategies import RunnerShelf, StrategyBook
+from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
+
+_PREPARED = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
+"""What transformers hands to every decoding function; anything else would be an input that we don't feed."""
+
+_REFUSED: dict[str, Callable[[GenerationConfig], bool]] = {
+    "num_beams above 1": lambda config: (config.num_beams or 1) > 1,
+    "return_dict_in_generate": lambda config: bool(config.return_dict_in_generate),
+    "penalty_alpha (contrastive search)": lambda config: bool(config.penalty_alpha),
+    "dola_layers": lambda config: config.dola_layers is not None,
+    "prompt_lookup_num_tokens (use parlay_strategy='prompt-lookup')": lambda config: bool(
+        config.prompt_lookup_num_tokens
+    ),
+    "assistant_early_exit": lambda config: config.assistant_early_exit is not None,
+    "cache_implementation": lambda config: config.cache_implementation not in (None, "dynamic"),
+    "use_cache=False": lambda config: config.use_cache is False,
+    "stop_strings (pass a StopStringCriteria in stopping_criteria)": lambda config: bool(config.stop_strings),
+}
+_STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
+"""Processors that remember their last call; verification calls them out of order, and not at every node."""
+
+_ROWWISE = (
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+"""Processors known to do the same to a row wherever in the batch it stands. All others get a whole batch."""
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    parlay_strategy: str = "prompt-lookup",
+    parlay_streamer: BaseStreamer | None = None,
+    parlay_tokenizer: PreTrainedTokenizerBase | None = None,
+    parlay_draft: str | PreTrainedModel | None = None,
+    **model_kwargs: Any,
+) -> Tensor:
+    """Decode a batch of prompts and return ``[B, L]``: prompt and output, padded at the end.
+
+    Call it through ``model.generate(..., custom_generate=generate)``. Prompts of different lengths are padded on the
+    left, as `generate` asks. ``parlay_draft`` is a draft model, or its name; ``parlay_tokenizer`` is for strategies
+    that read text. ``parlay_streamer`` takes the place of ``streamer``, which transformers never passes on. Stopping
+    criteria see one row at a time, after each token, without scores.
+
+    Raises ValueError naming any option that can't be honoured, ParlayError for a model that can't be run.
+    """
+    rows = _prompts(input_ids, model_kwargs)
+    _refuse(generation_config, logits_processor, model_kwargs, len(rows), parlay_streamer)
+    trained = model.training
+    try:
+        runner = models.load(model)
+        requests = _requests(
+            rows, input_ids, generation_config, runner, processors=logits_processor, criteria=stopping_criteria
+        )
+        strategies = StrategyBook(_resources(runner, parlay_draft, parlay_tokenizer), cost := MeasuredCost())
+        engine = Engine(runner, cost)
+        for request in requests:
+            engine.add(request, strategies.get(parlay_strategy))
+        outputs = _decode(engine, input_ids, parlay_streamer)
+    finally:
+        model.train(trained)
+    return _padded(input_ids, outputs, generation_config)
+
+
+def _decode(engine: Engine, input_ids: Tensor, streamer: BaseStreamer | None) -> list[list[int]]:
+    """Step until every row is over; the streamer gets the prompt, then each token, as transformers feeds it."""
+    outputs: list[list[int]] = [[] for _ in input_ids]
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    while not engine.idle:
+        for event in engine.step():
+            if event.error is not None:
+                raise ParlayError(f"row {event.request}: {event.error}")
+            for committed in event.committed:
+                outputs[int(event.request)].append(committed.token)
+                if streamer is not None:
+                    streamer.put(torch.tensor([committed.token]))
+    if streamer is not None:
+        streamer.end()
+    return outputs
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+
+def _prompts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Rows without their left padding."""
+    mask = model_kwargs.get("attention_mask")
+    if mask is None:
+        return [tuple(row) for row in input_ids.tolist()]
+    if bool((mask[:, 1:] < mask[:, :-1]).any()):
+        raise ValueError(
+            "attention_mask hides tokens after visible ones: pad prompts on the left (padding_side='left')"
+        )
+    return [tuple(row[seen.bool()].tolist()) for row, seen in zip(input_ids, mask, strict=True)]
+
+
+def _requests(
+    rows: Sequence[tuple[int, ...]],
+    input_ids: Tensor,
+    config: GenerationConfig,
+    runner: Runner,
+    *,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+) -> list[Request]:
+    """One engine request per row. Temperature and truncation are among the processors that transformers prepared."""
+    width, context = input_ids.shape[1], runner.spec.max_context
+    max_tokens = config.max_length - width
+    longest = max(len(row) for row in rows) + max_tokens
+    if longest > context:
+        raise ValueError(
+            f"max_length allows {longest} tokens, but the context of {runner.spec.name} is {context}: ask for fewer"
+        )
+    params = SamplingParams(temperature=1.0 if config.do_sample else 0.0, max_tokens=max_tokens)
+    seed = int(torch.randint(2**62, ())) if config.do_sample else 0
+    own = [criterion for criterion in criteria if not isinstance(criterion, MaxLengthCriteria | EosTokenCriteria)]
+    place = {row: str(index) for index, row in enumerate(rows)}
+    return [
+        Request(
+            id=str(index),
+            prompt=row,
+            params=replace(
+                params, logits_processors=_prepared(processors, padded[: width - len(row)], index, len(rows))
+            ),
+            key=NoiseKey(seed, index),
+            stop_ids=frozenset(_eos_ids(config)),
+            stop_checker=_Criteria(StoppingCriteriaList(own), padded, input_ids.device) if own else None,
+            group=place[row] if rows.count(row) > 1 else "",
+        )
+        for index, (row, padded) in enumerate(zip(rows, input_ids.tolist(), strict=True))
+    ]
+
+
+def _prepared(
+    processors: LogitsProcessorList, padding: Sequence[int], row: int, rows: int
+) -> tuple[LogitsProcessor, ...]:
+    """The prepared list as one pure function of a row's ids; it sees the row's left padding, as under `generate`."""
+    if not processors:
+        return ()
+    rowwise = all(type(processor) in _ROWWISE for processor in processors)
+    copies, place = (1, 0) if rowwise else (rows, row)
+
+    def process(ids: list[int], logits_V: Tensor) -> Tensor:
+        ids_BL = torch.tensor([[*padding, *ids]], device=logits_V.device).expand(copies, -1)
+        processed_BV: Tensor = processors(ids_BL, logits_V.float().expand(copies, -1))
+        return processed_BV[place]
+
+    return (process,)
+
+
+class _Criteria:
+    """A row's stopping criteria as a stop checker."""
+
+    def __init__(self, criteria: StoppingCriteriaList, prompt: Sequence[int], device: torch.device) -> None:
+        self._criteria = criteria
+        self._ids = list(prompt)
+        self._device = device
+
+    def push(self, token: int) -> bool:
+        self._ids.append(token)
+        ids_BL = torch.tensor([self._ids], device=self._device)
+        scores: Any = None
+        return bool(self._criteria(ids_BL, scores).all())
+
+
+def _resources(
+    runner: Runner, draft: str | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None
+) -> Resources:
+    name = draft if draft is None or isinstance(draft, str) else draft.config.name_or_path or "the draft model"
+
+    def open_runner(wanted: str) -> Runner:
+        return models.load(draft if draft is not None and wanted == name else wanted)
+
+    return Resources(
+        vocab_size=runner.spec.vocab_size,
+        open_runner=RunnerShelf(open_runner),
+        default_draft=name,
+        tokenizer=tokenizer,
+    )
+
+
+def _eos_ids(config: GenerationConfig) -> list[int]:
+    said = config.eos_token_id
+    return [] if said is None else [said] if isinstance(said, int) else [int(token) for token in said]
+
+
+def _padded(input_ids: Tensor, outputs: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
+    filler = config.pad_token_id if config.pad_token_id is not None else next(iter(_eos_ids(config)), 0)
+    longest = max(len(output) for output in outputs)
+    rows = [[*output, *[filler] * (longest - len(output))] for output in outputs]
+    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def _refuse(
+    config: GenerationConfig,
+    processors: LogitsProcessorList,
+    model_kwargs: dict[str, Any],
+    rows: int,
+    streamer: BaseStreamer | None,
+) -> None:
+    """Raises ValueError for the first option that can't be honoured."""
+    for option, present in _REFUSED.items():
+        if present(config):
+            raise ValueError(f"{option} is not supported by parlay.transformers.generate: leave it out")
+    for processor in processors:
+        if isinstance(processor, _STATEFUL):
+            raise ValueError(f"{type(processor).__name__} depends on its earlier calls, which drafts would disturb")
+    for name, value in model_kwargs.items():
+        if name not in _PREPARED and value is not None:
+            raise ValueError(f"model input {name!r} is not supported by parlay.transformers.generate: leave it out")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and (not isinstance(cache, Cache) or cache.get_seq_length() > 0):
+        raise ValueError("past_key_values that hold tokens already are not supported: give the whole prompt instead")
+    if streamer is not None and rows > 1:
+        raise ValueError(f"parlay_streamer takes one row, got {rows}: stream prompts one by one")
