@@ -1,0 +1,1 @@
+"""Measures the figures that the README states, on this machine: `python -m benchmarks.figures --help`."""

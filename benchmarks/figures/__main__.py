@@ -1,0 +1,96 @@
+"""Command line: measures every figure, or those named, into one file of results, and writes the tables made of it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks.figures import parts
+from benchmarks.figures.launch import launch
+from benchmarks.figures.overhead import overhead
+from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.figures.report import report
+from benchmarks.figures.results import Results
+from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+
+PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
+    "launch": launch,
+    "overhead": overhead,
+    "plain": lambda setup, results: parts.plain(setup, results, MINI),
+    "plain-100m": lambda setup, results: parts.plain(setup, results, WIDE),
+    "lookup": parts.lookup,
+    "adversary": parts.adversary,
+    "draft": parts.draft,
+    "versus": lambda setup, results: parts.versus(setup, results, MINI),
+    "versus-100m": lambda setup, results: parts.versus(setup, results, WIDE),
+}
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "parlay-benchmarks"
+
+logger = logging.getLogger("benchmarks")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="held-out documents; without it, built-in prompts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="few prompts, short answers: to see that it works")
+    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch, for all systems (default: 2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, metavar="DIR", help=f"keeps models made (default: {CACHE})"
+    )
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Run the parts asked for; a part that fails is reported, and the others go on."""
+    options = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(options.threads)
+    name = "figures-quick" if options.quick else "figures"
+    out = options.out or ROOT / "benchmarks" / "results" / f"{name}.jsonl"
+    try:
+        results = Results(out, provenance(command(options)), fresh=options.fresh)
+    except ValueError as error:
+        print(f"benchmarks.figures: {error}", file=sys.stderr)
+        return 1
+    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+    failures = [part for part in options.only if not run(part, setup, results)]
+    out.with_suffix(".md").write_text(report(results.header, results.rows), encoding="utf-8")
+    print(f"wrote {out} and {out.with_suffix('.md').name}" + (f"; failed: {', '.join(failures)}" if failures else ""))
+    return 1 if failures else 0
+
+
+def run(part: str, setup: Setup, results: Results) -> bool:
+    """Whether the part came to its end."""
+    began = time.perf_counter()
+    try:
+        PARTS[part](setup, results)
+    except Exception:
+        logger.exception("%s failed", part)
+        return False
+    logger.info("%s took %.0f s", part, time.perf_counter() - began)
+    return True
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command to repeat, without folder names of this machine."""
+    words = ["python -m benchmarks.figures"]
+    words += ["--data DIR"] if options.data else []
+    words += [f"--only {' '.join(options.only)}"] if options.only != list(PARTS) else []
+    words += ["--quick"] if options.quick else []
+    words += [f"--threads {options.threads}"] if options.threads != 2 else []
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Drafters that know the target's text and use it against the engine, under the default policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.figures.prompts import Prompt
+from benchmarks.figures.systems import Stopwatch, System, Timed
+from parlay.llm import LLM
+from parlay.router.policies import Adaptive
+from parlay.sampling.rules import SharedNoise
+from parlay.testing.toy_drafters import Answer, sometimes
+from parlay.types import Event, NoiseKey, Request, SamplingParams, Strategy, View
+
+BUDGET = 16
+PATTERNS = {"never right": (False,), "right until it is trusted": (True,) * 12 + (False,) * 52}
+
+
+def adversaries(llm: LLM, reference: System, prompts: Sequence[Prompt], most: int) -> list[System]:
+    """One system for each of `PATTERNS`. Each request meets a policy that knows nothing yet, the hardest case."""
+    texts = {prompt.ids: prompt.ids + reference.decode(prompt, most).tokens for prompt in prompts}
+    answer = answer_from(texts)
+    return [_adversary(llm, name, pattern, answer) for name, pattern in PATTERNS.items()]
+
+
+def answer_from(texts: dict[tuple[int, ...], tuple[int, ...]]) -> Answer:
+    """Knows the target from its recorded texts, by prompt."""
+
+    def answer(view: View, path: Sequence[int]) -> int:
+        text = texts[view.request.prompt]
+        place = len(view.tokens) + len(path)
+        return text[place] if place < len(text) else 0
+
+    return answer
+
+
+def _adversary(llm: LLM, name: str, pattern: Sequence[bool], answer: Answer) -> System:
+    engine = llm.engine
+
+    def decode(prompt: Prompt, most: int) -> Timed:
+        drafter = sometimes(answer, llm.runner.spec.vocab_size, pattern)
+        strategy = Strategy(name, drafter, SharedNoise(), Adaptive(engine.cost, BUDGET))
+        request = Request(
+            id=name,
+            prompt=prompt.ids,
+            params=SamplingParams(temperature=0.0, max_tokens=most),
+            key=NoiseKey(0),
+            stop_ids=frozenset(llm.runner.spec.eos_ids),
+        )
+        watch = Stopwatch()
+        engine.add(request, strategy)
+        events: list[Event] = []
+        while not engine.idle:
+            events = engine.step()
+            for event in events:
+                watch.emit([committed.token for committed in event.committed])
+        metrics = events[-1].metrics
+        assert metrics is not None
+        return watch.read(
+            steps=metrics.steps, draft_tokens=metrics.draft_tokens, accepted_tokens=metrics.accepted_tokens
+        )
+
+    return System(f"adversary: {name}", decode)

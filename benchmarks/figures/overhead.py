@@ -1,0 +1,112 @@
+"""What an engine step costs besides the forward, against a target that answers at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from benchmarks.figures.phases import TimedEngine
+from benchmarks.figures.results import Block, Results, Row
+from benchmarks.figures.setup import Setup
+from benchmarks.figures.stub import StubCost, StubRunner
+from parlay.drafters.catalogue import Resources, UsageError
+from parlay.engine import Limits
+from parlay.strategies import StrategyBook
+from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
+
+BATCHES = (1, 32)
+VOCABULARIES = (4096, 151_936)
+"""The built-in models' and the Qwen models'."""
+STRATEGIES = ("none", "prompt-lookup", "prompt-lookup:policy=fixed")
+PARAMS: Mapping[str, SamplingParams] = {
+    "greedy": SamplingParams(temperature=0.0, ignore_eos=True),
+    "sampled": SamplingParams(temperature=1.0, ignore_eos=True),
+    "sampled, top-p 0.95, top-k 50": SamplingParams(temperature=1.0, top_p=0.95, top_k=50, ignore_eos=True),
+}
+PROMPT_TOKENS = 256
+CELL_SECONDS = 1.0
+FEWEST_STEPS = 10
+
+logger = logging.getLogger(__name__)
+
+
+def overhead(setup: Setup, results: Results) -> None:
+    """Every strategy, batch, way of sampling and vocabulary, round by round."""
+    for turn in range(setup.scale.rounds):
+        for vocab_size in VOCABULARIES:
+            block = Block("overhead", "stub", str(vocab_size), 0, turn)
+            if not results.has(block):
+                results.add(overhead_rows(block, StubRunner(vocab_size), setup.scale.steps))
+                logger.info("overhead: vocabulary %d, round %d", vocab_size, turn)
+
+
+def overhead_rows(block: Block, runner: StubRunner, steps: int) -> list[Row]:
+    """A row for each cell of one round."""
+    rows = []
+    for batch in BATCHES:
+        for way, params in PARAMS.items():
+            for name in STRATEGIES:
+                values = measure(runner, name, params, batch, steps)
+                rows.append(Row(**block._asdict(), system=f"{name} | batch {batch} | {way}", values=values))
+    return rows
+
+
+def measure(runner: StubRunner, name: str, params: SamplingParams, batch: int, steps: int) -> dict[str, float]:
+    """Milliseconds per step by part of the step, forwards left out; rows and drafts per step beside them."""
+    engine = TimedEngine(runner, StubCost(), Limits(max_sequences=batch, max_rows=max(512, batch)))
+    strategy = open_strategy(runner, engine, name)
+    for number in range(batch):
+        engine.add(request(runner, number, params), strategy)
+    step_until_decoding(engine, batch)
+    log: list[dict[str, float]] = []
+    tokens = 0
+    deadline = time.perf_counter() + CELL_SECONDS
+    while len(log) < steps and (len(log) < FEWEST_STEPS or time.perf_counter() < deadline):
+        forward = runner.forward_seconds
+        tokens += sum(len(event.committed) for event in engine.step())
+        log.append(split(engine.log[-1], runner.forward_seconds - forward))
+    for number in range(batch):
+        engine.abort(f"stub-{number}")
+    return medians(log) | {"tokens": tokens / len(log) / batch}
+
+
+def split(seconds: Mapping[str, float], forward: float) -> dict[str, float]:
+    """Parts of a step without the forward; ``besides`` is their sum, ``rest`` scheduling and counting."""
+    parts = {part: value for part, value in seconds.items() if part != "step"}
+    rest = seconds["step"] - sum(parts.values())
+    parts["verify"] -= forward
+    return {"besides": seconds["step"] - forward, **parts, "rest": rest, "forward": forward}
+
+
+def medians(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Milliseconds of each part in the median step, and what nine steps in ten stay below."""
+    middle = {part: 1000 * median(step[part] for step in log) for part in log[0]}
+    besides = sorted(step["besides"] for step in log)
+    return middle | {"besides p90": 1000 * besides[len(besides) * 9 // 10]}
+
+
+def open_strategy(runner: Runner, engine: TimedEngine, name: str) -> Strategy:
+    """The strategy as `LLM` would build it."""
+
+    def no_model(model: str) -> Runner:
+        raise UsageError(f"no draft model here, asked for {model!r}")
+
+    return StrategyBook(Resources(runner.spec.vocab_size, no_model), engine.cost).get(name)
+
+
+def request(runner: StubRunner, number: int, params: SamplingParams) -> Request:
+    """A request whose prompt ends with the target's own text, so that there is something to look up."""
+    prompt = tuple(runner.text(place) for place in range(PROMPT_TOKENS))
+    unbounded = replace(params, max_tokens=runner.spec.max_context - PROMPT_TOKENS)
+    return Request(id=f"stub-{number}", prompt=prompt, params=unbounded, key=NoiseKey(number))
+
+
+def step_until_decoding(engine: TimedEngine, batch: int) -> None:
+    """Through prefill and a few steps more."""
+    while sum(1 for event in engine.step() if event.committed) < batch:
+        pass
+    for _ in range(8):
+        engine.step()

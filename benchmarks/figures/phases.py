@@ -1,0 +1,45 @@
+"""Where the time of engine steps goes, by part of the step."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from parlay.engine import Engine, Limits
+from parlay.types import Cost, Event, Runner
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PARTS = ("_propose", "_verify", "_accept", "_commit", "_observe", "_report")
+"""The methods that `Engine.step` is made of. What it does between them is the remainder: scheduling and counting."""
+
+
+class TimedEngine(Engine):
+    """An engine that notes, in ``log``, the seconds of each whole step (``step``) and of each of its parts."""
+
+    def __init__(self, runner: Runner, cost: Cost, limits: Limits | None = None) -> None:
+        super().__init__(runner, cost, limits)
+        self.log: list[dict[str, float]] = []
+        self._seconds: Counter[str] = Counter()
+        for name in PARTS:
+            setattr(self, name, self._timed(name.strip("_"), getattr(self, name)))
+
+    def step(self) -> list[Event]:
+        self._seconds.clear()
+        began = time.perf_counter()
+        events = super().step()
+        self.log.append({"step": time.perf_counter() - began, **self._seconds})
+        return events
+
+    def _timed(self, name: str, method: Callable[P, R]) -> Callable[P, R]:
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            began = time.perf_counter()
+            try:
+                return method(*arguments, **options)
+            finally:
+                self._seconds[name] += time.perf_counter() - began
+
+        return call

@@ -1,0 +1,75 @@
+"""Where numbers come from: machine, versions, commit. One such record heads every file of results."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+MEASURED = ("src", "benchmarks", ":!benchmarks/results")
+SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+MAY_DIFFER = ("command", "date")
+"""What two runs that go into one file need not share."""
+
+
+def provenance(command: str) -> dict[str, Any]:
+    """Everything but names of people, hosts and folders."""
+    return {
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "commit": commit(),
+        "command": command,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Processor, what torch uses of it, memory, kernel."""
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def cpu_model() -> str:
+    """The processor's own name and its family and model numbers, where Linux tells them."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor() or "unknown"
+    fields: dict[str, str] = {}
+    for line in info.read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    numbers = ", ".join(f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields)
+    return f"{fields.get('model name', 'unknown')} ({numbers})"
+
+
+def commit() -> str:
+    """The commit that ran, marked where the sources that were measured differ from it."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git(
+            "status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks", ":!benchmarks/results"
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head} with changes" if changed else head
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ("git", *arguments), cwd=ROOT, check=True, capture_output=True, text=True, encoding="utf-8"
+    ).stdout.strip()

@@ -1,0 +1,129 @@
+"""`transformers` as a system under test: every plain combination, prompt lookup, and assisted generation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, CompileConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from benchmarks.figures.prompts import Prompt
+from benchmarks.figures.systems import Stopwatch, System, Timed
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """How to run a model plainly. ``static`` is the static cache with the decoding forward compiled."""
+
+    dtype: str
+    attention: Literal["sdpa", "eager"]
+    cache: Literal["dynamic", "static"]
+
+    def __str__(self) -> str:
+        return f"transformers {self.dtype} {self.attention} {self.cache}"
+
+
+COMBINATIONS = tuple(
+    Combination(*parts) for parts in itertools.product(DTYPES, ("sdpa", "eager"), ("dynamic", "static"))
+)
+
+
+def default_combination(directory: Path) -> Combination:
+    """What `from_pretrained` and `generate` do with the checkpoint when they are told nothing."""
+    model = load(directory)
+    dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
+    return Combination(dtype, model.config._attn_implementation, "dynamic")
+
+
+def load(directory: Path, **options: Any) -> PreTrainedModel:
+    """The checkpoint, ready for inference."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **options)
+    return model.eval()
+
+
+class Field:
+    """Loads models of one checkpoint once for all systems that share them."""
+
+    def __init__(self, directory: Path, draft: Path, longest: int) -> None:
+        """``longest`` is how many tokens, prompt and answer, a static cache must hold."""
+        self._directory = directory
+        self._draft = draft
+        self._longest = longest
+        self._models: dict[tuple[Path, str, str], PreTrainedModel] = {}
+
+    def plain(self, combination: Combination) -> System:
+        """Token by token."""
+        options: dict[str, Any] = {}
+        if combination.cache == "static":
+            compiled = CompileConfig()
+            compiled._compile_all_devices = True  # `generate` compiles on GPUs alone unless told
+            options = {
+                "cache_implementation": "static",
+                "max_cache_len": self._longest,
+                "compile_config": compiled,
+            }
+        return self._system(str(combination), combination, options)
+
+    def prompt_lookup(self, combination: Combination) -> System:
+        """Its own prompt lookup, at the setting that its documentation shows."""
+        return self._system("transformers prompt lookup", combination, {"prompt_lookup_num_tokens": 10})
+
+    def assisted(self, combination: Combination) -> System:
+        """Its assisted generation with the draft model, at its defaults."""
+        draft = replace(combination, cache="dynamic")
+        return self._system("transformers assisted", combination, {"assistant_model": self._model(self._draft, draft)})
+
+    def _system(self, name: str, combination: Combination, options: dict[str, Any]) -> System:
+        model = self._model(self._directory, combination)
+
+        def decode(prompt: Prompt, most: int) -> Timed:
+            return generate(model, prompt.ids, most, options, note=str(combination))
+
+        return System(name, decode)
+
+    def _model(self, directory: Path, combination: Combination) -> PreTrainedModel:
+        key = (directory, combination.dtype, combination.attention)
+        if key not in self._models:
+            self._models[key] = load(
+                directory, dtype=DTYPES[combination.dtype], attn_implementation=combination.attention
+            )
+        return self._models[key]
+
+
+def generate(model: PreTrainedModel, ids: Sequence[int], most: int, options: dict[str, Any], note: str = "") -> Timed:
+    """One greedy `generate` under the stopwatch."""
+    ids_NT = torch.tensor([ids])
+    streamer = WatchStreamer()
+    model.generate(
+        input_ids=ids_NT,
+        attention_mask=torch.ones_like(ids_NT),
+        do_sample=False,
+        max_new_tokens=most,
+        streamer=streamer,
+        **options,
+    )
+    return streamer.watch.read(note=note)
+
+
+class WatchStreamer(BaseStreamer):  # type: ignore[misc]
+    """Hands a stopwatch what `generate` emits; the prompt, which comes first, is left out."""
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+        self._prompt_seen = False
+
+    def put(self, value: Tensor) -> None:
+        if self._prompt_seen:
+            self.watch.emit(value.flatten().tolist())
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """The stopwatch needs no end."""
