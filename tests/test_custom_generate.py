@@ -79,7 +79,7 @@ def test_drafts_save_forwards(model: PreTrainedModel) -> None:
     out = ours(model, torch.tensor([PROMPT]), logits_processor=looping, max_new_tokens=60)
     handle.remove()
     assert out.shape[1] == len(PROMPT) + 60
-    assert calls < 50  # those of the self-test included
+    assert calls < 40
 
 
 class _Copy(LogitsProcessor):
@@ -109,10 +109,10 @@ def test_sampled_first_tokens_follow_the_law_that_generate_samples_from(model: P
     ids = torch.tensor([PROMPT])
     with torch.no_grad():
         top = torch.topk(model(ids).logits[0, -1] / 0.7, 4)
-    draws = ours(model, ids, do_sample=True, temperature=0.7, top_k=4, max_new_tokens=1, num_return_sequences=400)
+    draws = ours(model, ids, do_sample=True, temperature=0.7, top_k=4, max_new_tokens=1, num_return_sequences=200)
     counts = torch.stack([(draws[:, -1] == token).sum() for token in top.indices]).double()
-    assert int(counts.sum()) == 400
-    expected = torch.softmax(top.values.double(), 0) * 400
+    assert int(counts.sum()) == 200
+    expected = torch.softmax(top.values.double(), 0) * 200
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.27
 
 

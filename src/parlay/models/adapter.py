@@ -16,11 +16,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from parlay import trees
 from parlay.models.adapter_call import ModelCall, Result, Rows, copied, join, rows_selectable, select
-from parlay.models.adapter_probe import probe
+from parlay.models.adapter_probe import ability
 from parlay.types import Exactness, OutOfRoom, Output, RunnerSpec, Segment
 
 _UNBOUNDED = 1 << 20
 """Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
+_LEAST_CAPACITY = 1 << 16
 _BATCHED_ROWS = 32
 """Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
 
@@ -50,19 +51,20 @@ class _Sequence:
 class AdapterRunner:
     """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
 
-    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts.
+    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts
+    or 65,536 tokens, whichever is more.
     Raises UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
         self._call = ModelCall(model.eval())
         config = self._call.config
-        self._ability = probe(self._call)
+        self._ability = ability(self._call)
         self._selectable = rows_selectable(self._call.new_cache())
         self._sequences: dict[int, _Sequence] = {}
         # Not every config names a context length; absence means that there is none.
         context = int(getattr(config, "max_position_embeddings", None) or _UNBOUNDED)
-        self._capacity = max_tokens_cached or 4 * context
+        self._capacity = max_tokens_cached or max(_LEAST_CAPACITY, 4 * context)
         self._spec = RunnerSpec(
             name=name or str(model.config.name_or_path or self._call.name),
             vocab_size=int(config.vocab_size),
@@ -125,7 +127,7 @@ class AdapterRunner:
         if self._selectable:
             rows = [*range(pending), *(pending + node for node in path)]
             start = step.longest or state.cached
-            kept = torch.tensor([*range(state.cached), *(start + row for row in rows)])
+            kept = [*range(state.cached), *(start + row for row in rows)]
             state.cache = select(step.after, step.index, kept)
             state.cached = len(kept)
         elif len(path) == len(step.segment.tree):
@@ -140,7 +142,7 @@ class AdapterRunner:
         state.step = None
         if length < state.cached:
             kept = length if self._selectable else 0
-            state.cache = select(state.cache, 0, torch.arange(kept)) if kept else self._call.new_cache()
+            state.cache = select(state.cache, 0, range(kept)) if kept else self._call.new_cache()
             state.cached = kept
         return state.cached
 

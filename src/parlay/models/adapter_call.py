@@ -156,15 +156,22 @@ def copied(cache: DynamicCache) -> DynamicCache:
     return twin
 
 
-def select(cache: DynamicCache, index: int, kept: Tensor) -> DynamicCache:
-    """The rows ``kept`` of sequence ``index`` of a cache, as a cache of that sequence alone."""
+def select(cache: DynamicCache, index: int, kept: Sequence[int]) -> DynamicCache:
+    """The rows ``kept``, in rising order, of sequence ``index`` of a cache, as a cache of that sequence alone."""
     chosen = copy.copy(cache)
     chosen.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in chosen.layers:
         if layer.is_initialized:
-            layer.keys = layer.keys[index : index + 1].index_select(2, kept.to(layer.keys.device))
-            layer.values = layer.values[index : index + 1].index_select(2, kept.to(layer.values.device))
+            layer.keys = _chosen_rows(layer.keys[index : index + 1], kept)
+            layer.values = _chosen_rows(layer.values[index : index + 1], kept)
     return chosen
+
+
+def _chosen_rows(states_BHLD: Tensor, kept: Sequence[int]) -> Tensor:
+    """A view where the rows are a prefix; the next forward copies it anyway."""
+    if not kept or kept[-1] == len(kept) - 1:
+        return states_BHLD[:, :, : len(kept)]
+    return states_BHLD.index_select(2, torch.tensor(kept, device=states_BHLD.device))
 
 
 def join(caches: Sequence[DynamicCache], lengths: Sequence[int]) -> DynamicCache:

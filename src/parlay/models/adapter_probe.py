@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from parlay.models.adapter_call import ModelCall, Rows, copied, rows_selectable
 from parlay.models.config import UnsupportedModel
@@ -25,6 +27,19 @@ class Ability:
 
     tree: Literal["tree", "chain", "none"]
     reason: str
+
+
+_found: WeakKeyDictionary[PreTrainedModel, dict[str, Ability]] = WeakKeyDictionary()
+"""What was found out about a model object under each attention implementation: the same for every later caller."""
+
+
+def ability(call: ModelCall) -> Ability:
+    """`probe`, once per model object and attention implementation."""
+    known = _found.setdefault(call.model, {})
+    attention = str(call.config._attn_implementation)
+    if attention not in known:
+        known[attention] = probe(call)
+    return known[attention]
 
 
 @torch.no_grad()
