@@ -23,9 +23,10 @@ LARGE_INPUT = {"hidden_size": 64, "intermediate_size": 2048, "num_heads": 5, "nu
 
 Model = tuple[dict[str, int], torch.dtype, bool]
 MODELS = [
-    (shape, dtype, norm) for shape in (SMALL, ODD) for dtype in (torch.float32, torch.bfloat16) for norm in (0, 1)
+    (shape, dtype, norm)
+    for shape, norm in ((SMALL, False), (ODD, True), (WIDE, True), (LARGE_INPUT, False))
+    for dtype in (torch.float32, torch.bfloat16)
 ]
-MODELS += [(shape, dtype, True) for shape in (WIDE, LARGE_INPUT) for dtype in (torch.float32, torch.bfloat16)]
 
 
 def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
@@ -122,7 +123,7 @@ def assert_paths(bench: Bench, tokens: Sequence[int], tree: Tree, logits: Tensor
 def test_rows_do_not_depend_on_how_many_there_are(bench: Bench) -> None:
     tokens = text(33)
     expected = bench.whole(tokens)
-    for count in range(1, 34):
+    for count in (*range(1, 18), 31, 32, 33):
         assert same(bench.whole(tokens[:count]), expected[:count]), count
 
 

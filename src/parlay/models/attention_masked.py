@@ -1,4 +1,4 @@
-"""Masked attention of one sequence's new rows: one fused product, keys in slot order. For devices without exact forms."""
+"""Masked attention of one sequence's new rows: one fused product, keys in slot order, no exact form needed."""
 
 from __future__ import annotations
 

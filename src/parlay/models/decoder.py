@@ -107,7 +107,7 @@ def silu_product(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, -1)
     if gate.numel() < SERIAL:
         return F.silu(gate).mul_(up)
-    blocks = gate.split(max(1, SERIAL // gate.shape[1]))
+    blocks = torch.split(gate, max(1, SERIAL // gate.shape[1]))
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 

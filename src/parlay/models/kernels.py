@@ -79,10 +79,8 @@ def _time_linear(config: DecoderConfig, dtype: torch.dtype) -> tuple[float, floa
     width = min(widest, _MAX_TIMED_WEIGHTS // config.hidden_size)
     with torch.no_grad():
         linear = pack(torch.zeros(width, config.hidden_size, dtype=dtype))
-        one, eight = (
-            _least_seconds(linear, torch.zeros(rows, config.hidden_size, dtype=dtype)) for rows in _TIMED_ROWS
-        )
-        return one, eight
+        inputs = [torch.zeros(rows, config.hidden_size, dtype=dtype) for rows in _TIMED_ROWS]
+        return _least_seconds(linear, inputs[0]), _least_seconds(linear, inputs[1])
 
 
 def _least_seconds(linear: Linear, x: torch.Tensor) -> float:

@@ -1,7 +1,7 @@
 """Linear layers whose rows do not depend on the rows beside them, and the test that says whether they do.
 
 oneDNN's packed product sums each output in one order for any number of rows from two up. It is not public API of
-torch: where it is missing, or refuses a dtype, `F.linear` takes its place and `rows_independent` judges it the same way.
+torch: where it is missing, or refuses a dtype, `F.linear` takes its place, and `rows_independent` judges it alike.
 """
 
 from __future__ import annotations
