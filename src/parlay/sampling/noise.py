@@ -60,14 +60,23 @@ Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
 
 
 def _hash(states: Integers, steps: Integers) -> Integers:
-    """`mix` of each state and step and one step more, in wrapping int64. The masks make the shifts logical."""
+    """`mix` of each state and step and one step more, in wrapping int64."""
     z = states + _signed(_GOLDEN) + steps
-    z ^= (z >> 30) & (1 << 34) - 1
+    scratch = z * 0
+    _xor_shifted(z, 30, scratch)
     z *= _signed(_MIX1)
-    z ^= (z >> 27) & (1 << 37) - 1
+    _xor_shifted(z, 27, scratch)
     z *= _signed(_MIX2)
-    z ^= (z >> 31) & (1 << 33) - 1
+    _xor_shifted(z, 31, scratch)
     return z
+
+
+def _xor_shifted(z: Integers, shift: int, scratch: Integers) -> None:
+    """``z ^= z >>> shift``: the mask drops what an arithmetic shift drags in. Fresh memory costs more than sums."""
+    scratch[...] = z
+    scratch >>= shift
+    scratch &= (1 << 64 - shift) - 1
+    z ^= scratch
 
 
 def _signed(value: int) -> int:
@@ -121,11 +130,11 @@ def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:
     ids, found = [], []
     run = torch.arange(min(_RUN, size))
     for start in range(0, size, _RUN):
-        run_bits = bits([state + start * _GOLDEN], run[: size - start])[0]
-        places = select.at_least(run_bits, floor)
+        run_bits = bits([state + start * _GOLDEN], run[: size - start])[0].numpy()
+        places = np.flatnonzero(run_bits >= floor)
         ids.append(places + start)
         found.append(run_bits[places])
-    return torch.cat(ids), torch.cat(found)
+    return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(found))
 
 
 def _best(logits_V: Tensor, ids: Tensor, id_bits: Tensor) -> tuple[float, int]:

@@ -6,6 +6,7 @@ follows looks only at blocks that matter. Ties always go to the lowest index. On
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,12 +39,18 @@ def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
 def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -> Tensor:
     """Indices of the values that reach ``threshold``, rising. ``maxima`` are the row's block maxima, if known."""
     if values_V.numel() <= _SMALL:
-        return (values_V >= threshold).nonzero()[:, 0]
+        return _true(values_V >= threshold)
     maxima = block_maxima(values_V[None])[0] if maxima is None else maxima
-    blocks = (maxima >= threshold).nonzero()
-    ids = (blocks * _BLOCK + torch.arange(_BLOCK, device=values_V.device)).flatten()
-    ids = ids[ids < values_V.numel()]
-    return ids[values_V[ids] >= threshold]
+    whole = values_V.numel() - values_V.numel() % _BLOCK
+    blocks = _true(maxima[: whole // _BLOCK] >= threshold)
+    places = _true((values_V[:whole].view(-1, _BLOCK)[blocks] >= threshold).flatten())
+    ids = blocks[places // _BLOCK] * _BLOCK + places % _BLOCK
+    return torch.cat([ids, _true(values_V[whole:] >= threshold) + whole])
+
+
+def _true(mask: Tensor) -> Tensor:
+    """Where a mask holds, rising. NumPy finds that many times faster on CPUs."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.is_cpu else mask.nonzero()[:, 0]
 
 
 def leading(values_V: Tensor, count: int) -> Tensor:
