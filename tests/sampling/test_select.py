@@ -38,6 +38,13 @@ def test_argmax_is_the_first_maximum_of_every_row(size: int, dtype: torch.dtype)
         assert token == (values_V == values_V.max()).nonzero()[0, 0]
 
 
+def test_rows_may_lie_scattered_in_memory() -> None:
+    rows_RV = torch.randn(9000, 2, generator=torch.Generator().manual_seed(1)).T
+    order = rows_RV[1].sort(descending=True, stable=True).indices
+    assert torch.equal(select.leading(rows_RV[1], 5), order[:5])
+    assert select.argmax(rows_RV)[1][1] == order[0]
+
+
 @pytest.mark.parametrize("size", [10, 9000])
 def test_argmax_shows_nan(size: int) -> None:
     rows_RV = torch.zeros(3, size)

@@ -43,7 +43,7 @@ def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -
     maxima = block_maxima(values_V[None])[0] if maxima is None else maxima
     whole = values_V.numel() - values_V.numel() % _BLOCK
     blocks = _true(maxima[: whole // _BLOCK] >= threshold)
-    places = _true((values_V[:whole].view(-1, _BLOCK)[blocks] >= threshold).flatten())
+    places = _true((values_V[:whole].reshape(-1, _BLOCK)[blocks] >= threshold).flatten())
     ids = blocks[places // _BLOCK] * _BLOCK + places % _BLOCK
     return torch.cat([ids, _true(values_V[whole:] >= threshold) + whole])
 
