@@ -41,6 +41,7 @@ from parlay import models
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.strategies import RunnerShelf, StrategyBook
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 
@@ -52,9 +53,7 @@ _REFUSED: dict[str, Callable[[GenerationConfig], bool]] = {
     "return_dict_in_generate": lambda config: bool(config.return_dict_in_generate),
     "penalty_alpha (contrastive search)": lambda config: bool(config.penalty_alpha),
     "dola_layers": lambda config: config.dola_layers is not None,
-    "prompt_lookup_num_tokens (use parlay_strategy='prompt-lookup')": lambda config: bool(
-        config.prompt_lookup_num_tokens
-    ),
+    "prompt_lookup_num_tokens (name a parlay_strategy instead)": lambda config: bool(config.prompt_lookup_num_tokens),
     "assistant_early_exit": lambda config: config.assistant_early_exit is not None,
     "cache_implementation": lambda config: config.cache_implementation not in (None, "dynamic"),
     "use_cache=False": lambda config: config.use_cache is False,
@@ -85,7 +84,7 @@ def generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    parlay_strategy: str = "prompt-lookup",
+    parlay_strategy: str = DEFAULT_STRATEGY,
     parlay_streamer: BaseStreamer | None = None,
     parlay_tokenizer: PreTrainedTokenizerBase | None = None,
     parlay_draft: str | PreTrainedModel | None = None,
