@@ -79,7 +79,7 @@ def percent(value: float) -> str:
 def print_losses(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, data: Path, rows: int) -> None:
     """Loss by kind of text, in nats per token and bits per byte."""
     streams = heldout_streams(read_corpus(data), tokenizer)
-    losses = checks.losses(model, streams, rows=rows, length=LENGTH)
+    losses = checks.losses(model, streams, kinds=list(streams), rows=rows, length=LENGTH)
     bits = {kind: loss / math.log(2) / bytes_per_token(streams[kind], tokenizer) for kind, loss in losses.items()}
     cells = [(kind, f"{loss:.3f}", f"{bits[kind]:.3f}") for kind, loss in losses.items()]
     print(table(("held-out text", "nats per token", "bits per byte"), cells))

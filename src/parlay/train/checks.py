@@ -93,15 +93,20 @@ def is_call(turn: ChatTurn) -> bool:
 
 
 @torch.inference_mode()
-def losses(model: Qwen3ForCausalLM, streams: dict[str, Stream], *, rows: int, length: int = 512) -> dict[str, float]:
-    """Mean nats per token on ``rows`` held-out rows of each kind that has enough text."""
+def losses(
+    model: Qwen3ForCausalLM, streams: dict[str, Stream], *, kinds: list[str], rows: int, length: int = 512
+) -> dict[str, float]:
+    """Mean nats per token on ``rows`` held-out rows of each of ``kinds`` that has enough text."""
     batches = Batches(streams, model.config.vocab_size, seed=7)
     result = {}
-    for kind, stream in streams.items():
-        if len(stream.tokens) > length + 1:
-            ids, labels = (torch.from_numpy(part) for part in batches.draw(0, rows, length, {kind: 1.0}))
-            parts = (slice(start, start + ROWS) for start in range(0, rows, ROWS))
-            result[kind] = sum(summed_loss(model, ids[part], labels[part]) for part in parts) / ids.numel()
+    long_enough = {kind for kind, stream in streams.items() if len(stream.tokens) > length + 1}
+    for kind in kinds:
+        if kind in streams.keys() - long_enough or not long_enough:
+            continue
+        ids, labels = (torch.from_numpy(part) for part in batches.draw(0, rows, length, {kind: 1.0}))
+        parts = (slice(start, start + ROWS) for start in range(0, rows, ROWS))
+        total = sum(summed_loss(model, ids[part], labels[part]) for part in parts)
+        result[kind] = total / int((labels != IGNORE).sum())
     return result
 
 

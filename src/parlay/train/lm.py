@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from parlay.train import checks, schedule
 from parlay.train.clock import TrainingClock
 from parlay.train.export import export, machine_record, save_state
+from parlay.train.induction import plant
 from parlay.train.objective import Loss, make_loss
 from parlay.train.optimizers import Optimizers
 from parlay.train.prepare import READY, load_streams, prepare
@@ -43,7 +44,7 @@ class TrainOptions:
     teacher: Path | None = field(default=None, metadata={"help": "checkpoint to distil from"})
     vocab_size: int = field(default=4096, metadata={"help": "tokens in the vocabulary"})
     tasks: int = field(default=24_000, metadata={"help": "generated edit and copy tasks"})
-    batch_tokens: int = field(default=8192, metadata={"help": "tokens per update"})
+    batch_tokens: int = field(default=4096, metadata={"help": "tokens per update"})
     context: int = field(default=2048, metadata={"help": "longest row trained on"})
     seed: int = field(default=0, metadata={"help": "seed of weights, tasks and batches"})
     threads: int = field(default=0, metadata={"help": "CPU threads; 0 leaves torch's choice"})
@@ -83,10 +84,11 @@ class Run:
         self.tokenizer: PreTrainedTokenizerFast = wrap_tokenizer(core, CONTEXT)
         config = SHAPES[options.shape].config(len(self.tokenizer), self.tokenizer.eos_token_id)
         self.model = Qwen3ForCausalLM(config)
+        plant(self.model, options.seed)
         self.optimizers = Optimizers(self.model)
         self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed)
         self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
-        self.checks = checks.make_checks(options.data, self.tokenizer, copies=16, edits=8, dialogues=12)
+        self.checks = checks.make_checks(options.data, self.tokenizer, copies=8, edits=4, dialogues=8)
         self.progress = Progress()
         self.state_path = options.work / f"state-{options.shape}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
@@ -111,7 +113,7 @@ class Run:
 
     def restore(self) -> float:
         """Loads the saved state; returns the training seconds already used."""
-        state = torch.load(self.state_path, weights_only=False)
+        state = torch.load(self.state_path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
         self.progress = Progress(**state["progress"])
@@ -148,7 +150,7 @@ class Run:
         row = {
             "step": self.progress.step,
             "tokens": self.progress.tokens,
-            "loss": checks.losses(self.model, self.heldout, rows=8),
+            "loss": checks.losses(self.model, self.heldout, kinds=[*self.heldout, *MADE], rows=4),
             "copies": by_length,
             "edits": by_kind,
             "calls": checks.call_rates(self.model, self.tokenizer, self.checks.calls),

@@ -6,20 +6,28 @@ import torch
 from torch import nn
 
 MUON_RATE = 0.012
-ADAM_RATE = 3e-3
+EMBEDDING_RATE = 0.01
+NORM_RATE = 3e-3
 WEIGHT_DECAY = 0.03
 
 
+def adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """AdamW without decay."""
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
 class Optimizers:
-    """Two optimizers stepped together with one factor on both peak rates."""
+    """Optimizers stepped together with one factor on all peak rates."""
 
     def __init__(self, model: nn.Module) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
-        others = [parameter for name, parameter in named if not (parameter.ndim == 2 and ".layers." in name)]
+        embeddings = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." not in name]
+        norms = [parameter for _, parameter in named if parameter.ndim == 1]
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [
             (torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=WEIGHT_DECAY, momentum=0.95), MUON_RATE),
-            (torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True), ADAM_RATE),
+            (adam(embeddings, EMBEDDING_RATE), EMBEDDING_RATE),
+            (adam(norms, NORM_RATE), NORM_RATE),
         ]
 
     def step(self, factor: float) -> None:
@@ -31,7 +39,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, object]]:
-        """State of both."""
+        """State of all."""
         return [optimizer.state_dict() for optimizer, _ in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-WARM_UP = 0.02
+WARM_UP = 0.04
 DECAY_FROM = 0.62
-EARLY = 0.2
-LENGTHS = ((0.70, 512), (0.85, 1024), (1.0, 2048))
+EARLY = 0.12
+LENGTHS = ((0.60, 512), (0.80, 1024), (1.0, 2048))
 
-# Shares of tokens. Early, more repetition: induction heads form, and everything that copies stands on them.
+# Shares of tokens. Early, more repetition: what copies must settle before the rest is built on it.
 EARLY_MIX = {
-    "prose": 0.15,
-    "technical": 0.05,
+    "prose": 0.16,
+    "technical": 0.06,
     "speech": 0.02,
-    "code": 0.13,
-    "maths": 0.05,
-    "instructions": 0.02,
-    "calls": 0.10,
-    "translation": 0.06,
-    "tasks": 0.24,
+    "code": 0.14,
+    "maths": 0.06,
+    "instructions": 0.03,
+    "calls": 0.09,
+    "translation": 0.05,
+    "tasks": 0.22,
     "repeat": 0.12,
-    "noise": 0.06,
+    "noise": 0.05,
 }
 MIX = {
     "prose": 0.18,
-    "technical": 0.07,
+    "technical": 0.06,
     "speech": 0.02,
-    "code": 0.17,
-    "maths": 0.08,
+    "code": 0.16,
+    "maths": 0.07,
     "instructions": 0.03,
     "calls": 0.11,
-    "translation": 0.07,
-    "tasks": 0.20,
-    "repeat": 0.06,
+    "translation": 0.06,
+    "tasks": 0.25,
+    "repeat": 0.05,
     "noise": 0.01,
 }
 

@@ -31,7 +31,7 @@ class Shape:
             num_key_value_heads=self.kv_heads,
             head_dim=self.head_dim,
             max_position_embeddings=CONTEXT,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
             tie_word_embeddings=True,
             eos_token_id=end,
             bos_token_id=None,
@@ -41,6 +41,6 @@ class Shape:
 
 SHAPES = {
     "mini": Shape(hidden=256, layers=6, heads=4, kv_heads=2, head_dim=64, ffn=768),
-    "mini-draft": Shape(hidden=128, layers=2, heads=2, kv_heads=1, head_dim=64, ffn=384),
-    "tiny": Shape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=64),
+    "mini-draft": Shape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, ffn=384),
+    "tiny": Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64),
 }

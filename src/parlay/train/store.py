@@ -111,28 +111,33 @@ class Batches:
 
     def repeated(self, rng: np.random.Generator, length: int) -> Ids:
         """Running text in which earlier stretches come again, word for word."""
-        kind = REPEATED_KINDS[int(rng.integers(len(REPEATED_KINDS)))]
+        kinds = [k for k in REPEATED_KINDS if k in self.streams and len(self.streams[k].tokens) > length]
+        kind = kinds[int(rng.integers(len(kinds)))]
         text = self.window(rng, kind, length)
         row = np.empty(0, dtype=np.int64)
         while len(row) < length:
-            fresh = int(rng.integers(40, 200))
+            fresh = int(rng.integers(20, 120))
             row, text = np.concatenate([row, text[:fresh]]), text[fresh:]
-            span = int(rng.integers(20, 200))
-            start = int(rng.integers(max(1, len(row) - span)))
+            span = min(int(rng.integers(20, 200)), len(row))
+            start = int(rng.integers(len(row) - span + 1))
             row = np.concatenate([row, row[start : start + span]])
         return row[:length]
 
     def noise(self, rng: np.random.Generator, length: int) -> tuple[Ids, Ids]:
-        """Random tokens, repeated; the first showing of each stretch is no target, as nothing predicts it."""
-        pieces, labels = [], []
-        filled = 0
-        while filled < length:
-            size = int(rng.integers(16, 220))
+        """Random tokens, repeated; the first showing of each stretch is no target, as nothing predicts it.
+
+        Half of the rows are one short cycle: few tokens, so that attending anywhere helps a little and attending
+        to what followed the same token helps fully. That slope is what lets induction heads form early.
+        """
+        pieces: list[Ids] = []
+        labels: list[Ids] = []
+        shortest, cycle = (3, True) if rng.random() < 0.5 else (12, False)
+        while sum(map(len, pieces)) < length:
+            size = int(np.exp(rng.uniform(np.log(shortest), np.log(220))))
             piece = rng.integers(5, self.vocab_size, size=size)
-            for turn in range(2 if size > 60 else 3):
-                pieces.append(piece)
-                labels.append(np.full(size, IGNORE) if turn == 0 else piece)
-                filled += size
+            turns = -(-length // size) if cycle else int(rng.integers(2, 5))
+            pieces.extend([piece] * turns)
+            labels.extend([np.full(size, IGNORE), *[piece] * (turns - 1)])
         return np.concatenate(pieces)[:length], np.concatenate(labels)[:length]
 
 
