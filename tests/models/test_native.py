@@ -1,4 +1,4 @@
-"""The native runner: logits of transformers, taps of the right layers, trees on every attention, errors that say why."""
+"""Native runner: logits of transformers, taps of the right layers, trees on both attentions, errors that say why."""
 
 from __future__ import annotations
 
