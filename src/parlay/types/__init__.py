@@ -1,0 +1,51 @@
+"""Plain data and protocols that every part of Parlay shares. Imports nothing of ours.
+
+Words (one per idea): a *drafter* proposes a *draft*, a tree of *nodes* below the *root*, which is the last committed
+token. The *target* verifies it in one forward; a *rule* picks the *path*; the tokens of the path and one more are
+*committed*. *Pending* tokens are committed, but their keys and values are not cached yet; the root is the last of them.
+"""
+
+from __future__ import annotations
+
+from parlay.types.base import Exactness, FinishReason, Law, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
+from parlay.types.drafts import NO_DRAFT, Draft, Fault, Tree, Verdict
+from parlay.types.params import SamplingParams
+from parlay.types.requests import Request, StopChecker, View
+from parlay.types.results import Committed, Event, Metrics, TokenLogprobs
+from parlay.types.runners import Output, Runner, RunnerSpec, Segment
+from parlay.types.strategy import Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
+
+__all__ = [
+    "NO_DRAFT",
+    "Committed",
+    "Cost",
+    "Draft",
+    "Drafter",
+    "Event",
+    "Exactness",
+    "Fault",
+    "FinishReason",
+    "Law",
+    "LogitsProcessor",
+    "Metrics",
+    "Needs",
+    "NoiseKey",
+    "Observation",
+    "OutOfRoom",
+    "Output",
+    "ParlayError",
+    "Policy",
+    "Request",
+    "Rule",
+    "Runner",
+    "RunnerSpec",
+    "SamplingParams",
+    "Segment",
+    "Spent",
+    "StopChecker",
+    "Strategy",
+    "TokenLogprobs",
+    "Tree",
+    "Verdict",
+    "View",
+]

@@ -1,0 +1,48 @@
+"""The few words that everything else is said in: laws, exactness, errors, noise keys."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Law = Literal["point", "iid", "without_replacement"]
+"""How the children of a node were chosen: fixed guesses, independent draws, or draws without replacement, in order."""
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+"""``(ids_of_prompt_output_and_path, logits_V) -> logits_V``; pure: it runs at every node that the walk visits."""
+
+
+class Exactness(enum.StrEnum):
+    """What equals plain decoding, strongest first: each logit, each token for the same seed, the law, or nothing."""
+
+    BITS = "bits"
+    SEED = "seed"
+    DISTRIBUTION = "distribution"
+    LOSSY = "lossy"
+
+    @staticmethod
+    def weakest(*levels: Exactness) -> Exactness:
+        order = list(Exactness)
+        return max(levels, key=order.index)
+
+
+class ParlayError(Exception):
+    """A failure that a user can act on: its message is one line that says what to do."""
+
+
+class OutOfRoom(ParlayError):
+    """A runner's cache can never hold what was asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseKey:
+    """Which stream of the shared noise a sequence draws from: token = f(logits, key, absolute position)."""
+
+    seed: int
+    sample_index: int = 0

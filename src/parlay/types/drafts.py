@@ -1,0 +1,69 @@
+"""What is proposed, and what a rule decided of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from parlay.types.base import Law
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Proposed tokens below the root: ``parents[i] < i`` is the index of a node, or -1 for a child of the root.
+
+    Node i sees the committed text, its ancestors and itself; its position is that of the root plus its depth.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+NO_TREE = Tree()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree and what rules and policies must know of its nodes.
+
+    ``sources`` names, per node, the drafter that proposed it. ``scores`` are the drafter's own estimates of each
+    node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the law each node was
+    drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed for the
+    drafter's sake and can never be accepted; no other node descends from one.
+    """
+
+    tree: Tree = NO_TREE
+    law: Law = "point"
+    sources: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    probs: Tensor | None = None
+    probes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule decided for one sequence: the accepted nodes, root side first, and one more token after them.
+
+    ``sampled`` gives, per row of the walk (root, then each accepted node), the token chosen there; its last entry is
+    the correction or bonus, so ``len(sampled) == len(path) + 1``.
+    """
+
+    path: tuple[int, ...]
+    sampled: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one sequence can't go on (NaN logits, a processor that raised); the others do."""
+
+    reason: str

@@ -1,0 +1,80 @@
+"""How to choose tokens: what a user asks of the sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from parlay.types.base import LogitsProcessor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens. Field names and defaults are vLLM's.
+
+    ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
+    ``temperature=0`` is greedy. Raises ValueError for a value out of range.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+
+    def __post_init__(self) -> None:
+        _check_range("n", self.n, 1)
+        _check_range("temperature", self.temperature, 0)
+        _check_range("top_k", self.top_k, -1)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_range("max_tokens", self.max_tokens, 0)
+        _check_range("min_tokens", self.min_tokens, 0)
+        _check_range("logprobs", self.logprobs, 0)
+        _check_range("prompt_logprobs", self.prompt_logprobs, 0)
+        if not 0 < self.top_p <= 1 or not 0 < self.typical_p <= 1:
+            raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        if "" in self.stops:
+            raise ValueError("stop holds an empty string, which would stop before the first token")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whatever shape they were given in."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
+    """Raises ValueError for a number outside [low, high], NaN and infinity included; None passes."""
+    if value is None or (low <= value <= high and math.isfinite(value)):
+        return
+    limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    raise ValueError(f"{name} must be {limit}, got {value:g}")

@@ -1,0 +1,90 @@
+"""What the engine counted, and the events it tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parlay.types.base import Exactness, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probability of a chosen token, its rank (1 = most likely), and the top alternatives."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
+
+    ``steps`` are target forwards that committed; an early prefill chunk is no step. Prefill lasts until the first
+    step is done, and ``first_step_tokens`` are the tokens that step committed. ``accepted_by_depth[d]`` counts
+    accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
+    that the target verified, probes left out. ``drafter_faults`` counts drafters that raised and were dropped.
+    """
+
+    strategy: str
+    exactness: Exactness
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_step_tokens: int = 0
+    steps: int = 0
+    draft_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    drafted_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_depth: tuple[int, ...] = ()
+    drafted_by_depth: tuple[int, ...] = ()
+    drafter_faults: int = 0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_seconds + self.draft_seconds + self.verify_seconds + self.overhead_seconds
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.completion_tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode rate: tokens after the first step, over the seconds after prefill."""
+        decode_seconds = self.seconds - self.prefill_seconds
+        decoded = self.completion_tokens - self.first_step_tokens
+        return decoded / decode_seconds if decoded and decode_seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A token that joined a sequence, and where it came from: a drafter's name, or ``target``."""
+
+    token: int
+    source: str
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step did to one request. The last event of a request carries its reason, metrics and any error."""
+
+    request: str
+    committed: tuple[Committed, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    metrics: Metrics | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -1,0 +1,126 @@
+"""What makes a strategy: the protocols of drafter, accept rule, budget policy and cost, and what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from parlay.types.base import Exactness, Law
+from parlay.types.drafts import Draft, Fault, Verdict
+from parlay.types.requests import View
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter asks of the engine: layers to tap, and whether it wants to see the tokens of rejected rows."""
+
+    taps: tuple[int, ...] = ()
+    rejected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a drafter is told after a step of one of its sequences, when the tokens are already committed.
+
+    ``taps`` holds rows for the tokens that became cached by the step (pending, then the path) and ``argmax`` the
+    target's top token per row of root and nodes; each only if the drafter's needs name it.
+    """
+
+    view: View
+    draft: Draft
+    verdict: Verdict
+    taps: Mapping[int, Tensor] = field(default_factory=dict)
+    argmax: tuple[int, ...] = ()
+
+
+class Drafter(Protocol):
+    """Proposes. Its state is a cache keyed by the tokens: `propose` compares what it holds with the sequence and
+    truncates or catches up, so forks, preemption, skipped steps and failures need no further calls.
+    """
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        """One draft per view, of at most its budget of nodes; `NO_DRAFT` when there is nothing worth proposing."""
+        ...
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learn from committed tokens (and from rejected rows, if asked for)."""
+        ...
+
+    def release(self, sequence: int) -> None:
+        """The sequence is over: free what is held for it. Unknown names are ignored."""
+        ...
+
+
+class Rule(Protocol):
+    """Accepts: a pure function from logits to verdicts. It refuses drafts whose law it can't handle."""
+
+    @property
+    def exactness(self) -> Exactness: ...
+
+    @property
+    def laws(self) -> frozenset[Law]: ...
+
+    def accept(
+        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+    ) -> list[Verdict | Fault]:
+        """Row ``roots[i]`` of ``logits_RV`` is the root's of sequence i, and ``roots[i] + 1 + node`` that of a node.
+
+        Rows outside these belong to nobody here. A fault stays with its sequence.
+        """
+        ...
+
+
+class Cost(Protocol):
+    """What forwards cost, in seconds; measured, modelled, or both."""
+
+    def forward(self, rows: int, context: int) -> float:
+        """Seconds of one target forward of ``rows`` rows in all, over sequences of ``context`` tokens on average."""
+        ...
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        """Learn from a forward that was run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one step cost a sequence: its proposal's share of drafting, and the forward that verified it."""
+
+    draft_seconds: float
+    verify_seconds: float
+    rows: int
+    context: int
+
+
+class Policy(Protocol):
+    """Sets budgets. One per strategy; its state per sequence is its own."""
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        """Nodes each sequence may draft now; 0 is always allowed and costs nothing."""
+        ...
+
+    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        """Cut drafts down to the nodes that pay."""
+        ...
+
+    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+        """One step of one sequence is over."""
+        ...
+
+    def release(self, sequence: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Drafter (or none), accept rule and budget policy under one name."""
+
+    name: str
+    drafter: Drafter | None
+    rule: Rule
+    policy: Policy
