@@ -106,6 +106,14 @@ def test_a_drafter_that_is_always_wrong_costs_less_than_two_percent(score: float
     assert simulate(policy, drafting, memory_bound, 400).speed > 0.98
 
 
+def test_probes_of_a_wrong_drafter_get_rare() -> None:
+    """The wait doubles: a thousand steps see no more than a handful of probes of two nodes."""
+    policy = Adaptive(TableCost(lambda rows: 1 + 0.1 * (rows - 1)), 32)
+    sizes = simulate(policy, Drafting(rate=0.0, score=0.9), memory_bound, 1200).sizes[200:]
+    assert 1 <= sum(map(bool, sizes)) <= 6
+    assert max(sizes) == 2
+
+
 def test_a_second_request_to_a_wrong_drafter_costs_even_less() -> None:
     policy = Adaptive(TableCost(memory_bound), 32)
     drafting = Drafting(rate=0.0, score=0.9, node_seconds=0.05)

@@ -102,8 +102,7 @@ def _limits(records: Sequence[_Record], order: Sequence[int], budget: int) -> li
     """How many nodes the tree may have after each turn."""
     weights = [records[member].rate ** 2 for member in order]
     total = sum(weights)
-    limits = [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
-    return [*limits[:-1], budget]
+    return [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
 
 
 def _member(name: str, resources: Resources) -> Drafter:
