@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
-
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from parlay import models
 from parlay.cost.measured import calibrate
@@ -17,6 +15,9 @@ from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Prompt, RequestFactory
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf, StrategyBook
 from parlay.types import ParlayError, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_STRATEGY = "prompt-lookup"
 
@@ -198,7 +199,7 @@ def _one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) 
 def _tokenizer(
     model: str | PreTrainedModel, tokenizer: str | PreTrainedTokenizerBase | None
 ) -> PreTrainedTokenizerBase | None:
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
+    if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
     name = tokenizer if tokenizer is not None else model if isinstance(model, str) else None
     return load_tokenizer(resolve(name)) if name is not None else None

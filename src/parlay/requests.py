@@ -7,13 +7,14 @@ import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, TypedDict
 
 from parlay.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
 from parlay.text import TextStream
 from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class TokensPrompt(TypedDict):
@@ -127,9 +128,7 @@ class RequestFactory:
         samples = [self._sample(name, ids, params, NoiseKey(seed, index), strategy) for index in range(params.n)]
         return Job(name, text, samples)
 
-    def _sample(
-        self, name: str, ids: tuple[int, ...], params: SamplingParams, key: NoiseKey, strategy: str
-    ) -> Sample:
+    def _sample(self, name: str, ids: tuple[int, ...], params: SamplingParams, key: NoiseKey, strategy: str) -> Sample:
         text = TextStream(self._tokenizer, params) if self._tokenizer is not None else None
         eos = frozenset() if params.ignore_eos else self._eos_ids
         request = Request(

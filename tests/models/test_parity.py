@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from parlay import models
-from parlay.models import AdapterRunner, NativeRunner
+from parlay.models import NativeRunner
+from parlay.models.adapter import AdapterRunner
 from parlay.testing.checkpoints import NATIVE, VOCAB_SIZE, random_model, save_random
 from parlay.types import ParlayError, Runner, Segment
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from parlay.types import Exactness, ParlayError, Runner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Value = int | float | bool | str | tuple[str, ...]
 """What a parameter can be; a tuple is written ``a+b`` in a spec."""

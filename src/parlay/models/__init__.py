@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from parlay.models.adapter import AdapterRunner
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_config
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import load_weights, resolve
 from parlay.models.native import NativeRunner
-
-# from parlay.models.native import NativeRunner, choose_dtype
 from parlay.types import ParlayError, Runner
 
-__all__ = ["AdapterRunner", "NativeRunner", "UnsupportedModel", "load"]
+if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
+    from transformers import PreTrainedModel
+
+__all__ = ["NativeRunner", "UnsupportedModel", "load"]
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,10 +38,10 @@ def load(
     Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for an
     argument out of range.
     """
-    if isinstance(model, PreTrainedModel):
+    if not isinstance(model, str):
         if (dtype, device) != ("auto", "auto"):
             raise ValueError(f"dtype={dtype!r}, device={device!r}: a loaded model keeps its own; leave both at 'auto'")
-        return AdapterRunner(model, max_tokens_cached=cache_tokens)
+        return _adapt(model, cache_tokens)
     chosen_dtype, place = _torch_dtype(dtype), _torch_device(device)
     directory = resolve(model)
     try:
@@ -49,13 +49,19 @@ def load(
     except UnsupportedModel as reason:
         _log.info("%s runs through transformers: %s", model, reason)
         loaded = _transformers_model(directory, chosen_dtype, place)
-        return AdapterRunner(loaded, max_tokens_cached=cache_tokens, name=model)
+        return _adapt(loaded, cache_tokens, model)
     if chosen_dtype is None:
         chosen_dtype, why = choose_dtype(config, place)
         _log.info("%s runs in %s: %s", model, chosen_dtype, why)
     tokens = cache_tokens or _default_cache_tokens(config, chosen_dtype, place)
     weights = load_weights(directory, config)
     return NativeRunner(config, weights, dtype=chosen_dtype, device=place, max_tokens_cached=tokens, name=model)
+
+
+def _adapt(model: PreTrainedModel, cache_tokens: int | None, name: str = "") -> Runner:
+    from parlay.models.adapter import AdapterRunner
+
+    return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
 
 
 def _torch_dtype(name: str) -> torch.dtype | None:
@@ -80,6 +86,8 @@ def _torch_device(name: str) -> torch.device:
 
 def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
     """The checkpoint as transformers loads it: unless told, in float32 on CPU and in its own dtype elsewhere."""
+    from transformers import AutoModelForCausalLM
+
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from parlay.models.config import DecoderConfig, read_json
 from parlay.types import ParlayError
 
+_PLAIN_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 BUILT_IN = ("parlay-mini", "parlay-mini-draft")
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
@@ -44,6 +44,8 @@ def resolve(model: str) -> Path:
 
 
 def _download(model: str) -> Path:
+    import huggingface_hub  # here, because a local folder needs no network code
+
     try:
         return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(_WANTED_FILES)))
     except (OSError, ValueError, huggingface_hub.errors.RevisionResolutionError) as error:
@@ -68,10 +70,22 @@ def _check_folder(directory: Path) -> Path:
 def load_tokenizer(directory: Path) -> Any:
     """The tokenizer in ``directory``, through transformers; no remote code, no network."""
     try:
+        if _is_plain(directory):
+            return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        from transformers import AutoTokenizer  # here, because it takes two seconds to import
+
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ParlayError(f"can't load a tokenizer from {directory}: {reason}") from error
+
+
+def _is_plain(directory: Path) -> bool:
+    """Whether tokenizer.json says it all, so that no model's own tokenizer class is needed."""
+    described = directory / "tokenizer_config.json"
+    if not described.is_file() or not (directory / "tokenizer.json").is_file():
+        return False
+    return read_json(described).get("tokenizer_class") in _PLAIN_TOKENIZERS
 
 
 def load_weights(directory: Path, config: DecoderConfig) -> dict[str, Tensor]:
