@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """``reference`` is plain decoding: its text is what the others' must equal.
+    """What to measure: which prompts, how many tokens, how often.
 
     ``before_loops`` ends every text where the reference's begins to repeat itself, so that copying from a loop counts
     for nobody.
@@ -27,23 +27,23 @@ class Comparison:
 
     part: str
     model: str
-    reference: System
-    others: Sequence[System]
     prompts: Mapping[str, Sequence[Prompt]]
     most_tokens: int
     rounds: int
     before_loops: bool = True
 
-    def run(self, results: Results) -> None:
-        """Measure every block that ``results`` lacks."""
-        pending = [block for block in self._blocks() if not results.has(block)]
-        if not pending:
-            return
-        failed = self._warm_up()
-        goals = self._goals(pending)
+    def pending(self, results: Results) -> list[Block]:
+        """The blocks that ``results`` lacks."""
+        return [block for block in self._blocks() if not results.has(block)]
+
+    def run(self, results: Results, reference: System, others: Sequence[System]) -> None:
+        """Measure them. ``reference`` is plain decoding: its text is what the others' must equal."""
+        systems = [reference, *others]
+        failed = self._warm_up(systems)
+        pending = self.pending(results)
+        goals = self._goals(pending, reference)
         for done, block in enumerate(pending, start=1):
-            goal = goals[block.kind, block.prompt]
-            results.add(self._measure(block, goal, failed))
+            results.add(self._measure(block, goals[block.kind, block.prompt], systems, failed))
             logger.info("%s: %d of %d", self.part, done, len(pending))
 
     def _blocks(self) -> Iterator[Block]:
@@ -53,14 +53,14 @@ class Comparison:
                 for prompt in prompts:
                     yield Block(self.part, self.model, kind, prompt.number, turn)
 
-    def _warm_up(self) -> dict[str, str]:
+    def _warm_up(self, systems: Sequence[System]) -> dict[str, str]:
         """Run each system twice, untimed; returns the errors of those that can't run, by name.
 
         Compiled systems compile in the first run and may compile again in the second.
         """
         prompt = max((prompt for prompts in self.prompts.values() for prompt in prompts), key=lambda one: len(one.ids))
         failed: dict[str, str] = {}
-        for system in (self.reference, *self.others):
+        for system in systems:
             logger.info("%s: warming up %s", self.part, system.name)
             try:
                 for _ in range(2):
@@ -69,27 +69,26 @@ class Comparison:
                 failed[system.name] = one_line(error)
         return failed
 
-    def _goals(self, pending: Sequence[Block]) -> dict[tuple[str, int], Timed]:
+    def _goals(self, pending: Sequence[Block], reference: System) -> dict[tuple[str, int], Timed]:
         """The reference's text for each prompt, untimed."""
         wanted = {(block.kind, block.prompt) for block in pending}
         return {
-            (kind, prompt.number): self.reference.decode(prompt, self.most_tokens)
+            (kind, prompt.number): reference.decode(prompt, self.most_tokens)
             for kind, prompts in self.prompts.items()
             for prompt in prompts
             if (kind, prompt.number) in wanted
         }
 
-    def _measure(self, block: Block, goal: Timed, failed: Mapping[str, str]) -> list[Row]:
+    def _measure(self, block: Block, goal: Timed, systems: Sequence[System], failed: Mapping[str, str]) -> list[Row]:
         prompt = next(prompt for prompt in self.prompts[block.kind] if prompt.number == block.prompt)
         most = first_loop(goal.tokens) if self.before_loops else len(goal.tokens)
         share = looped(goal.tokens)
-        systems = [self.reference, *self.others]
         if most < min(FEWEST_TOKENS, len(goal.tokens)):
             note = f"left out: the text repeats itself after {most} tokens"
             return [Row(**block._asdict(), system=system.name, looped=share, note=note) for system in systems]
         shift = (block.round + block.prompt) % len(systems)
         rows: list[Row] = []
-        for system in systems[shift:] + systems[:shift]:
+        for system in (*systems[shift:], *systems[:shift]):
             if system.name in failed:
                 rows.append(Row(**block._asdict(), system=system.name, error=failed[system.name]))
                 continue

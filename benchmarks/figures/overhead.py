@@ -57,9 +57,10 @@ def overhead_rows(block: Block, runner: StubRunner, steps: int) -> list[Row]:
 def measure(runner: StubRunner, name: str, params: SamplingParams, batch: int, steps: int) -> dict[str, float]:
     """Milliseconds per step by part of the step, forwards left out; rows and drafts per step beside them."""
     engine = TimedEngine(runner, StubCost(), Limits(max_sequences=batch, max_rows=max(512, batch)))
-    strategy = open_strategy(runner, engine, name)
+    strategy = open_strategy(engine, name)
+    prompt = runner.text(PROMPT_TOKENS)  # ends with the target's own text, so that there is something to look up
     for number in range(batch):
-        engine.add(request(runner, number, params), strategy)
+        engine.add(request(runner, number, params, prompt), strategy)
     step_until_decoding(engine, batch)
     log: list[dict[str, float]] = []
     tokens = 0
@@ -69,13 +70,13 @@ def measure(runner: StubRunner, name: str, params: SamplingParams, batch: int, s
         tokens += sum(len(event.committed) for event in engine.step())
         log.append(split(engine.log[-1], runner.forward_seconds - forward))
     for number in range(batch):
-        engine.abort(f"stub-{number}")
+        engine.abort(f"request-{number}")
     return medians(log) | {"tokens": tokens / len(log) / batch}
 
 
 def split(seconds: Mapping[str, float], forward: float) -> dict[str, float]:
     """Parts of a step without the forward; ``besides`` is their sum, ``rest`` scheduling and counting."""
-    parts = {part: value for part, value in seconds.items() if part != "step"}
+    parts = {part: value for part, value in seconds.items() if part not in ("step", "forward")}
     rest = seconds["step"] - sum(parts.values())
     parts["verify"] -= forward
     return {"besides": seconds["step"] - forward, **parts, "rest": rest, "forward": forward}
@@ -88,20 +89,19 @@ def medians(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return middle | {"besides p90": 1000 * besides[len(besides) * 9 // 10]}
 
 
-def open_strategy(runner: Runner, engine: TimedEngine, name: str) -> Strategy:
+def open_strategy(engine: TimedEngine, name: str) -> Strategy:
     """The strategy as `LLM` would build it."""
 
     def no_model(model: str) -> Runner:
         raise UsageError(f"no draft model here, asked for {model!r}")
 
-    return StrategyBook(Resources(runner.spec.vocab_size, no_model), engine.cost).get(name)
+    return StrategyBook(Resources(engine.runner.spec.vocab_size, no_model), engine.cost).get(name)
 
 
-def request(runner: StubRunner, number: int, params: SamplingParams) -> Request:
-    """A request whose prompt ends with the target's own text, so that there is something to look up."""
-    prompt = tuple(runner.text(place) for place in range(PROMPT_TOKENS))
-    unbounded = replace(params, max_tokens=runner.spec.max_context - PROMPT_TOKENS)
-    return Request(id=f"stub-{number}", prompt=prompt, params=unbounded, key=NoiseKey(number))
+def request(runner: Runner, number: int, params: SamplingParams, prompt: tuple[int, ...]) -> Request:
+    """A request that goes on until the context is full."""
+    unbounded = replace(params, max_tokens=runner.spec.max_context - len(prompt))
+    return Request(id=f"request-{number}", prompt=prompt, params=unbounded, key=NoiseKey(number))
 
 
 def step_until_decoding(engine: TimedEngine, batch: int) -> None:

@@ -12,8 +12,9 @@ from benchmarks.figures.ours import PLAIN, parlay
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.figures.setup import DRAFT, MINI, WIDE, Setup
+from benchmarks.figures.systems import System
 from benchmarks.figures.theirs import COMBINATIONS, Combination, Field, default_combination
-from parlay.llm import DEFAULT_STRATEGY, LLM
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.models.loading import resolve
 
 TRANSFORMERS_PLAIN = "transformers plain"
@@ -23,28 +24,29 @@ OPENING = 64
 
 def plain(setup: Setup, results: Results, model: str) -> None:
     """Plain decoding against `transformers` in every combination."""
-    prompts = opening_prompts(setup, model)
+    comparison = Comparison(
+        part="plain",
+        model=model,
+        prompts=opening_prompts(setup, model),
+        most_tokens=setup.scale.tokens,
+        rounds=setup.scale.rounds,
+        before_loops=False,
+    )
+    if not comparison.pending(results):
+        return
     directory = setup.directory(model)
     field = Field(directory, resolve(DRAFT), OPENING + setup.scale.tokens)
     note_default(results, model, default_combination(directory))
     with setup.llm(model) as llm:
-        Comparison(
-            part="plain",
-            model=model,
-            reference=parlay(llm, PLAIN),
-            others=[field.plain(combination) for combination in COMBINATIONS],
-            prompts=prompts,
-            most_tokens=setup.scale.tokens,
-            rounds=setup.scale.rounds,
-            before_loops=False,
-        ).run(results)
+        others = [field.plain(combination) for combination in COMBINATIONS]
+        comparison.run(results, parlay(llm, PLAIN), others)
 
 
 def opening_prompts(setup: Setup, model: str) -> Mapping[str, Sequence[Prompt]]:
-    """Two prompts of plain text and code, cut to one length: they are long enough to be continued at any length."""
+    """A prompt of prose and one of code, cut to one length."""
     drawn = setup.prompts(model, ("prose", "code"))
     return {
-        kind: [replace(prompt, ids=(prompt.ids * OPENING)[:OPENING]) for prompt in prompts[:2]]
+        kind: [replace(prompt, ids=(prompt.ids * OPENING)[:OPENING]) for prompt in prompts[:1]]
         for kind, prompts in drawn.items()
     }
 
@@ -58,74 +60,83 @@ def note_default(results: Results, model: str, combination: Combination) -> None
 
 def lookup(setup: Setup, results: Results) -> None:
     """Prompt lookup on edits and copies."""
-    prompts = setup.prompts(MINI, ("edit", "copy"))
-    with setup.llm(MINI) as llm:
-        strategies(setup, llm, ("prompt-lookup",), part="lookup", model=MINI, prompts=prompts).run(results)
+    comparison = Comparison(
+        part="lookup",
+        model=MINI,
+        prompts=setup.prompts(MINI, ("edit", "copy")),
+        most_tokens=setup.scale.tokens,
+        rounds=setup.scale.rounds,
+    )
+    run_strategies(setup, results, comparison, ("prompt-lookup",))
 
 
 def draft(setup: Setup, results: Results) -> None:
     """The draft model, and the other strategies beside it, on every kind of text."""
-    names = ("draft-model", "prompt-lookup", "union")
-    with setup.llm(WIDE) as llm:
-        strategies(setup, llm, names, part="draft", model=WIDE, prompts=setup.prompts(WIDE)).run(results)
-
-
-def strategies(
-    setup: Setup, llm: LLM, names: Iterable[str], *, part: str, model: str, prompts: Mapping[str, Sequence[Prompt]]
-) -> Comparison:
-    """Strategies of one model against plain decoding."""
-    return Comparison(
-        part=part,
-        model=model,
-        reference=parlay(llm, PLAIN),
-        others=[parlay(llm, name) for name in names],
-        prompts=prompts,
+    comparison = Comparison(
+        part="draft",
+        model=WIDE,
+        prompts=setup.prompts(WIDE),
         most_tokens=setup.scale.tokens,
-        rounds=setup.scale.rounds,
+        rounds=setup.scale.wide_rounds,
     )
+    run_strategies(setup, results, comparison, ("draft-model", "prompt-lookup", "union"))
+
+
+def run_strategies(setup: Setup, results: Results, comparison: Comparison, names: Iterable[str]) -> None:
+    """Strategies of one model against plain decoding."""
+    if comparison.pending(results):
+        with setup.llm(comparison.model) as llm:
+            comparison.run(results, parlay(llm, PLAIN), [parlay(llm, name) for name in names])
 
 
 def adversary(setup: Setup, results: Results) -> None:
     """Drafters that are wrong on purpose, under the default policy."""
     prompts = setup.prompts(MINI, ("prose", "edit"))
+    comparison = Comparison(
+        part="adversary",
+        model=MINI,
+        prompts=prompts,
+        most_tokens=setup.scale.tokens,
+        rounds=setup.scale.rounds,
+        before_loops=False,
+    )
+    if not comparison.pending(results):
+        return
     with setup.llm(MINI) as llm:
         reference = parlay(llm, PLAIN)
         everything = [prompt for drawn in prompts.values() for prompt in drawn]
-        Comparison(
-            part="adversary",
-            model=MINI,
-            reference=reference,
-            others=adversaries(llm, reference, everything, setup.scale.tokens),
-            prompts=prompts,
-            most_tokens=setup.scale.tokens,
-            rounds=setup.scale.rounds,
-            before_loops=False,
-        ).run(results)
+        comparison.run(results, reference, adversaries(llm, reference, everything, setup.scale.tokens))
 
 
 def versus(setup: Setup, results: Results, model: str) -> None:
     """The default strategy against `transformers` at its best, by kind of text; runs `plain` first if it has to."""
+    comparison = Comparison(
+        part="versus",
+        model=model,
+        prompts={kind: drawn[: setup.scale.wide_prompts] for kind, drawn in setup.prompts(model).items()},
+        most_tokens=setup.scale.tokens,
+        rounds=setup.scale.wide_rounds,
+    )
+    if not comparison.pending(results):
+        return
     plain(setup, results, model)
-    prompts = setup.prompts(model)
-    longest = max(len(prompt.ids) for drawn in prompts.values() for prompt in drawn) + setup.scale.tokens
-    field = Field(setup.directory(model), resolve(DRAFT), longest)
-    combinations = fastest_first(results.of("plain", model))
-    dynamic = next(combination for combination in combinations if combination.cache == "dynamic")
     with setup.llm(model) as llm:
-        Comparison(
-            part="versus",
-            model=model,
-            reference=parlay(llm, PLAIN),
-            others=[
-                parlay(llm, DEFAULT_STRATEGY),
-                replace(field.plain(combinations[0]), name=TRANSFORMERS_PLAIN),
-                field.prompt_lookup(dynamic),  # neither takes a static cache
-                field.assisted(dynamic),
-            ],
-            prompts=prompts,
-            most_tokens=setup.scale.tokens,
-            rounds=max(1, setup.scale.rounds - 1),
-        ).run(results)
+        others = [parlay(llm, DEFAULT_STRATEGY), *transformers_at_its_best(setup, results, comparison)]
+        comparison.run(results, parlay(llm, PLAIN), others)
+
+
+def transformers_at_its_best(setup: Setup, results: Results, comparison: Comparison) -> list[System]:
+    """Its fastest plain combination, its prompt lookup and its assisted generation."""
+    prompts = [prompt for drawn in comparison.prompts.values() for prompt in drawn]
+    longest = max(len(prompt.ids) for prompt in prompts) + comparison.most_tokens
+    field = Field(setup.directory(comparison.model), resolve(DRAFT), longest)
+    combinations = fastest_first(results.of("plain", comparison.model))
+    dynamic = next(combination for combination in combinations if combination.cache == "dynamic")
+    return [
+        replace(field.plain(combinations[0]), name=TRANSFORMERS_PLAIN),
+        field.prompt_lookup(dynamic),  # neither takes a static cache
+        field.assisted(dynamic),
+    ]
 
 
 def fastest_first(rows: Sequence[Row]) -> list[Combination]:

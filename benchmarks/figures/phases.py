@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -23,7 +23,7 @@ class TimedEngine(Engine):
     def __init__(self, runner: Runner, cost: Cost, limits: Limits | None = None) -> None:
         super().__init__(runner, cost, limits)
         self.log: list[dict[str, float]] = []
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         for name in PARTS:
             setattr(self, name, self._timed(name.strip("_"), getattr(self, name)))
 
@@ -33,6 +33,10 @@ class TimedEngine(Engine):
         events = super().step()
         self.log.append({"step": time.perf_counter() - began, **self._seconds})
         return events
+
+    def time_forward(self) -> None:
+        """Note the runner's forwards too, as ``forward``; the runner is this engine's alone from now on."""
+        setattr(self.runner, "forward", self._timed("forward", self.runner.forward))  # noqa: B010 (a method)
 
     def _timed(self, name: str, method: Callable[P, R]) -> Callable[P, R]:
         def call(*arguments: P.args, **options: P.kwargs) -> R:

@@ -30,7 +30,7 @@ def about(header: dict[str, Any]) -> list[str]:
     environment = ", ".join(f"{name}={value}" for name, value in header["environment"].items())
     return [
         f"{machine['cpu']}, {machine['cores']} cores ({machine['capability']}), {machine['memory_gib']} GiB, "
-        f"{machine['system']}; threads: {header["threads"]}{'; ' + environment if environment else ''}. "
+        f"{machine['system']}; threads: {header['threads']}{'; ' + environment if environment else ''}. "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + f". Commit {header['commit']}, {header['date']}, made by `{header['command']}`.",
         "",

@@ -42,9 +42,9 @@ class StubRunner:
         self._cached: dict[int, int] = {}
         self._fed: dict[int, int] = {}
 
-    def text(self, place: int) -> int:
-        """The token at an absolute position of the greedy text."""
-        return self._best_P[(place - 1) % PERIOD]
+    def text(self, length: int) -> tuple[int, ...]:
+        """The beginning of the greedy text."""
+        return tuple(self._best_P[(place - 1) % PERIOD] for place in range(length))
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         self._cached[sequence] = 0

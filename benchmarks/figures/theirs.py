@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,11 @@ from transformers.generation.streamers import BaseStreamer
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.systems import Stopwatch, System, Timed
 
+Attention = Literal["sdpa", "eager"]
+Cache = Literal["dynamic", "static"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ATTENTIONS: tuple[Attention, ...] = ("sdpa", "eager")
+CACHES: tuple[Cache, ...] = ("dynamic", "static")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +27,15 @@ class Combination:
     """How to run a model plainly. ``static`` is the static cache with the decoding forward compiled."""
 
     dtype: str
-    attention: Literal["sdpa", "eager"]
-    cache: Literal["dynamic", "static"]
+    attention: Attention
+    cache: Cache
 
     def __str__(self) -> str:
         return f"transformers {self.dtype} {self.attention} {self.cache}"
 
 
 COMBINATIONS = tuple(
-    Combination(*parts) for parts in itertools.product(DTYPES, ("sdpa", "eager"), ("dynamic", "static"))
+    Combination(dtype, attention, cache) for dtype in DTYPES for attention in ATTENTIONS for cache in CACHES
 )
 
 
@@ -54,6 +57,7 @@ class Field:
 
     def __init__(self, directory: Path, draft: Path, longest: int) -> None:
         """``longest`` is how many tokens, prompt and answer, a static cache must hold."""
+        torch._dynamo.reset()  # else models compiled before count against the limit, and later ones run uncompiled
         self._directory = directory
         self._draft = draft
         self._longest = longest

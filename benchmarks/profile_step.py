@@ -1,0 +1,100 @@
+"""Where the time of an engine step goes: by part of the step, then by function.
+
+    python -m benchmarks.profile_step                       # against a target that answers at once
+    python -m benchmarks.profile_step --model parlay-mini   # a real one, its forward beside the rest
+
+The table by part is timed without a profiler. The table by function is not: the profiler makes Python calls look more
+expensive than they are, so read it for order, not for size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+
+from benchmarks.figures.overhead import PARAMS, PROMPT_TOKENS, open_strategy, request, split, step_until_decoding
+from benchmarks.figures.phases import TimedEngine
+from benchmarks.figures.stub import StubCost, StubRunner
+from parlay import models
+from parlay.cost.measured import calibrate
+from parlay.engine import Limits
+from parlay.types import Cost, Runner, SamplingParams
+
+
+def make_engine(runner: Runner, cost: Cost, strategy: str, params: SamplingParams, batch: int) -> TimedEngine:
+    """An engine in the middle of decoding ``batch`` requests."""
+    engine = TimedEngine(runner, cost, Limits(max_sequences=batch, max_rows=max(512, batch)))
+    engine.time_forward()
+    chosen = open_strategy(engine, strategy)
+    for number in range(batch):
+        engine.add(request(runner, number, params, prompt_for(runner)), chosen)
+    step_until_decoding(engine, batch)
+    return engine
+
+
+def prompt_for(runner: Runner) -> tuple[int, ...]:
+    """The stub's own text; for a real model, which only has to be busy, any."""
+    if isinstance(runner, StubRunner):
+        return runner.text(PROMPT_TOKENS)
+    return tuple(5 + 7 * place % (runner.spec.vocab_size - 5) for place in range(PROMPT_TOKENS))
+
+
+def parts(log: Sequence[Mapping[str, float]]) -> list[tuple[str, float, float]]:
+    """Median microseconds of each part and its share of the step; the rest is scheduling and counting."""
+    steps = [{"forward": step["forward"], **split(step, step["forward"])} for step in log]
+    whole = median(step["step"] for step in log)
+    rows = [(part, median(step[part] for step in steps)) for part in steps[0]]
+    return [(part, 1e6 * seconds, seconds / whole) for part, seconds in rows]
+
+
+def by_function(engine: TimedEngine, steps: int, lines: int) -> None:
+    """Print the functions that take most time of their own, in microseconds per step."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(steps):
+        engine.step()
+    profile.disable()
+    print(f"\n{'us per step':>12} {'calls':>8}   function (own time, under the profiler)")
+    stats = pstats.Stats(profile).get_stats_profile().func_profiles
+    for name, entry in sorted(stats.items(), key=lambda item: -item[1].tottime)[:lines]:
+        place = entry.file_name.rsplit("site-packages/", maxsplit=1)[-1].rsplit("src/", maxsplit=1)[-1]
+        calls = float(str(entry.ncalls).split("/", maxsplit=1)[0]) / steps
+        print(f"{1e6 * entry.tottime / steps:12.1f} {calls:8.1f}   {name} ({place}:{entry.line_number})")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_step", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a model to run instead of the one that answers at once")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="of the target that answers at once")
+    parser.add_argument("--strategy", default="none")
+    parser.add_argument("--tokens", choices=PARAMS, default="greedy", help="how tokens are chosen")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--lines", type=int, default=30, help="functions to list; 0 for none")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    runner: Runner = models.load(options.model) if options.model else StubRunner(options.vocabulary)
+    cost = calibrate(runner) if options.model else StubCost()
+    params = PARAMS[options.tokens]
+    engine = make_engine(runner, cost, options.strategy, params, options.batch)
+    engine.log.clear()
+    for _ in range(options.steps):
+        engine.step()
+    print(
+        f"{options.strategy}, batch {options.batch}, {options.tokens}, {runner.spec.name}; medians of {options.steps}"
+    )
+    for part, microseconds, share in parts(engine.log):
+        print(f"{microseconds:12.1f} us {100 * share:5.1f} %   {part}")
+    if options.lines:
+        by_function(engine, options.steps, options.lines)
+
+
+if __name__ == "__main__":
+    main()
