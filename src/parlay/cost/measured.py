@@ -55,12 +55,8 @@ class MeasuredCost:
         if place and rows - ROWS[place - 1] < ROWS[place] - rows:
             place -= 1
         curve = self._curves[bucket]
-        now = curve[place] * (1 + (_DOWN * (ratio - 1) if ratio < 1 else _UP * (min(ratio, 2.0) - 1)))
-        self._curves[bucket] = [
-            *(min(estimate, now) for estimate in curve[:place]),
-            now,
-            *(max(estimate, now) for estimate in curve[place + 1 :]),
-        ]
+        curve[place] *= 1 + (_DOWN * (ratio - 1) if ratio < 1 else _UP * (min(ratio, 2.0) - 1))
+        _make_way(curve, place)
 
     def _curve(self, bucket: int) -> list[float]:
         if bucket not in self._curves:
@@ -70,7 +66,20 @@ class MeasuredCost:
     def _neighbour(self, bucket: int) -> list[float]:
         if not self._curves:
             return _fill({1: _PRIOR_SECONDS})
-        return self._curves[min(self._curves, key=lambda other: abs(other - bucket))]
+        return list(self._curves[min(self._curves, key=lambda other: abs(other - bucket))])
+
+
+def _make_way(curve: list[float], place: int) -> None:
+    """Push the estimates beside ``place`` out of its way, so that the curve rises again."""
+    now = curve[place]
+    for above in range(place + 1, len(curve)):
+        if curve[above] >= now:
+            break
+        curve[above] = now
+    for below in range(place - 1, -1, -1):
+        if curve[below] <= now:
+            break
+        curve[below] = now
 
 
 def _fill(samples: Mapping[int, float]) -> list[float]:

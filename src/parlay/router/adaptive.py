@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.router.estimates import Calibration, Lean, Levels, expected_accepted, score_of, shifted, walk
+from parlay.router.estimates import Calibration, Lean, Levels, expected_accepted, walk
 from parlay.types import Cost, Draft, Spent, View
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -15,8 +15,12 @@ _PROBE = 2  # nodes of a probe
 _FIRST_WAIT = 8  # steps without a tested node before a probe
 _LOSS = 0.01  # share of plain decoding's time that failed probes may take
 _FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming is enough
+_SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
 _DOWN, _UP = 0.3, 0.1  # how far the draft seconds per node follow a quicker or slower proposal
 _STRIDES = 64  # at most about so many sizes are compared when drafts are trimmed
+
+_Size = tuple[int, float, float]
+"""Nodes per sequence, and the seconds that drafting and verifying them take for the batch."""
 
 
 class Adaptive:
@@ -55,41 +59,38 @@ class Adaptive:
         if self._max_budget == 0 or not views:
             return [0] * len(views)
         table = self._cost_table(views)
-        return [self._plan(self._state(view.sequence), table) for view in views]
+        # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
+        free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
+        surest = self._paying_size(table, _SURE) if free else None
+        return [self._plan(self._state(view.sequence), table, surest) for view in views]
 
-    def _plan(self, state: _State, table: list[tuple[int, float, float]]) -> int:
+    def _plan(self, state: _State, table: Sequence[_Size], surest: int | None) -> int:
         state.quiet += 1
         state.probing = state.quiet > state.wait
-        free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
-        paying = self._max_budget if free else self._paying_depth(state, table)
+        paying = self._paying_size(table, state.levels.share) if surest is None else surest
         state.budget = min(paying or (_PROBE if state.probing else 0), state.limit)
         return state.budget
 
-    def _cost_table(self, views: Sequence[View]) -> list[tuple[int, float, float]]:
-        """Draft seconds and forward seconds of the batch, if each sequence drafts so many nodes; a few sizes."""
+    def _cost_table(self, views: Sequence[View]) -> list[_Size]:
+        """What it costs if each sequence drafts so many nodes, for a few sizes."""
         context = _mean_length(views)
         base = len(views) + self._other_rows
-        sizes = [0, *_sizes(self._max_budget)]
+        draft_seconds = self._node_seconds * len(views)
         return [
-            (
-                size,
-                size * len(views) * self._node_seconds,
-                self._cost.forward(base + size * len(views), context),
-            )
-            for size in sizes
+            (size, size * draft_seconds, self._cost.forward(base + size * len(views), context))
+            for size in (0, *_sizes(self._max_budget))
         ]
 
-    def _paying_depth(self, state: _State, table: list[tuple[int, float, float]]) -> int:
+    def _paying_size(self, table: Sequence[_Size], share: float) -> int:
         """The size that gives most tokens per second if all sequences did as this one; 0 where none beats plain."""
-        share = state.levels.share
-        others = self._other_rows / self._own_rows
-
-        def rate(row: tuple[int, float, float]) -> float:
-            size, draft_seconds, seconds = row
+        fixed = 1 + self._other_rows / self._own_rows
+        best, best_rate = 0, 0.0
+        for size, draft_seconds, seconds in table:
             gain = expected_accepted(share, size * self._depth_per_node)
-            return (1 + others + gain) / (draft_seconds + seconds)
-
-        return max(table, key=lambda row: (rate(row), -row[0]))[0]
+            rate = (fixed + gain) / (draft_seconds + seconds)
+            if rate > best_rate:
+                best, best_rate = size, rate
+        return best
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         for view, draft in zip(views, drafts, strict=True):
@@ -100,45 +101,46 @@ class Adaptive:
 
     def _trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         states = [self._state(view.sequence) for view in views]
-        ranked = sorted(
-            (-chance, place, node)
-            for place, (state, draft) in enumerate(zip(states, drafts, strict=True))
-            for node, chance in enumerate(self._chances(state, draft))
-        )
+        floor = self._floor(views, drafts)
+        ranked: list[tuple[float, int, int]] = []
+        for place, (state, draft) in enumerate(zip(states, drafts, strict=True)):
+            if draft.law == "point":
+                reaches = self._calibration.reaches(draft, state.lean.odds, floor)
+                ranked += [
+                    (-reach, place, node) for node, reach in enumerate(reaches) if reach >= floor or node < _PROBE
+                ]
+        ranked.sort()
         kept: list[list[int]] = [[] for _ in drafts]
-        for _, place, node in ranked[: self._worth(views, drafts, [-chance for chance, _, _ in ranked])]:
+        for _, place, node in ranked[: self._worth(views, drafts, ranked)]:
             kept[place].append(node)
-        for _, place, node in ranked:
-            if states[place].probing and len(kept[place]) < _PROBE and node not in kept[place]:
-                kept[place].append(node)
+        for place, state in enumerate(states):
+            if state.probing and len(kept[place]) < _PROBE:
+                kept[place] = [node for _, owner, node in ranked if owner == place][:_PROBE]
         return [_cut(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
 
-    def _chances(self, state: _State, draft: Draft) -> list[float]:
-        """Per node that may be trimmed, the chance that the whole path down to it is accepted."""
-        if draft.law != "point":
-            return []
-        odds = state.lean.odds
-        chances: list[float] = []
-        for node, parent in enumerate(draft.tree.parents[: len(draft) - draft.probes]):
-            chance = shifted(self._calibration.chance(score_of(draft, node)), odds)
-            chances.append(chance * chances[parent] if parent >= 0 else chance)
-        return chances
+    def _floor(self, views: Sequence[View], drafts: Sequence[Draft]) -> float:
+        """A chance that is worth no row: a quarter of what rows cost on average, in tokens of plain decoding."""
+        rows, nodes = len(views) + self._other_rows, sum(map(len, drafts))
+        plain = self._cost.forward(rows, _mean_length(views))
+        row = (self._cost.forward(rows + nodes, _mean_length(views)) - plain) / nodes
+        return 0.25 * row * rows / plain
 
-    def _worth(self, views: Sequence[View], drafts: Sequence[Draft], chances: Sequence[float]) -> int:
+    def _worth(self, views: Sequence[View], drafts: Sequence[Draft], ranked: Sequence[tuple[float, int, int]]) -> int:
         """How many of the ranked nodes to verify: where tokens per second are highest, and fewer of equals."""
         context = _mean_length(views)
-        fixed = sum(len(draft) for draft in drafts if draft.law != "point") + sum(draft.probes for draft in drafts)
         tokens = float(len(views) + self._other_rows)
-        rows = len(views) + self._other_rows + fixed
+        rows = len(views) + self._other_rows + sum(draft.probes for draft in drafts)
+        rows += sum(len(draft) - draft.probes for draft in drafts if draft.law != "point")
         draft_seconds = self._node_seconds * sum(map(len, drafts))
-        best_rate, best = tokens / (draft_seconds + self._cost.forward(rows, context)), 0
-        stride = max(1, len(chances) // _STRIDES)
-        for count, chance in enumerate(chances, start=1):
-            tokens += chance
-            if count % stride == 0 or count == len(chances):
-                rate = tokens / (draft_seconds + self._cost.forward(rows + count, context))
-                if rate > best_rate:
-                    best_rate, best = rate, count
+        best, best_rate = 0, tokens / (draft_seconds + self._cost.forward(rows, context))
+        stride = max(1, len(ranked) // _STRIDES)
+        for first in range(0, len(ranked), stride):
+            part = ranked[first : first + stride]
+            tokens -= sum(item[0] for item in part)
+            count = first + len(part)
+            rate = tokens / (draft_seconds + self._cost.forward(rows + count, context))
+            if rate > best_rate:
+                best, best_rate = count, rate
         return best
 
     def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
@@ -147,11 +149,10 @@ class Adaptive:
         if state.budget and not state.new:
             self._learn_draft_seconds(spent.draft_seconds / max(1, state.proposed))
         state.new = state.new and not state.budget
-        if len(draft) > draft.probes:
-            tested = walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :])
-            self._learn_outcomes(state, draft, tested)
-            self._learn_levels(state, draft, accepted, tested)
-        self._learn_wait(state, len(draft) - draft.probes, accepted, spent)
+        nodes = len(draft) - draft.probes
+        if nodes:
+            self._learn_outcome(state, draft, *walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :]))
+        self._learn_wait(state, nodes, accepted, spent)
 
     def _learn_draft_seconds(self, seconds: float) -> None:
         """A low quantile: prefill and catching up are no part of what one more node costs."""
@@ -163,30 +164,28 @@ class Adaptive:
         else:
             self._node_seconds += _UP * min(seconds - known, known)
 
-    def _learn_outcomes(self, state: _State, draft: Draft, tested: Sequence[tuple[int, bool]]) -> None:
-        outcomes = [(score_of(draft, node), hit) for node, hit in tested]
-        state.lean.learn([(self._calibration.chance(score), hit) for score, hit in outcomes])
-        self._calibration.learn(outcomes)
-
-    def _learn_levels(self, state: _State, draft: Draft, accepted: int, tested: Sequence[tuple[int, bool]]) -> None:
-        reached = {draft.tree.parents[node] for node, _ in tested}
-        missed = len(reached) > sum(hit for _, hit in tested)
-        state.levels.learn(accepted, missed)
-        depth = max(trees.depths(draft.tree))
-        self._depth_per_node += _UP * (depth / len(draft) - self._depth_per_node)
-        if accepted:
+    def _learn_outcome(self, state: _State, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
+        state.lean.learn(len(path), len(tested), self._calibration.expected(draft, tested))
+        self._calibration.learn(draft, path, tested)
+        missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
+        state.levels.learn(len(path), missed)
+        chain = trees.is_chain(draft.tree)
+        depth_per_node = 1.0 if chain else max(trees.depths(draft.tree)) / len(draft)
+        self._depth_per_node += _UP * (depth_per_node - self._depth_per_node)
+        if path:
             state.limit = min(2 * state.limit, self._max_budget)
 
     def _learn_wait(self, state: _State, nodes: int, accepted: int, spent: Spent) -> None:
         """After a probe that lost time wait longer, and at least until its loss is a share of `_LOSS`."""
-        plain = self._cost.forward(1, spent.context)
-        if state.probing and (nodes or spent.draft_seconds > _FREE * plain):
+        if state.probing:
+            plain = self._cost.forward(1, spent.context)
+            if nodes == 0 and spent.draft_seconds <= _FREE * plain:
+                return  # it found nothing, for nothing: the next step may probe
             rows = self._cost.forward(spent.rows, spent.context) - self._cost.forward(spent.rows - nodes, spent.context)
             loss = spent.draft_seconds + rows - accepted * plain
             state.wait = max(2 * state.wait, math.ceil(loss / (_LOSS * plain))) if loss > 0 else _FIRST_WAIT
-        elif nodes == 0:
-            return
-        state.quiet = 0
+        if nodes or state.probing:
+            state.quiet = 0
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)

@@ -15,30 +15,24 @@ _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
 
-def score_of(draft: Draft, node: int) -> float:
-    return draft.scores[node] if draft.scores else _UNSCORED
-
-
-def walk(draft: Draft, accepted: int, committed: Sequence[int]) -> list[tuple[int, bool]]:
-    """Every node whose parent was reached, and whether it was accepted.
+def walk(draft: Draft, accepted: int, committed: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The nodes on the accepted path, and all whose parent was reached: those were tested.
 
     ``accepted`` nodes were; ``committed`` are the tokens of the step, which tell the path where the tree branches.
     """
     families = trees.children(draft.tree)
     real = len(draft) - draft.probes
-    tested: list[tuple[int, bool]] = []
-    node = -1
-    for depth in range(accepted + 1):
+    path: list[int] = []
+    tested: list[int] = []
+    node: int | None = -1
+    while node is not None:
         children = [child for child in families[node] if child < real]
-        chosen = None
-        if depth < accepted:
-            token = committed[depth]
-            chosen = next((child for child in children if draft.tree.tokens[child] == token), None)
-        tested += [(child, child == chosen) for child in children]
-        if chosen is None:
-            break
-        node = chosen
-    return tested
+        tested += children
+        token = committed[len(path)] if len(path) < accepted else None
+        node = next((child for child in children if draft.tree.tokens[child] == token), None)
+        if node is not None:
+            path.append(node)
+    return path, tested
 
 
 class Calibration:
@@ -51,23 +45,44 @@ class Calibration:
         self.steps = 0
 
     def chance(self, score: float) -> float:
-        """Share of nodes with about this score that were accepted when their parent was; within [0.001, 0.999]."""
+        """Share of nodes with about this score that were accepted when their parent was."""
         bucket = bisect_right(_EDGES, score)
         weight = self._weights[bucket]
-        share = (self._accepted[bucket] + weight * score) / (self._tested[bucket] + weight)
-        return min(0.999, max(0.001, share))
+        return (self._accepted[bucket] + weight * score) / (self._tested[bucket] + weight)
 
-    def learn(self, outcomes: Sequence[tuple[float, bool]]) -> None:
-        """One step: scores of the tested nodes, and whether each was accepted."""
+    def expected(self, draft: Draft, nodes: Sequence[int]) -> float:
+        """How many of the nodes are accepted on average, each given that its parent was."""
+        return sum(self.chance(draft.scores[node] if draft.scores else _UNSCORED) for node in nodes)
+
+    def reaches(self, draft: Draft, odds: float, floor: float) -> list[float]:
+        """Per node, probes left out, the chance that the whole path down to it is accepted; 0 for some below ``floor``.
+
+        ``odds`` is the factor on the odds of each node.
+        """
+        scores = draft.scores or (_UNSCORED,) * len(draft)
+        result: list[float] = []
+        for node, parent in enumerate(draft.tree.parents[: len(draft) - draft.probes]):
+            reach = result[parent] if parent >= 0 else 1.0
+            if reach < floor:
+                reach = 0.0
+            else:
+                chance = self.chance(scores[node])
+                reach *= odds * chance / (odds * chance + 1 - chance)
+            result.append(reach)
+        return result
+
+    def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
+        """One step: the accepted nodes, and those that were tested."""
         self.steps += 1
-        buckets = [(bisect_right(_EDGES, score), accepted) for score, accepted in outcomes]
-        for bucket in {bucket for bucket, _ in buckets}:
+        buckets = {node: bisect_right(_EDGES, draft.scores[node] if draft.scores else _UNSCORED) for node in tested}
+        for bucket in set(buckets.values()):
             self._accepted[bucket] *= _BUCKET_DECAY
             self._tested[bucket] *= _BUCKET_DECAY
             self._weights[bucket] *= _BUCKET_DECAY
-        for bucket, accepted in buckets:
-            self._accepted[bucket] += accepted
+        for bucket in buckets.values():
             self._tested[bucket] += 1
+        for node in path:
+            self._accepted[buckets[node]] += 1
 
 
 class Lean:
@@ -76,11 +91,11 @@ class Lean:
     def __init__(self) -> None:
         self._accepted = self._tested = self._expected = 0.0
 
-    def learn(self, outcomes: Sequence[tuple[float, bool]]) -> None:
-        """One step: calibrated chances of the tested nodes, and whether each was accepted."""
-        self._accepted = self._accepted * _SEQUENCE_DECAY + sum(accepted for _, accepted in outcomes)
-        self._expected = self._expected * _SEQUENCE_DECAY + sum(chance for chance, _ in outcomes)
-        self._tested = self._tested * _SEQUENCE_DECAY + len(outcomes)
+    def learn(self, accepted: int, tested: int, expected: float) -> None:
+        """One step: nodes accepted, nodes tested, and how many of these should have been by the calibration."""
+        self._accepted = self._accepted * _SEQUENCE_DECAY + accepted
+        self._tested = self._tested * _SEQUENCE_DECAY + tested
+        self._expected = self._expected * _SEQUENCE_DECAY + expected
 
     @property
     def odds(self) -> float:
@@ -88,11 +103,6 @@ class Lean:
         up = (self._accepted + 1) / (self._expected + 1)
         down = (self._tested - self._accepted + 1) / (self._tested - self._expected + 1)
         return up / down
-
-
-def shifted(chance: float, odds: float) -> float:
-    """The chance whose odds are ``odds`` times those of ``chance``, which is within (0, 1)."""
-    return odds * chance / (odds * chance + 1 - chance)
 
 
 class Levels:
