@@ -134,13 +134,12 @@ class Adaptive:
         draft_seconds = self._node_seconds * sum(map(len, drafts))
         best, best_rate = 0, tokens / (draft_seconds + self._cost.forward(rows, context))
         stride = max(1, len(ranked) // _STRIDES)
-        for first in range(0, len(ranked), stride):
-            part = ranked[first : first + stride]
-            tokens -= sum(item[0] for item in part)
-            count = first + len(part)
-            rate = tokens / (draft_seconds + self._cost.forward(rows + count, context))
-            if rate > best_rate:
-                best, best_rate = count, rate
+        for count, (reach, _, _) in enumerate(ranked, start=1):
+            tokens -= reach  # negated for sorting
+            if count % stride == 0 or count == len(ranked):
+                rate = tokens / (draft_seconds + self._cost.forward(rows + count, context))
+                if rate > best_rate:
+                    best, best_rate = count, rate
         return best
 
     def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
@@ -169,9 +168,8 @@ class Adaptive:
         self._calibration.learn(draft, path, tested)
         missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
         state.levels.learn(len(path), missed)
-        chain = trees.is_chain(draft.tree)
-        depth_per_node = 1.0 if chain else max(trees.depths(draft.tree)) / len(draft)
-        self._depth_per_node += _UP * (depth_per_node - self._depth_per_node)
+        depth = len(draft) if trees.is_chain(draft.tree) else max(trees.depths(draft.tree))
+        self._depth_per_node += _UP * (depth / len(draft) - self._depth_per_node)
         if path:
             state.limit = min(2 * state.limit, self._max_budget)
 

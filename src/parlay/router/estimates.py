@@ -20,8 +20,10 @@ def walk(draft: Draft, accepted: int, committed: Sequence[int]) -> tuple[list[in
 
     ``accepted`` nodes were; ``committed`` are the tokens of the step, which tell the path where the tree branches.
     """
-    families = trees.children(draft.tree)
     real = len(draft) - draft.probes
+    if trees.is_chain(draft.tree):
+        return list(range(accepted)), list(range(min(accepted + 1, real)))
+    families = trees.children(draft.tree)
     path: list[int] = []
     tested: list[int] = []
     node: int | None = -1
@@ -52,7 +54,8 @@ class Calibration:
 
     def expected(self, draft: Draft, nodes: Sequence[int]) -> float:
         """How many of the nodes are accepted on average, each given that its parent was."""
-        return sum(self.chance(draft.scores[node] if draft.scores else _UNSCORED) for node in nodes)
+        scores = draft.scores
+        return sum([self.chance(scores[node]) for node in nodes]) if scores else len(nodes) * self.chance(_UNSCORED)
 
     def reaches(self, draft: Draft, odds: float, floor: float) -> list[float]:
         """Per node, probes left out, the chance that the whole path down to it is accepted; 0 for some below ``floor``.
