@@ -1,0 +1,228 @@
+"""`parlay generate` on the built-in model: what it writes, reports, and does when something goes wrong half way."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from parlay.engine import Engine
+from parlay.models.loading import resolve
+from tests.cli.conftest import Cli, Result
+
+PROMPT = "The cat and the dog, the cat and the bird, the cat and the"
+JSON_FIELDS = ["text", "token_ids", "finish_reason", "metrics"]
+METRICS = [
+    "strategy",
+    "exactness",
+    "prompt_tokens",
+    "completion_tokens",
+    "steps",
+    "tokens_per_step",
+    "draft_tokens",
+    "accepted_tokens",
+    "acceptance_rate",
+    "seconds",
+    "tokens_per_second",
+    "prefill_seconds",
+    "draft_seconds",
+    "verify_seconds",
+    "overhead_seconds",
+    "seed",
+]
+ANSI = "\x1b["
+
+
+class Screen(io.StringIO):
+    """A terminal; ``react`` is called at every write."""
+
+    def __init__(self, react: Callable[[], object] = bool) -> None:
+        super().__init__()
+        self.react = react
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.react()
+        return super().write(text)
+
+
+def result_of(cli: Cli, *words: str) -> dict[str, object]:
+    """The JSON object of a run that must succeed."""
+    result = cli("generate", PROMPT, "--json", *words)
+    assert result.code == 0, result.err
+    value = json.loads(result.out)
+    assert isinstance(value, dict)
+    return value
+
+
+def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> None:
+    fast = cli("generate", PROMPT, "--max-tokens", "48")
+    plain = cli("generate", PROMPT, "--max-new-tokens", "48", "--strategy", "none")
+    assert fast.code == plain.code == 0
+    assert len(fast.out) > 20
+    assert fast.out == plain.out
+    assert "48 tokens in 48 steps (1.00 a step)" in plain.err
+
+
+def test_json_is_one_object_with_these_fields(cli: Cli) -> None:
+    """Its text is the text that is streamed without ``--json``."""
+    report = result_of(cli, "--max-tokens", "24")
+    assert list(report) == JSON_FIELDS
+    assert isinstance(report["metrics"], dict)
+    assert list(report["metrics"]) == METRICS
+    assert report["metrics"]["completion_tokens"] == len(report["token_ids"]) == 24  # type: ignore[arg-type]
+    assert report["finish_reason"] == "length"
+    assert cli("generate", PROMPT, "--max-tokens", "24").out.removesuffix("\n") == str(report["text"]).removesuffix(
+        "\n"
+    )
+
+
+def test_a_seed_decides_the_text_whatever_the_strategy_and_is_reported(cli: Cli) -> None:
+    sampled = ("--temperature", "1", "--max-tokens", "24")
+    drawn = result_of(cli, *sampled)
+    assert isinstance(drawn["metrics"], dict)
+    seed = str(drawn["metrics"]["seed"])
+    assert result_of(cli, *sampled, "--seed", seed, "--strategy", "none")["token_ids"] == drawn["token_ids"]
+    assert f"seed {seed}" in cli("generate", PROMPT, *sampled, "--seed", seed).err
+
+
+def test_a_prompt_on_stdin_is_read_without_its_line_end(cli: Cli) -> None:
+    argument = cli("generate", PROMPT, "--max-tokens", "8")
+    assert cli("generate", "--max-tokens", "8", stdin=PROMPT.encode() + b"\n").out == argument.out
+
+
+def test_a_system_message_implies_chat(cli: Cli) -> None:
+    def prompt_tokens(*words: str) -> int:
+        metrics = result_of(cli, "--max-tokens", "1", *words)["metrics"]
+        assert isinstance(metrics, dict)
+        return int(metrics["prompt_tokens"])
+
+    plain, chat, system = prompt_tokens(), prompt_tokens("--chat"), prompt_tokens("--system", "Be brief.")
+    assert plain < chat < system
+
+
+def test_no_tokens_is_an_empty_text_and_no_failure(cli: Cli) -> None:
+    result = cli("generate", PROMPT, "--max-tokens", "0")
+    assert (result.code, result.out) == (0, "")
+    assert "0 tokens in 0 steps" in result.err
+
+
+def test_a_stop_text_ends_the_output_before_it(cli: Cli) -> None:
+    text = cli("generate", PROMPT, "--max-tokens", "24").out
+    stop = text[10:14]
+    assert cli("generate", PROMPT, "--max-tokens", "24", "--stop", stop).out.rstrip("\n") == text[: text.index(stop)]
+
+
+def test_a_terminal_shows_accepted_tokens_tinted_unless_told_not_to(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("generate", PROMPT, "--max-tokens", "48", "--strategy", "prompt-lookup:policy=fixed")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    piped = cli(*words).out
+
+    def shown() -> str:
+        screen = Screen()
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", screen)
+            cli(*words)
+        return screen.getvalue()
+
+    tinted = shown()
+    assert ANSI in tinted
+    assert tinted.replace("\x1b[36m", "").replace("\x1b[39m", "") == piped
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown() == piped
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_ctrl_c_keeps_and_shows_what_was_generated(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, json_wanted: bool
+) -> None:
+    """The signal comes with the third step; what was streamed before stands, and the summary follows."""
+    whole = cli("generate", PROMPT, "--max-tokens", "64", "--strategy", "none").out
+    steps = iter(range(1000))
+
+    def interrupt_third(*_: object) -> None:
+        if next(steps) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: (interrupt_third(), step(self))[1])
+    extra = ("--json",) if json_wanted else ()
+    result = cli("generate", PROMPT, "--max-tokens", "64", "--strategy", "none", *extra)
+    assert result.code == 130
+    assert "interrupted" in result.err
+    assert "Traceback" not in result.err
+    text = json.loads(result.out)["text"] if json_wanted else result.out.removesuffix("\n")
+    assert 0 < len(text) < len(whole)
+    assert whole.startswith(text)
+
+
+def test_a_prompt_longer_than_the_context_says_both_lengths(cli: Cli) -> None:
+    failed(cli("generate", "word " * 9000), 2, "4096")
+
+
+# ---------------------------------------------------------------------------------------------------- damaged models
+
+
+def failed(result: Result, code: int, named: str) -> None:
+    assert result.code == code
+    assert result.err.startswith("parlay: error: "), result.err
+    assert result.err.count("\n") == 1
+    assert named in result.err
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Callable[[Callable[[dict[str, Tensor]], object]], str]:
+    """``damaged(change)`` is a copy of the built-in model whose tensors ``change`` has had its way with."""
+
+    def copy(change: Callable[[dict[str, Tensor]], object]) -> str:
+        folder = shutil.copytree(resolve("parlay-mini"), tmp_path / "model")
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return str(folder)
+
+    return copy
+
+
+Damaged = Callable[[Callable[[dict[str, Tensor]], object]], str]
+
+
+def test_nan_logits_fail_the_request_in_one_line(cli: Cli, damaged: Damaged) -> None:
+    folder = damaged(lambda weights: weights["model.norm.weight"].fill_(torch.nan))
+    result = cli("generate", PROMPT, "--model", folder)
+    assert result.code == 1
+    errors = [line for line in result.err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert "NaN" in errors[0]
+
+
+def test_missing_tensors_are_named(cli: Cli, damaged: Damaged) -> None:
+    failed(cli("generate", "x", "--model", damaged(lambda weights: weights.pop("model.norm.weight"))), 1, "model.norm")
+
+
+def test_a_file_cut_short_is_named(cli: Cli, damaged: Damaged) -> None:
+    folder = Path(damaged(lambda weights: None))
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    failed(cli("generate", "x", "--model", str(folder)), 1, "model.safetensors")
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(cli: Cli, damaged: Damaged) -> None:
+    def shrink(weights: dict[str, Tensor]) -> None:
+        weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"][:1000].clone()
+
+    folder = damaged(shrink)
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (Path(folder) / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
+    failed(cli("generate", PROMPT, "--strategy", "draft-model", "--draft-model", folder), 2, "vocabulary")
