@@ -21,7 +21,10 @@ def parlay(llm: LLM, strategy: str) -> System:
             watch.emit(event.token_ids)
         metrics = stream.output.outputs[0].metrics
         return watch.read(
-            steps=metrics.steps, draft_tokens=metrics.draft_tokens, accepted_tokens=metrics.accepted_tokens
+            steps=metrics.steps,
+            draft_tokens=metrics.draft_tokens,
+            accepted_tokens=metrics.accepted_tokens,
+            note=llm.runner.spec.dtype,
         )
 
     return System(f"parlay {strategy}", decode)

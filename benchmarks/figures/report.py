@@ -78,7 +78,7 @@ def plain_line(rows: Sequence[Row], system: str, default: str) -> Line:
     errors = [row.error for row in own if row.error]
     if errors:
         return (system, "", "", "", f"failed: {errors[0]}")
-    notes = "default" if system == default else ""
+    notes = "default" if system == default else note_of(own) if system == NONE else ""
     return (system, f"{summary.rate(own):.1f}", shown(ratio(rows, NONE, system)), summary.same(own), notes)
 
 
