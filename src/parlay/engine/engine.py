@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
 from parlay.engine.scheduler import Limits, Scheduler, Turn
@@ -90,7 +92,7 @@ class Engine:
         out = self._verify(batch, clock)
         verdicts = self._accept(batch, out)
         commits = self._commit(batch, out, verdicts, clock)
-        self._observe(batch, out, verdicts)
+        self._observe(batch, out, verdicts, commits)
         self._count_seconds(batch, clock)
         return events + [self._report(turn.sequence, done) for turn, done in zip(batch, commits, strict=True)]
 
@@ -158,13 +160,15 @@ class Engine:
             if done.committed and sequence.drafting and sequence.strategy.drafter is not None:
                 sequence.strategy.policy.learn(sequence, turn.draft, done.accepted, spent)
 
-    def _observe(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault]) -> None:
+    def _observe(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], commits: list[Commit]) -> None:
         """Tell each drafter what became of its sequences; one that raises here is dropped like one that can't draft."""
         told: list[tuple[Sequence, Observation]] = []
         rows = 0
-        for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+        for index, (turn, verdict, done) in enumerate(zip(batch, verdicts, commits, strict=True)):
             if _drafter_watches(turn) and isinstance(verdict, Verdict):
-                told.append((turn.sequence, _observation(turn, verdict, out, index, rows)))
+                argmax = _argmax(turn, out, index)
+                taps = _taps(turn, verdict.path[: done.accepted], out, rows)
+                told.append((turn.sequence, Observation(turn.sequence, turn.draft, verdict, taps, argmax)))
             rows += len(turn.pending) + len(turn.draft)
         self._drafting.observe(told)
 
@@ -244,13 +248,16 @@ def _drafter_watches(turn: Turn) -> bool:
     return drafter is not None and turn.sequence.drafting and (turn.at_root or bool(drafter.needs.taps))
 
 
-def _observation(turn: Turn, verdict: Verdict, out: Output, index: int, first_row: int) -> Observation:
+def _taps(turn: Turn, accepted: tuple[int, ...], out: Output, first_row: int) -> dict[int, Tensor]:
+    """The tapped rows of the tokens that the step cached; a stop may have cut the verdict's path."""
+    first_node = first_row + len(turn.pending)
+    rows = [*range(first_row, first_node), *(first_node + node for node in accepted)]
+    return {layer: out.taps[layer][rows] for layer in _needs_taps(turn)}
+
+
+def _argmax(turn: Turn, out: Output, index: int) -> tuple[int, ...]:
+    """The target's top token at the root and at each node, if the drafter wants to see what was rejected."""
     drafter = turn.sequence.strategy.drafter
-    assert drafter is not None
-    pending = len(turn.pending)
-    rows = [*range(first_row, first_row + pending), *(first_row + pending + node for node in verdict.path)]
-    taps = {layer: out.taps[layer][rows] for layer in drafter.needs.taps}
-    argmax: tuple[int, ...] = ()
-    if drafter.needs.rejected and turn.at_root:
-        argmax = tuple(out.logits_RV[_root(turn, out, index) : out.starts[index + 1]].argmax(dim=-1).tolist())
-    return Observation(turn.sequence, turn.draft, verdict, taps, argmax)
+    if drafter is None or not drafter.needs.rejected or not turn.at_root:
+        return ()
+    return tuple(out.logits_RV[_root(turn, out, index) : out.starts[index + 1]].argmax(dim=-1).tolist())

@@ -38,11 +38,9 @@ class Turn:
     pending: tuple[int, ...]
     prefill: bool
     """No step of this sequence has committed yet."""
+    at_root: bool
+    """The run reaches the root, so this turn commits; an early prefill chunk does not."""
     draft: Draft = NO_DRAFT
-
-    @property
-    def at_root(self) -> bool:
-        return self.sequence.cached + len(self.pending) == len(self.sequence.tokens)
 
 
 class Scheduler:
@@ -172,4 +170,5 @@ def _decoding_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
 
 def _turn(sequence: Sequence, room: int) -> Turn:
     pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
-    return Turn(sequence, pending, prefill=sequence.tally.steps == 0)
+    at_root = sequence.cached + len(pending) == len(sequence.tokens)
+    return Turn(sequence, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
