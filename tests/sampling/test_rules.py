@@ -130,16 +130,19 @@ def test_an_empty_draft_gives_one_token(view: MakeView) -> None:
 def test_faults_stay_with_their_sequence_and_rows_off_the_walk_can_not_fault(
     temperature: float, view: MakeView
 ) -> None:
-    """Logits that force token 1; NaN once on the walk, once beside it."""
-    logits_RV = torch.full((6, 4), -50.0)
+    """Logits that force token 1; NaN at one root, at a node on a walk, and at a node beside one.
+
+    What a walk drew above its fault is committed first, as in plain decoding.
+    """
+    logits_RV = torch.full((8, 4), -50.0)
     logits_RV[:, 1] = 50
-    logits_RV[1] = torch.nan
-    logits_RV[5] = torch.nan
+    logits_RV[[0, 3, 7]] = torch.nan
     params = SamplingParams(temperature=temperature)
     taken, missed = trees.chain([1], "test"), Draft(Tree((1, 2), (-1, -1)), sources=("test",) * 2)
-    faulty, fine = SharedNoise().accept([view(params), view(params)], [taken, missed], logits_RV, [0, 3])
-    assert isinstance(faulty, Fault)
-    assert "NaN" in faulty.reason
+    at_root, below, fine = SharedNoise().accept([view(params)] * 3, [taken, taken, missed], logits_RV, [0, 2, 5])
+    assert isinstance(at_root, Fault)
+    assert "NaN" in at_root.reason
+    assert below == Verdict((), (1,))
     assert fine == Verdict((0,), (1, 1))
 
 

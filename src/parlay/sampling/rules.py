@@ -67,7 +67,11 @@ class _Walk:
     def take(self, token: int | Fault) -> None:
         """Descend to the child that carries the token; without one, it is the correction or bonus and the walk ends."""
         if isinstance(token, Fault):
-            self._fault = token
+            # Tokens drawn above stand, as in plain decoding: the last is then the bonus, and the fault the next root's.
+            if self._path:
+                self._path.pop()
+            else:
+                self._fault = token
             self.open = False
             return
         self.sampled.append(token)
