@@ -12,7 +12,7 @@ from parlay import trees
 from parlay.sampling.sampler import sample
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toys import tap_row
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, Tree, View
 
 Answer = Callable[[View, Sequence[int]], int]
 """The token the target takes after the view's tokens and some more ids."""
@@ -27,6 +27,16 @@ def answer_by(logits_of: LogitsOf) -> Answer:
     def answer(view: View, path: Sequence[int]) -> int:
         token = sample(logits_of([*view.tokens, *path]).unsqueeze(0), [view], [path])[0]
         return token if isinstance(token, int) else 0  # a fault: the target says nothing, so any guess is wrong
+
+    return answer
+
+
+def answer_from(text_of: Callable[[Request], Sequence[int]]) -> Answer:
+    """Know the target by its whole text for a request, prompt included; past its end nothing is right."""
+
+    def answer(view: View, path: Sequence[int]) -> int:
+        text, position = text_of(view.request), len(view.tokens) + len(path)
+        return text[position] if position < len(text) else 0
 
     return answer
 

@@ -99,14 +99,16 @@ class ToyRunner:
         self._retired: dict[str, list[int]] = {}
         self._next_cell = 0
         self._holders: Counter[int] = Counter()
+        self._unfilled = 0  # tokens reserved beyond those cached
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         assert sequence not in self._held, f"sequence {sequence} is open already"
         reusable = min(_common_prefix(self._retired.get(salt, []), tokens), len(tokens) - 1, self.room())
         held = self._held[sequence] = _Held(salt)
-        self._cache(held, tokens[: reusable - reusable % self._cut])
-        held.reserved = len(held.tokens)
-        return len(held.tokens)
+        held.reserved = reusable - reusable % self._cut
+        self._unfilled += held.reserved
+        self._cache(held, tokens[: held.reserved])
+        return held.reserved
 
     def reserve(self, sequence: int, tokens: int) -> bool:
         if tokens > min(self._capacity, self.spec.max_context):
@@ -115,6 +117,7 @@ class ToyRunner:
         wanted = max(tokens, len(held.tokens))
         if wanted - held.reserved > self.room():
             return False
+        self._unfilled += wanted - held.reserved
         held.reserved = wanted
         return True
 
@@ -160,6 +163,7 @@ class ToyRunner:
         held = self._held[sequence]
         length = min(length, len(held.tokens))
         length -= length % self._cut
+        self._unfilled += len(held.tokens) - length
         self._let_go(held.cells[length:])
         del held.tokens[length:], held.cells[length:]
         held.fed = None
@@ -175,14 +179,16 @@ class ToyRunner:
         held = self._held.pop(sequence, None)
         if held is not None:
             self._retired[held.salt] = held.tokens
+            self._unfilled -= held.reserved - len(held.tokens)
             self._let_go(held.cells)
 
     def room(self) -> int:
-        unfilled = sum(held.reserved - len(held.cells) for held in self._held.values())
-        return self._capacity - len(self._holders) - unfilled
+        return self._capacity - len(self._holders) - self._unfilled
 
     def check(self) -> None:
         assert self.room() >= 0, "more tokens are reserved than the cache holds"
+        unfilled = sum(held.reserved - len(held.tokens) for held in self._held.values())
+        assert self._unfilled == unfilled, f"{self._unfilled} tokens counted as reserved, {unfilled} are"
         assert self._holders.keys() == {cell for held in self._held.values() for cell in held.cells}, "a cell leaks"
         for sequence, held in self._held.items():
             assert len(held.tokens) == len(held.cells) <= held.reserved, f"sequence {sequence} outgrew its reserve"
@@ -190,6 +196,7 @@ class ToyRunner:
 
     def _cache(self, held: _Held, tokens: Sequence[int]) -> None:
         held.tokens += tokens
+        self._unfilled -= len(tokens)
         cells = range(self._next_cell, self._next_cell + len(tokens))
         held.cells += cells
         self._holders.update(cells)

@@ -14,7 +14,7 @@ from parlay.engine import Limits
 from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Ask, Stage, Subject, decode
 from parlay.testing.conformance.universal import SHORT, Effort
-from parlay.testing.toys import LogitsOf
+from parlay.testing.reference import LogitsOf
 from parlay.types import SamplingParams
 
 LENGTH = 3

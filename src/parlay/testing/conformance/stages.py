@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from parlay.drafters.catalogue import Resources
-from parlay.models.config import read_config
+from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.strategies import RunnerShelf
-from parlay.testing.checkpoints import save_random
+from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stage import Stage
-from parlay.testing.toys import LogitsOf, RandomLogits, ToyRunner
+from parlay.testing.reference import LogitsOf
+from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Runner, Segment
 
 
@@ -66,10 +64,19 @@ def recomputed(runner: Runner) -> LogitsOf:
 
 def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
     """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
-    with TemporaryDirectory() as directory:
-        model = save_random("llama", Path(directory))
-        config = replace(read_config(Path(directory)), max_context=context)
-    weights = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    config = DecoderConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rms_norm_eps=1e-6,
+        max_context=context,
+    )
+    weights = {name: tensor.to(dtype) for name, tensor in random_model("llama").state_dict().items()}
     disturbed = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
 
     def open_runner(weights: Mapping[str, Tensor], capacity: int) -> Runner:

@@ -137,9 +137,12 @@ def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
 
 def mixed(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
-    answer = toy_drafters.answer_by(stage.logits_of)
+    asks = [
+        Ask(prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=20 + 9 * seed), seed)
+        for seed, params in enumerate(VARIETY)
+    ]
+    answer = toy_drafters.answer_from(lambda request: stage.expected(asks[request.key.seed]).tokens)
     shared = subject.strategy(stage, 6)
-    adaptive = replace(shared, policy=Adaptive(Steady(), 8))
     strategies = (
         shared,
         PLAIN.strategy(stage, 0),
@@ -148,10 +151,7 @@ def mixed(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
         subject.strategy(stage, 3),
         Subject("tree-oracle", lambda _: toy_drafters.tree_oracle(answer, stage.vocab_size)).strategy(stage, 7),
         shared,
-        adaptive,
+        replace(shared, policy=Adaptive(Steady(), 8)),
     )
-    jobs = [
-        (Ask(prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=20 + 9 * seed), seed), strategy)
-        for seed, (params, strategy) in enumerate(zip(VARIETY, strategies, strict=True))
-    ]
+    jobs = list(zip(asks, strategies, strict=True))
     return agree(stage, jobs)
