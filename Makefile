@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: help demo check conformance clean
+.PHONY: help demo check conformance bench-figures clean
 
 help:  ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
 demo: $(VENV)/.runtime  ## install, then run the built-in model: plain against fast, side by side
 	@$(BIN)/parlay demo
@@ -20,6 +20,9 @@ check: $(VENV)/.dev  ## install development extras, then lint, format, strict ty
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow
+
+bench-figures: $(VENV)/.runtime  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
+	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

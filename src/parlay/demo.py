@@ -27,7 +27,7 @@ PLAIN = "none"
 WIDTH = 80
 MAX_TOKENS = 160
 EXCERPT_LINES = 12
-FIRST_SECONDS = 1.5
+FIRST_SECONDS, FIRST_TOKENS = 1.5, 32
 SECONDS_PER_CONTENDER = 0.7
 MOST_ROUNDS = 7
 SLOW_LINES = 4
@@ -107,9 +107,11 @@ def _race(llm: LLM, workload: Workload, strategies: Sequence[str]) -> list[Conte
 def _first_seconds(stream: Stream) -> Iterator[StreamEvent]:
     """Its events until the time of a first run is over, so that a large model on a small machine takes no hour."""
     deadline = time.perf_counter() + FIRST_SECONDS
+    tokens = 0
     for event in stream:
         yield event
-        if time.perf_counter() > deadline:
+        tokens += len(event.token_ids)
+        if tokens >= FIRST_TOKENS and time.perf_counter() > deadline:
             break
     stream.close()
 
