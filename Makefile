@@ -21,7 +21,7 @@ check: $(VENV)/.dev  ## install development extras, then lint, format, strict ty
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow
 
-bench-figures: $(VENV)/.runtime  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
+bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)
 
 clean:  ## remove the environment and every cache
