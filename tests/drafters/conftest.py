@@ -82,6 +82,7 @@ class ToyRunner:
 
     def truncate(self, sequence: int, length: int) -> int:
         del self.cached[sequence][length:]
+        self.reserved[sequence] = len(self.cached[sequence])  # room beyond the cached tokens is given back
         return len(self.cached[sequence])
 
     def fork(self, sequence: int, copy: int) -> None:

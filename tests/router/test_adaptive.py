@@ -232,6 +232,24 @@ def test_drawn_drafts_and_probe_rows_are_never_trimmed() -> None:
     assert (kept[1].tree.tokens, kept[1].probes) == ((2,), 1)
 
 
+def test_a_crowd_of_other_rows_ends_drafting_but_one_prompt_does_not() -> None:
+    """Rows are nearly free up to eight and cost a forward each beyond."""
+    policy = Adaptive(TableCost(lambda rows: 1 + 0.01 * rows + max(0, rows - 8)), 4)
+    view = SequenceView(0)
+    draft = trees.chain([1] * 4, "toy", [0.8] * 4)
+
+    def step(others: int) -> int:
+        policy.plan([view])
+        kept = policy.trim([view], [draft])[0]
+        view.tokens += [1] * len(kept) + [2]
+        policy.learn(view, kept, len(kept), Spent(0.0, 1.0, 1 + len(kept) + others, len(view.tokens)))
+        return len(kept)
+
+    assert [step(others) for others in (0, 0, 500, 0, 0)] == [4] * 5
+    assert [step(others) for others in (500, 500, 500, 500)][-1] == 0
+    assert [step(others) for others in (0, 0, 0)][-1] == 4
+
+
 def test_no_budget_is_plain_decoding() -> None:
     view = SequenceView(0)
     for policy in (Plain(), Adaptive(TableCost(memory_bound), 0), make_policy("fixed", 0, TableCost(free))):

@@ -64,7 +64,7 @@ _ENTRIES = (
             "max_ngram": Parameter(int, 32, "matches longer than this count as this long", low=1, high=256),
             "min_ngram": Parameter(int, 1, "fewest tokens that must match", low=1, high=256),
             "pick": Parameter(str, "recent", "which occurrence to copy from", choices=("recent", "leftmost")),
-            **_budget(24),
+            **_budget(31),
         },
         factory="parlay.drafters.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),

@@ -39,8 +39,10 @@ class Followers:
         None where the runner has no room.
         """
         busy = {view.sequence for view in views}
-        pairs = zip(views, extra, strict=True)
-        followers = [self._align(view, busy) if self._reserve(view, more, busy) else None for view, more in pairs]
+        followers: list[Follower | None] = []
+        for view, more in zip(views, extra, strict=True):
+            follower = self._align(view)
+            followers.append(follower if self._reserve(follower, len(view.tokens) + more, busy) else None)
         while late := [each for each in followers if each is not None and len(each.pending) > pending]:
             self._feed(late)
         return followers
@@ -56,19 +58,16 @@ class Followers:
         follower.history.tokens += [*follower.pending, *(tree.tokens[node] for node in path)]
         follower.history.cut(cached)
 
-    def _reserve(self, view: View, extra: int, busy: set[int]) -> bool:
-        """Make the view's follower the most recently used, with room for its tokens and ``extra`` more."""
+    def _align(self, view: View) -> Follower:
+        """The view's follower, now the most recently used, its cache cut back to what is still true of the sequence."""
         follower = self._followers.pop(view.sequence, None) or self._open(view)
         self._followers[view.sequence] = follower
-        try:
-            while not self._runner.reserve(follower.name, len(view.tokens) + extra):
-                idle = next((sequence for sequence in self._followers if sequence not in busy), None)
-                if idle is None:
-                    return False
-                self.release(idle)
-        except OutOfRoom:
-            return False
-        return True
+        tokens, history = view.tokens, follower.history
+        agreed = min(history.agree(tokens), len(tokens) - 1)  # the root runs again: its logits are wanted
+        if agreed < len(history.tokens):
+            history.cut(self._runner.truncate(follower.name, agreed))
+        follower.pending = tuple(tokens[len(history.tokens) :])
+        return follower
 
     def _open(self, view: View) -> Follower:
         # Drafters may share the runner, so names are drawn from a space too large to meet in.
@@ -77,15 +76,17 @@ class Followers:
         follower.history.tokens += view.tokens[:cached]
         return follower
 
-    def _align(self, view: View, busy: set[int]) -> Follower:
-        """Cut the cache back to what is still true of the sequence, and at least the root."""
-        follower = self._followers[view.sequence]
-        tokens, history = view.tokens, follower.history
-        agreed = min(history.agree(tokens), len(tokens) - 1)
-        if agreed < len(history.tokens):
-            history.cut(self._runner.truncate(follower.name, agreed))
-        follower.pending = tuple(tokens[len(history.tokens) :])
-        return follower
+    def _reserve(self, follower: Follower, tokens: int, busy: set[int]) -> bool:
+        """Room for ``tokens``, if need be that of the sequences used least recently."""
+        try:
+            while not self._runner.reserve(follower.name, tokens):
+                idle = next((sequence for sequence in self._followers if sequence not in busy), None)
+                if idle is None:
+                    return False
+                self.release(idle)
+        except OutOfRoom:
+            return False
+        return True
 
     def _feed(self, late: Sequence[Follower]) -> None:
         """One chunk of each, the root left out."""

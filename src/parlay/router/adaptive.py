@@ -53,9 +53,12 @@ class Adaptive:
         self._states: dict[int, _State] = {}
         self._own_rows = 0
         self._other_rows = 0
+        self._others_seen = (0, 0)  # rows that were not this strategy's, in the last two steps
 
     def plan(self, views: Sequence[View]) -> list[int]:
         self._own_rows = len(views)
+        self._other_rows = min(self._others_seen)  # one chunk of somebody's prompt does not make a crowd
+        self._others_seen = (self._others_seen[1], self._others_seen[1])
         if self._max_budget == 0 or not views:
             return [0] * len(views)
         table = self._cost_table(views)
@@ -66,6 +69,7 @@ class Adaptive:
 
     def _plan(self, state: _State, table: Sequence[_Size], surest: int | None) -> int:
         state.quiet += 1
+        state.proposed = 0
         state.probing = state.quiet > state.wait
         paying = self._paying_size(table, state.levels.share) if surest is None else surest
         state.budget = min(paying or (_PROBE if state.probing else 0), state.limit)
@@ -144,7 +148,7 @@ class Adaptive:
 
     def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
         state = self._state(view.sequence)
-        self._other_rows = max(0, spent.rows - self._own_rows)
+        self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
         if state.budget and not state.new:
             self._learn_draft_seconds(spent.draft_seconds / max(1, state.proposed))
         state.new = state.new and not state.budget
