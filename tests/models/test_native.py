@@ -137,7 +137,7 @@ def test_masked_and_exact_attention_agree_on_chains_and_trees() -> None:
         for attention in (ExactAttention(heads, Form(4, 192), rope, torch.float32), MaskedAttention(heads, rope)):
             place = Rows(buffer.clone(), start, start + pending + attention.gap(nodes))
             out = torch.zeros(rows, 96)
-            attention.plan(place, pending, nodes)(0, qkv, out)
+            attention.plan(place, pending, nodes, 0, out)(0, qkv)
             results.append(out)
         torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 

@@ -19,10 +19,10 @@ from parlay.models.attention_form import Form, Heads
 from parlay.models.rope import Rope
 from parlay.types import Tree
 
-Attend = Callable[[int, Tensor, Tensor], None]
-"""``(layer, qkv, out)``: store keys and values of T rows and write their attention.
+Attend = Callable[[int, Tensor], None]
+"""``(layer, qkv)``: store keys and values of one segment's rows and write the attention of these rows.
 
-``qkv`` ``[T, qkv_heads, D/2]`` is complex: pairs of query, key and value heads. ``out`` is ``[T, num_heads * D]``.
+``qkv`` ``[N, qkv_heads, D/2]`` holds the rows of all segments: query, key and value heads as complex pairs.
 """
 
 _TILE_ROWS = 256
@@ -49,8 +49,8 @@ class ExactAttention:
         """Free slots wanted between pending rows and nodes: where the paths of a branching tree are laid out."""
         return 0 if trees.is_chain(tree) else max(trees.depths(tree))
 
-    def plan(self, rows: Rows, pending: int, tree: Tree) -> Attend:
-        """How one segment's rows attend, the same in every layer."""
+    def plan(self, rows: Rows, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
+        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
         heads = self._heads
         count = pending + len(tree)
         spare = _round_up(heads.group, self._form.rows) + self._form.rows
@@ -61,25 +61,28 @@ class ExactAttention:
         else:
             depths = row_depths(pending, tree)
             runs = _tree_runs(rows, pending, tree)
-        writer = _Writer(heads, rows, pending, queries, self._rope.at(rows.start, depths))
-        return _Plan(writer, [self._tile(rows, queries, tile) for run in runs for tile in run.cut(_TILE_ROWS)])
+        turns = self._rope.at(rows.start, depths)
+        parts = _parts(heads, rows, pending, begin=begin, queries=queries, turns=turns)
+        grouped = out.view(count, heads.num_kv_heads, heads.group * heads.head_dim)
+        tiles = [self._tile(rows, queries, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
+        return _Plan(parts, tiles)
 
-    def _tile(self, rows: Rows, queries: Tensor, run: _Run) -> _Tile:
-        group, length = self._heads.group, len(run.rows)
+    def _tile(self, rows: Rows, queries: Tensor, out: Tensor, run: _Run) -> _Tile:
+        group, length, first = self._heads.group, len(run.rows), run.rows[0]
         padded = _round_up(length * group, self._form.rows)
         keys = _round_up(run.position + length, self._form.keys)
-        first = run.rows[0]
-        gather = None
-        if run.rows[-1] - first != length - 1:
-            gather = torch.tensor(run.rows)
+        _, kv_heads, width = out.shape
+        adjacent = run.rows[-1] - first == length - 1
         return _Tile(
-            rows=slice(first, first + length),
-            gather=gather,
             queries=queries[:, first * group : first * group + padded],
-            spare=padded - length * group,
+            gather=None if adjacent else _Gather(queries[:, : len(out) * group], torch.tensor(run.rows), group),
             hidden=self._hidden[:padded, : keys - run.position - 1],
+            hidden_from=run.position + 1,
             keys=rows.buffer[:, 0, :, :keys].transpose(2, 3).unbind(0),
             values=rows.buffer[:, 1, :, :keys].unbind(0),
+            out=out[first : first + length] if adjacent else out,
+            size=(length, kv_heads, width),
+            stride=(width, padded * self._heads.head_dim, 1),
             moves=_Moves.of(rows, run),
         )
 
@@ -123,84 +126,115 @@ class _Moves:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
-    """One product: queries of some rows against the keys from slot 0 on, of which ``hidden`` masks the last."""
+class _Gather:
+    """Rows of one path that are not adjacent; ``queries`` ``[kv_heads, T * group, D]`` are those of all rows."""
 
-    rows: slice
-    gather: Tensor | None
     queries: Tensor
-    spare: int
+    rows: Tensor
+    group: int
+
+    def into(self, like: Tensor) -> Tensor:
+        """These rows' queries, padded to the shape of ``like``."""
+        heads, _, head_dim = like.shape
+        chosen = self.queries.view(heads, -1, self.group * head_dim).index_select(1, self.rows)
+        padded = torch.zeros_like(like)
+        padded[:, : len(self.rows) * self.group] = chosen.view(heads, -1, head_dim)
+        return padded
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One product: queries of some rows against the keys from slot 0 on, some of them hidden from ``hidden_from`` on.
+
+    ``size`` and ``stride`` read the product ``[kv_heads, padded rows, D]`` as ``[rows, kv_heads, group * D]``.
+    """
+
+    queries: Tensor
+    gather: _Gather | None
     hidden: Tensor
+    hidden_from: int
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    out: Tensor
+    size: tuple[int, int, int]
+    stride: tuple[int, int, int]
     moves: _Moves | None
 
-    def __call__(self, layer: int, queries: Tensor, out: Tensor) -> None:
-        """``queries`` ``[kv_heads, rows, group * D]`` of the whole segment, ``out`` ``[rows, kv_heads, group * D]``."""
+    def __call__(self, layer: int) -> None:
         if self.moves is not None:
             self.moves(layer)
-        chosen = self.queries if self.gather is None else self._gathered(queries, self.gather)
-        scores = torch.bmm(chosen, self.keys[layer])
-        scores[:, :, scores.shape[2] - self.hidden.shape[1] :].add_(self.hidden)
-        result = torch.bmm(torch.softmax(scores, -1), self.values[layer])
-        used = result[:, : result.shape[1] - self.spare].reshape(out.shape[1], -1, out.shape[2]).transpose(0, 1)
+        queries = self.queries if self.gather is None else self.gather.into(self.queries)
+        scores = torch.bmm(queries, self.keys[layer])
+        scores.narrow(2, self.hidden_from, self.hidden.shape[1]).add_(self.hidden)
+        result = torch.bmm(torch.softmax(scores, -1), self.values[layer]).as_strided(self.size, self.stride)
         if self.gather is None:
-            out[self.rows] = used
+            self.out.copy_(result)
         else:
-            out[self.gather] = used.to(out.dtype)
-
-    def _gathered(self, queries: Tensor, rows: Tensor) -> Tensor:
-        chosen = torch.zeros_like(self.queries)
-        chosen[:, : chosen.shape[1] - self.spare] = queries.index_select(1, rows).view(
-            chosen.shape[0], -1, chosen.shape[2]
-        )
-        return chosen
+            self.out[self.gather.rows] = result.to(self.out.dtype)
 
 
-class _Writer:
-    """Turns a segment's rows by position: queries into their product's layout, keys and values into the buffer."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows turned by their positions: queries into their product's layout, keys and values into the buffer.
 
-    def __init__(self, heads: Heads, rows: Rows, pending: int, queries: Tensor, turns: tuple[Tensor, Tensor]) -> None:
-        self._heads = heads
-        self._query_turns, self._kv_turns = turns
-        count = len(self._query_turns)
-        layers, _, kv_heads, slots, head_dim = rows.buffer.shape
-        pairs = torch.view_as_complex(rows.buffer.view(layers, 2, kv_heads, slots, head_dim // 2, 2))
-        parts = [(0, pending, rows.start), (pending, count, rows.nodes_at)]
-        if rows.nodes_at == rows.start + pending:
-            parts = [(0, count, rows.start)]
-        self._parts = [
-            (begin, end, pairs[:, :, :, at : at + end - begin].permute(0, 3, 1, 2, 4).unbind(0))
-            for first, last, slot in parts
-            for begin, end, at in _blocks(first, last, slot, heads.qkv_heads * head_dim // 2)
-        ]
-        used = queries[:, : count * heads.group]
-        self.queries = used.view(kv_heads, count, heads.group * head_dim)
-        self._query_pairs = torch.view_as_complex(used.view(kv_heads, count, heads.group, head_dim // 2, 2))
-        self._query_pairs = self._query_pairs.transpose(0, 1)
+    ``offset`` is where the rows' queries begin in a contiguous ``qkv``, keys and values follow at ``kv_offset``.
+    """
+
+    offset: int
+    kv_offset: int
+    row_stride: int
+    query_turns: Tensor
+    kv_turns: Tensor
+    query_target: Tensor
+    kv_targets: tuple[Tensor, ...]
 
     def __call__(self, layer: int, qkv: Tensor) -> None:
-        heads = self._heads
-        queries = qkv[:, : heads.num_heads].view(self._query_pairs.shape)
-        keys_values = qkv[:, heads.num_heads :].view(len(qkv), 2, heads.num_kv_heads, -1)
-        for begin, end, target in self._parts:
-            rows = slice(begin, end)
-            torch.mul(queries[rows], self._query_turns[rows], out=self._query_pairs[rows])
-            torch.mul(keys_values[rows], self._kv_turns[rows], out=target[layer])
+        _, _, group, pairs = size = self.query_target.shape
+        target = self.kv_targets[layer]
+        queries = qkv.as_strided(size, (self.row_stride, group * pairs, pairs, 1), self.offset)
+        torch.mul(queries, self.query_turns, out=self.query_target)
+        stride = (self.row_stride, target.shape[2] * pairs, pairs, 1)
+        torch.mul(qkv.as_strided(target.shape, stride, self.kv_offset), self.kv_turns, out=target)
 
 
 class _Plan:
     """One segment's attention, ready for every layer."""
 
-    def __init__(self, writer: _Writer, tiles: list[_Tile]) -> None:
-        self._writer, self._tiles = writer, tiles
+    def __init__(self, parts: list[_Part], tiles: list[_Tile]) -> None:
+        self._parts, self._tiles = parts, tiles
 
-    def __call__(self, layer: int, qkv: Tensor, out: Tensor) -> None:
-        self._writer(layer, qkv)
-        queries = self._writer.queries
-        rows = out.view(len(out), len(queries), -1)
+    def __call__(self, layer: int, qkv: Tensor) -> None:
+        for part in self._parts:
+            part(layer, qkv)
         for tile in self._tiles:
-            tile(layer, queries, rows)
+            tile(layer)
+
+
+def _parts(
+    heads: Heads, rows: Rows, pending: int, *, begin: int, queries: Tensor, turns: tuple[Tensor, Tensor]
+) -> list[_Part]:
+    """Pending rows and nodes, which may lie apart, in blocks that torch does not split between threads."""
+    query_turns, kv_turns = turns
+    count, pairs = len(query_turns), heads.head_dim // 2
+    buffer = torch.view_as_complex(rows.buffer.view(*rows.buffer.shape[:-1], pairs, 2))
+    used = queries[:, : count * heads.group].view(heads.num_kv_heads, count, heads.group, pairs, 2)
+    targets = torch.view_as_complex(used).transpose(0, 1)
+    row_stride = heads.qkv_heads * pairs
+    joined = rows.nodes_at == rows.start + pending
+    spans = [(0, count, rows.start)] if joined else [(0, pending, rows.start), (pending, count, rows.nodes_at)]
+    return [
+        _Part(
+            offset=(begin + first) * row_stride,
+            kv_offset=(begin + first) * row_stride + heads.num_heads * pairs,
+            row_stride=row_stride,
+            query_turns=query_turns[first:last],
+            kv_turns=kv_turns[first:last],
+            query_target=targets[first:last],
+            kv_targets=buffer[:, :, :, slot : slot + last - first].permute(0, 3, 1, 2, 4).unbind(0),
+        )
+        for span in spans
+        for first, last, slot in _blocks(*span, row_stride)
+    ]
 
 
 def row_depths(pending: int, tree: Tree) -> list[int]:

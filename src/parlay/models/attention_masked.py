@@ -24,25 +24,35 @@ class MaskedAttention:
         """Nodes follow the pending rows at once."""
         return 0
 
-    def plan(self, rows: Rows, pending: int, tree: Tree) -> Attend:
-        """How one segment's rows attend, the same in every layer."""
+    def plan(self, rows: Rows, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
+        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
         count = pending + len(tree)
         depths: range | list[int] = range(count) if trees.is_chain(tree) else row_depths(pending, tree)
         turns = self._rope.at(rows.start, depths)
         mask = _mask(rows.start, pending, tree).to(rows.buffer.device) if count > 1 else None
         buffers = rows.buffer[:, :, :, : rows.start + count].unbind(0)
-        return _MaskedPlan(self._heads, turns, mask, buffers)
+        return _MaskedPlan(self._heads, turns, mask=mask, buffers=buffers, begin=begin, out=out)
 
 
 class _MaskedPlan:
     def __init__(
-        self, heads: Heads, turns: tuple[Tensor, Tensor], mask: Tensor | None, buffers: tuple[Tensor, ...]
+        self,
+        heads: Heads,
+        turns: tuple[Tensor, Tensor],
+        *,
+        mask: Tensor | None,
+        buffers: tuple[Tensor, ...],
+        begin: int,
+        out: Tensor,
     ) -> None:
         self._heads, self._mask, self._buffers = heads, mask, buffers
         self._query_turns, self._kv_turns = turns
+        self._rows = slice(begin, begin + len(out))
+        self._out = out.view(len(out), heads.num_heads, heads.head_dim)
 
-    def __call__(self, layer: int, qkv: Tensor, out: Tensor) -> None:
+    def __call__(self, layer: int, qkv: Tensor) -> None:
         heads, buffer = self._heads, self._buffers[layer]
+        qkv = qkv[self._rows]
         count = len(qkv)
         turned = torch.view_as_real(qkv[:, : heads.num_heads] * self._query_turns[:, 0])
         queries = turned.flatten(-2).to(buffer.dtype).transpose(0, 1)
@@ -51,7 +61,7 @@ class _MaskedPlan:
         result = F.scaled_dot_product_attention(
             queries[None], buffer[0][None], buffer[1][None], attn_mask=self._mask, scale=1.0, enable_gqa=True
         )
-        out.view(count, heads.num_heads, heads.head_dim).copy_(result[0].transpose(0, 1))
+        self._out.copy_(result[0].transpose(0, 1))
 
 
 def _mask(start: int, pending: int, tree: Tree) -> Tensor:

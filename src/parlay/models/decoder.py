@@ -6,7 +6,8 @@ form one product, gate and up another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,33 +23,34 @@ from parlay.models.rope import interleave
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight)."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight).
 
-    weight: Tensor
+    Norms that a linear layer follows have no weight here: the layer's columns carry sqrt(n) weight.
+    """
+
     floor: Tensor
-
-    @staticmethod
-    def of(weight: Tensor, eps: float, size: int, compute: torch.dtype) -> RmsNorm:
-        floor = torch.tensor((size * eps) ** 0.5, dtype=compute, device=weight.device)
-        return RmsNorm(weight.to(compute) * size**0.5, floor)
+    weight: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.weight.dtype)
-        scaled = torch.div(x, torch.hypot(length, self.floor)).mul_(self.weight)
-        return scaled if scaled.dtype == x.dtype else scaled.to(x.dtype)
+        """Normed rows, in the dtype of ``x``."""
+        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.floor.dtype).hypot_(self.floor)
+        if self.weight is not None:
+            return torch.div(x, length).mul_(self.weight).to(x.dtype)
+        return torch.div(x, length, out=torch.empty_like(x))
 
     def inplace(self, x: Tensor) -> None:
-        length = torch.linalg.vector_norm(x, 2, -1, True)
-        x.div_(torch.hypot(length, self.floor)).mul_(self.weight)
+        """Norm rows that are in the dtype of the norm already."""
+        assert self.weight is not None
+        x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor)).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: RmsNorm
+    """``qkv`` and ``gate_up`` carry the weights of the norms before them."""
+
     qkv: Linear
     qk_norm: RmsNorm | None
     attention_out: Linear
-    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -61,41 +63,41 @@ class Decoder:
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[Layer, ...]
+    unit: RmsNorm
     norm: RmsNorm
     head: Linear
 
     def run(
-        self, ids: Tensor, attends: Sequence[tuple[int, int, Attend]], taps: Collection[int]
+        self, ids: Tensor, plan: Callable[[Tensor], Sequence[Attend]], taps: Collection[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states after the last layer ``[N, H]``, and those that enter the tapped layers.
 
-        ``attends`` names the rows, from begin to end, of each sequence; rows of none are padding.
+        ``plan`` gets the matrix ``[N, heads * D]`` that attention writes to, and says how each sequence does.
         """
         hidden = F.embedding(ids, self.embedding)
-        mixed = hidden.new_zeros(len(ids), self.heads.num_heads * self.heads.head_dim)
-        outs = [(slice(begin, end), mixed[begin:end], attend) for begin, end, attend in attends]
+        mixed = hidden.new_zeros(hidden.shape[0], self.heads.num_heads * self.heads.head_dim)
+        attends = plan(mixed)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
                 tapped[index] = hidden.clone()
             qkv = self._qkv(layer, hidden)
-            for rows, out, attend in outs:
-                attend(index, qkv[rows], out)
+            for attend in attends:
+                attend(index, qkv)
             hidden.add_(layer.attention_out(mixed))
-            gated = silu_product(layer.gate_up(layer.mlp_norm(hidden)))
-            hidden.add_(layer.down(gated))
+            hidden.add_(layer.down(silu_product(layer.gate_up(self.unit(hidden)))))
         return hidden, tapped
 
     def _qkv(self, layer: Layer, hidden: Tensor) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
-        flat = layer.qkv(layer.attention_norm(hidden))
+        flat = layer.qkv(self.unit(hidden))
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
         if layer.qk_norm is not None:
-            rows = flat.view(len(flat), heads.qkv_heads, heads.head_dim)
-            layer.qk_norm.inplace(rows[:, : heads.num_heads + heads.num_kv_heads])
-        return torch.view_as_complex(flat.view(len(flat), heads.qkv_heads, heads.head_dim // 2, 2))
+            rows = flat.view(-1, heads.qkv_heads, heads.head_dim)
+            layer.qk_norm.inplace(rows.narrow(1, 0, heads.num_heads + heads.num_kv_heads))
+        return torch.view_as_complex(flat.view(-1, heads.qkv_heads, heads.head_dim // 2, 2))
 
 
 def silu_product(gate_up: Tensor) -> Tensor:
@@ -104,10 +106,11 @@ def silu_product(gate_up: Tensor) -> Tensor:
     In float32 torch's silu differs in the last bit between vector and remainder lanes, so that no block of rows may
     be large enough to be split between threads within a row.
     """
-    gate, up = gate_up.chunk(2, -1)
+    width = gate_up.shape[1] // 2
+    gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
     if gate.numel() < SERIAL:
         return F.silu(gate).mul_(up)
-    blocks = torch.split(gate, max(1, SERIAL // gate.shape[1]))
+    blocks = torch.split(gate, max(1, SERIAL // width))
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 
@@ -133,26 +136,34 @@ class _Builder:
             compute=self._compute,
             embedding=embedding,
             layers=tuple(self._layer(f"model.layers.{index}.") for index in range(config.num_layers)),
-            norm=self._norm("model.norm.weight"),
+            unit=RmsNorm(self._floor(config.hidden_size)),
+            norm=RmsNorm(self._floor(config.hidden_size), self._norm_weight("model.norm.weight")),
             head=pack(embedding if config.tie_embeddings else self._tensor("lm_head.weight")),
         )
 
     def _layer(self, at: str) -> Layer:
-        bias = self._qkv(at, "bias") if self._config.qkv_bias else None
+        query, key, value = (self._qkv(at, part, "weight") for part in ("q", "k", "v"))
+        bias = torch.cat([self._qkv(at, part, "bias") for part in ("q", "k", "v")]) if self._config.qkv_bias else None
+        gate, up = (self._tensor(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up"))
         return Layer(
-            attention_norm=self._norm(at + "input_layernorm.weight"),
-            qkv=pack(self._qkv(at, "weight"), bias),
+            qkv=pack(self._after_norm(at + "input_layernorm.weight", query, key, value), bias),
             qk_norm=self._qk_norm(at) if self._config.qk_norm else None,
             attention_out=pack(self._tensor(at + "self_attn.o_proj.weight")),
-            mlp_norm=self._norm(at + "post_attention_layernorm.weight"),
-            gate_up=pack(torch.cat([self._tensor(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up")])),
+            gate_up=pack(self._after_norm(at + "post_attention_layernorm.weight", gate, up)),
             down=pack(self._tensor(at + "mlp.down_proj.weight")),
         )
 
-    def _qkv(self, at: str, kind: str) -> Tensor:
-        query, key, value = (self._tensor(f"{at}self_attn.{part}_proj.{kind}") for part in ("q", "k", "v"))
-        head_dim = self._config.head_dim
-        return torch.cat([interleave(query, head_dim), interleave(key, head_dim), value])
+    def _qkv(self, at: str, part: str, kind: str) -> Tensor:
+        tensor = self._tensor(f"{at}self_attn.{part}_proj.{kind}")
+        return tensor if part == "v" else interleave(tensor, self._config.head_dim)
+
+    def _after_norm(self, norm: str, *weights: Tensor) -> Tensor:
+        """The weights, one below the other, with the weight of the norm before them in their columns."""
+        return torch.cat(weights).to(self._compute).mul_(self._norm_weight(norm)).to(self._dtype)
+
+    def _norm_weight(self, name: str) -> Tensor:
+        weight = self._weights[name].to(self._device, self._compute)
+        return weight * math.sqrt(self._config.hidden_size)
 
     def _qk_norm(self, at: str) -> RmsNorm:
         """One norm over query and key heads together: weight ``[num_heads + num_kv_heads, D]``."""
@@ -162,10 +173,11 @@ class _Builder:
             interleave(self._tensor(f"{at}self_attn.{part}_norm.weight"), config.head_dim).expand(count, -1)
             for part, count in counts.items()
         ]
-        return RmsNorm.of(torch.cat(parts), config.rms_norm_eps, config.head_dim, self._compute)
+        weight = torch.cat(parts).to(self._compute) * math.sqrt(config.head_dim)
+        return RmsNorm(self._floor(config.head_dim), weight)
 
-    def _norm(self, name: str) -> RmsNorm:
-        return RmsNorm.of(self._tensor(name), self._config.rms_norm_eps, self._config.hidden_size, self._compute)
+    def _floor(self, size: int) -> Tensor:
+        return torch.tensor((size * self._config.rms_norm_eps) ** 0.5, dtype=self._compute, device=self._device)
 
     def _tensor(self, name: str) -> Tensor:
         return self._weights[name].to(self._device, self._dtype)

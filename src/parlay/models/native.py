@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -117,8 +118,8 @@ class NativeRunner:
         wanted, starts = _wanted(segments)
         with torch.inference_mode():
             padded = ids + ids[:1] * (MIN_ROWS - len(ids))
-            attends = self._attends(segments, places)
-            hidden, tapped = self._decoder.run(torch.tensor(padded, device=self._device), attends, taps)
+            plan = partial(self._plan, segments, places)
+            hidden, tapped = self._decoder.run(torch.tensor(padded, device=self._device), plan, taps)
             hidden = self._final(hidden, wanted, tapped, taps)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
             logits = self._decoder.head(hidden)[: len(wanted)].float()
@@ -131,12 +132,13 @@ class NativeRunner:
             raise ValueError(f"position {place.start + segment.rows} lies beyond the context of {self._max_context}")
         return place
 
-    def _attends(self, segments: Sequence[Segment], places: Sequence[Rows]) -> list[tuple[int, int, Attend]]:
-        attends: list[tuple[int, int, Attend]] = []
+    def _plan(self, segments: Sequence[Segment], places: Sequence[Rows], out: Tensor) -> list[Attend]:
+        """How each segment attends, into its rows of ``out``."""
+        attends: list[Attend] = []
         begin = 0
         for segment, place in zip(segments, places, strict=True):
-            attend = self._attention.plan(place, len(segment.pending), segment.tree)
-            attends.append((begin, begin + segment.rows, attend))
+            rows = out[begin : begin + segment.rows]
+            attends.append(self._attention.plan(place, len(segment.pending), segment.tree, begin, rows))
             begin += segment.rows
         return attends
 
