@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -108,12 +109,12 @@ def _first_seconds(stream: Stream) -> Iterator[StreamEvent]:
     """Its events until the time of a first run is over, so that a large model on a small machine takes no hour."""
     deadline = time.perf_counter() + FIRST_SECONDS
     tokens = 0
-    for event in stream:
-        yield event
-        tokens += len(event.token_ids)
-        if tokens >= FIRST_TOKENS and time.perf_counter() > deadline:
-            break
-    stream.close()
+    with closing(stream):
+        for event in stream:
+            yield event
+            tokens += len(event.token_ids)
+            if tokens >= FIRST_TOKENS and time.perf_counter() > deadline:
+                break
 
 
 def _contender(samples: Sequence[CompletionOutput]) -> Contender:

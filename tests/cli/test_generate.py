@@ -6,6 +6,8 @@ import io
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,6 +167,17 @@ def test_ctrl_c_keeps_and_shows_what_was_generated(
     text = json.loads(result.out)["text"] if json_wanted else result.out.removesuffix("\n")
     assert 0 < len(text) < len(whole)
     assert whole.startswith(text)
+
+
+def test_a_reader_that_leaves_early_ends_the_run_quietly() -> None:
+    words = [sys.executable, "-m", "parlay", "generate", PROMPT, "--max-tokens", "200", "--ignore-eos"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
 
 
 def test_a_prompt_longer_than_the_context_says_both_lengths(cli: Cli) -> None:

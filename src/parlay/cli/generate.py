@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+from contextlib import closing
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
@@ -130,14 +131,14 @@ class Interrupt:
 def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
     """Decode to the end, or to Ctrl-C; with a tint, show the text as it is committed."""
     last = "\n"
-    for event in stream:
-        if tint is not None and event.text:
-            sys.stdout.write("".join(tint(piece.text, piece.source) for piece in event.pieces))
-            sys.stdout.flush()
-            last = event.text[-1]
-        if interrupt.noted:
-            break
-    stream.close()
+    with closing(stream):
+        for event in stream:
+            if tint is not None and event.text:
+                sys.stdout.write("".join(tint(piece.text, piece.source) for piece in event.pieces))
+                sys.stdout.flush()
+                last = event.text[-1]
+            if interrupt.noted:
+                break
     if last != "\n":
         print(flush=True)
 
