@@ -55,9 +55,10 @@ class LLM:
         self.runner = models.load(model, dtype=dtype, device=device)
         self.tokenizer = _tokenizer(model, tokenizer)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
+        self._drafts = RunnerShelf(lambda name: models.load(name, dtype=dtype, device=device))
         resources = Resources(
             vocab_size=self.runner.spec.vocab_size,
-            open_runner=RunnerShelf(lambda name: models.load(name, dtype=dtype, device=device)),
+            open_runner=self._drafts,
             default_draft=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
             tokenizer=self.tokenizer,
         )
@@ -113,9 +114,14 @@ class LLM:
         jobs = self._jobs(prompt, sampling_params, strategy)
         return Stream(self._run(jobs), jobs[0])
 
+    @property
+    def draft_models(self) -> tuple[str, ...]:
+        """The draft models that strategies have loaded so far."""
+        return self._drafts.names
+
     def close(self) -> None:
         """Free models and caches; the LLM can't be used afterwards."""
-        del self._strategies, self.engine, self.runner
+        del self._strategies, self._drafts, self.engine, self.runner
 
     def __enter__(self) -> Self:
         return self
@@ -140,18 +146,19 @@ class LLM:
         """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
         owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
         live = dict.fromkeys(owners)
+        engine = self.engine  # a stream may outlive the LLM's close
         try:
             for _, sample in owners.values():
-                self.engine.add(sample.request, self._strategies.get(sample.strategy))
+                engine.add(sample.request, self._strategies.get(sample.strategy))
             while live:
-                for event in self.engine.step():
+                for event in engine.step():
                     if event.finish_reason is not None:
                         del live[event.request]
                     job, sample = owners[event.request]
                     yield job.event(sample, event)
         finally:
             for name in live:
-                aborted = self.engine.abort(name)
+                aborted = engine.abort(name)
                 if aborted is not None:
                     owners[name][1].take(aborted)
 

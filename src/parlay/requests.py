@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
+from jinja2 import TemplateError
+
 from parlay.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
 from parlay.text import TextStream
 from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
@@ -153,9 +155,12 @@ class RequestFactory:
         """The conversation in the model's own chat format, ready for the assistant's turn."""
         if self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
-        ids = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise ParlayError(f"this model's chat template refuses the conversation: {error}") from error
         return TokensPrompt(prompt_token_ids=ids)
 
 

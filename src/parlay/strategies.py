@@ -51,6 +51,10 @@ class RunnerShelf:
         self._load = load
         self._runners: dict[str, Runner] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._runners)
+
     def __call__(self, name: str) -> Runner:
         if name not in self._runners:
             self._runners[name] = self._load(name)

@@ -239,3 +239,8 @@ def test_a_draft_model_with_another_vocabulary_is_refused(cli: Cli, damaged: Dam
     config = json.loads((Path(folder) / "config.json").read_text())
     (Path(folder) / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
     failed(cli("generate", PROMPT, "--strategy", "draft-model", "--draft-model", folder), 2, "vocabulary")
+
+
+def test_a_draft_model_that_no_strategy_would_use_is_refused(cli: Cli) -> None:
+    failed(cli("generate", PROMPT, "--draft-model", "parlay-mini-draft"), 2, "--draft-model")
+    failed(cli("generate", PROMPT, "--strategy", "none", "--draft-model", "parlay-mini-draft"), 2, "--draft-model")

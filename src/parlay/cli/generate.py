@@ -60,13 +60,16 @@ def _open(options: argparse.Namespace) -> LLM:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
     from parlay.llm import DEFAULT_STRATEGY, LLM
 
-    return LLM(
+    llm = LLM(
         options.model,
         strategy=options.strategy or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
         dtype=options.dtype,
         device=options.device,
     )
+    if options.draft_model is not None and options.draft_model not in llm.draft_models:
+        raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")
+    return llm
 
 
 # ----------------------------------------------------------------------------------------------------------- prompt

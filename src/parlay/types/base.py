@@ -5,16 +5,18 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Law = Literal["point", "iid", "without_replacement"]
 """How the children of a node were chosen: fixed guesses, independent draws, or draws without replacement, in order."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
 """``(ids_of_prompt_output_and_path, logits_V) -> logits_V``; pure: it runs at every node that the walk visits."""
 
 
