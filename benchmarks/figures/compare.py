@@ -14,6 +14,8 @@ from parlay.bench.loops import first_loop, looped
 FEWEST_TOKENS = 16
 """A text that loops earlier than this leaves too little to time and is left out."""
 
+LEFT_OUT = "left out: the text repeats itself"
+
 logger = logging.getLogger(__name__)
 
 
@@ -84,7 +86,7 @@ class Comparison:
         most = first_loop(goal.tokens) if self.before_loops else len(goal.tokens)
         share = looped(goal.tokens)
         if most < min(FEWEST_TOKENS, len(goal.tokens)):
-            note = f"left out: the text repeats itself after {most} tokens"
+            note = f"{LEFT_OUT} after {most} tokens"
             return [Row(**block._asdict(), system=system.name, looped=share, note=note) for system in systems]
         shift = (block.round + block.prompt) % len(systems)
         rows: list[Row] = []

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.figures import summary
+from benchmarks.figures.compare import LEFT_OUT
 from benchmarks.figures.results import Row
 from benchmarks.figures.summary import Ratio, geometric_ratio, ratio, spread
 
@@ -124,7 +125,15 @@ def strategy_tables(rows: Sequence[Row]) -> list[str]:
                 "looped",
             )
             lines += table(head, cells)
+        lines += left_out(own)
     return lines
+
+
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """What was not measured because the text loops at once."""
+    blocks = {row.block for row in rows if row.note.startswith(LEFT_OUT) and row.round == 0}
+    count = len({row.block for row in rows if row.round == 0})
+    return [f"Left out, since their text loops at once: {len(blocks)} of {count} prompts.", ""] if blocks else []
 
 
 def strategy_line(rows: Sequence[Row], system: str, kind: str) -> Line:
@@ -194,7 +203,7 @@ def versus(rows: Sequence[Row]) -> list[str]:
             "its best",
         )
         lines += [model, "", *table(head, [versus_line(own, kind) for kind in summary.kinds(own)])]
-        lines += every_system(own)
+        lines += [*every_system(own), *left_out(own)]
     return lines
 
 

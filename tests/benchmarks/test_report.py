@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.figures.compare import LEFT_OUT
 from benchmarks.figures.prompts import KINDS, Prompt, built_in
 from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import report
@@ -79,3 +80,10 @@ def test_committed_results_name_no_folder_of_the_machine() -> None:
     for path in (ROOT / "benchmarks" / "results").glob("*.*"):
         text = path.read_text(encoding="utf-8")
         assert not any(str(folder) in text for folder in (ROOT, Path.home()))
+
+
+def test_prompts_left_out_are_counted_on_the_page() -> None:
+    names = ("parlay none", "parlay prompt-lookup")
+    rows = [row("lookup", name, 1.0, note="" if kind == "edit" else f"{LEFT_OUT} after 1 tokens", kind=kind,
+                error="" if kind == "edit" else "x") for kind in ("edit", "copy") for name in names]  # fmt: skip
+    assert "Left out, since their text loops at once: 1 of 2 prompts." in report(HEADER, rows)
