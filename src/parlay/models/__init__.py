@@ -101,7 +101,8 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
 
 def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
     """As many tokens as a share of the free memory holds, but no more than some full contexts, and at least one."""
-    token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    cell_bytes = max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize  # exact attention works in float32
+    token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
     affordable = int(_free_bytes(device) * _CACHE_SHARE) // token_bytes
     return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
 
