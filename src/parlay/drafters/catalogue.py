@@ -85,7 +85,7 @@ _ENTRIES = (
             **_budget(8),
         },
         factory="parlay.drafters.draft_model:DraftModel",
-        toys=("", "shape=tree,width=2"),
+        toys=("min_p=0", "min_p=0,shape=tree,width=2"),
     ),
     Entry(
         name="union",
