@@ -25,6 +25,7 @@ ANSWER = toy_drafters.answer_by(STAGE.logits_of)
 VOCAB = STAGE.vocab_size
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=60)
+NARROW = Limits(max_sequences=3, max_rows=5, max_draft_rows=6)
 BOTH = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
@@ -99,9 +100,7 @@ def test_a_drafter_that_is_right_at_known_positions_is_accepted_there() -> None:
     assert sample.steps == expected
 
 
-@pytest.mark.parametrize(
-    "limits", [Limits(), Limits(max_sequences=3, max_rows=5, max_draft_rows=6)], ids=["wide", "narrow"]
-)
+@pytest.mark.parametrize("limits", [Limits(), NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("capacity", [CAPACITY, 150], ids=["roomy", "tight"])
 def test_taps_are_those_of_the_tokens_that_became_cached(capacity: int, limits: Limits) -> None:
     """Prefill chunks included; after forks and preemption too."""

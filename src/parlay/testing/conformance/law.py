@@ -30,7 +30,7 @@ def law(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """U3: drawn texts have the law of the target, under temperature alone and with top-k and top-p together; in the
     long form also under each with and without the others."""
     if effort.draws > SHORT.draws:
-        shares = [(params, effort.draws) for params in settings()]
+        shares = [(params, effort.draws // 8) for params in settings()]
     else:
         truncated = effort.draws // 4  # these cost more
         shares = [(SamplingParams(temperature=0.8), effort.draws - truncated), (TRUNCATED, truncated)]

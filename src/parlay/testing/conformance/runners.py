@@ -1,4 +1,4 @@
-"""U4 and what else every runner owes the engine: whatever happened to its cache, logits are those of a fresh prefill."""
+"""U4 and what else a runner owes the engine: whatever happened to its cache, logits are those of a fresh prefill."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Judge:
 
 
 def random_walk(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed: int) -> str:
-    """Sequences are opened, forked, cut back, released; each step feeds some of them a chunk or a tree and keeps a path."""
+    """Sequences are opened, forked, cut back, released; each step feeds some a chunk or a tree and keeps a path."""
     walk = _Walk(open_runner(CAPACITY), judge, random.Random(seed))
     for _ in range(steps):
         walk.change()

@@ -53,6 +53,8 @@ class Stage:
     vocab_size: int
     resources: Resources
     noise_bound: float = 0.0
+    checks: frozenset[str] = frozenset()
+    """Names of the checks that say something here; empty: all but the count of the law."""
     known: dict[str, Text] = field(default_factory=dict, compare=False)
     """Texts that the reference has decoded here already."""
 

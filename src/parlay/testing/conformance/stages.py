@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Literal
 
 import torch
@@ -22,7 +22,12 @@ from parlay.types import Runner, Segment
 
 
 def toy_stage(
-    name: str, vocab_size: int = 24, *, tree: Literal["tree", "chain", "none"] = "tree", cut: int = 1
+    name: str,
+    vocab_size: int = 24,
+    *,
+    tree: Literal["tree", "chain", "none"] = "tree",
+    cut: int = 1,
+    checks: frozenset[str] = frozenset(),
 ) -> Stage:
     """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
     logits_of = RandomLogits(vocab_size)
@@ -33,6 +38,7 @@ def toy_stage(
         logits_of,
         vocab_size,
         Resources(vocab_size, RunnerShelf(lambda _: ToyRunner(draft, vocab_size)), default_draft="toy"),
+        checks=checks,
     )
 
 
@@ -50,16 +56,17 @@ def recomputed(runner: Runner) -> LogitsOf:
     """The runner's logits for any text, each from a sequence of its own that shares no prefix with another."""
     names = itertools.count()
 
-    def logits_of(ids: Sequence[int]) -> Tensor:
+    @lru_cache(maxsize=4096)
+    def compute(ids: tuple[int, ...]) -> Tensor:
         name = next(names)
         cached = runner.open(name, ids, salt=f"recomputed {name}")
         assert cached == 0, "a salt that nobody used finds a prefix"
         assert runner.reserve(name, len(ids)), "no room for a single text"
-        out = runner.forward([Segment(name, tuple(ids), logits_from=len(ids) - 1)])
+        out = runner.forward([Segment(name, ids, logits_from=len(ids) - 1)])
         runner.release(name)
         return out.logits_RV[0].clone()
 
-    return logits_of
+    return lambda ids: compute(tuple(ids))
 
 
 def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:

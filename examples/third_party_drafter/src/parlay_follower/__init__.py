@@ -1,0 +1,37 @@
+"""A whole drafter: after each token, the one that most often followed it in this text."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from parlay import trees
+from parlay.drafters.catalogue import Resources
+from parlay.types import Draft, Needs, Observation, View
+
+
+class Follower:
+    """Guesses the most frequent follower of each token, as long as it was seen ``least`` times."""
+
+    needs = Needs()
+
+    def __init__(self, resources: Resources, *, least: int = 2) -> None:
+        self._least = least
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        return [self._draft(view.tokens, budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def _draft(self, tokens: Sequence[int], budget: int) -> Draft:
+        followers: dict[int, Counter[int]] = defaultdict(Counter)
+        for token, follower in pairwise(tokens):
+            followers[token][follower] += 1
+        path = [tokens[-1]]
+        while len(path) <= budget and followers[path[-1]]:
+            follower, count = followers[path[-1]].most_common(1)[0]
+            if count < self._least:
+                break
+            path.append(follower)
+        return trees.chain(path[1:], "follower")
+
+    def observe(self, observations: Sequence[Observation]) -> None: ...
+
+    def release(self, sequence: int) -> None: ...

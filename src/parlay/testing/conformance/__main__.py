@@ -1,0 +1,71 @@
+"""`python -m parlay.testing.conformance [STRATEGY ...]`: run the kit from a terminal, and write down what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from parlay.testing.conformance import LONG, SHORT, Effort, Report, catalogue_specs, check_strategy, default_stages
+from parlay.types import ParlayError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 when every strategy passed, 1 when one did not, 2 for one that does not exist."""
+    parser = argparse.ArgumentParser(prog="python -m parlay.testing.conformance", description=__doc__)
+    parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: every entry of the catalogue")
+    parser.add_argument("--long", action="store_true", help=f"{LONG.tokens} tokens and {LONG.draws} draws")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the result there as Markdown")
+    options = parser.parse_args(arguments)
+    effort = LONG if options.long else SHORT
+    reports: list[Report] = []
+    try:
+        for spec in options.strategies or catalogue_specs():
+            reports.append(check_strategy(spec, effort=effort))
+            print(reports[-1], flush=True)
+    except ParlayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.write:
+        options.write.write_text(as_markdown(reports, effort), encoding="utf-8")
+    return 0 if all(report.passed for report in reports) else 1
+
+
+def as_markdown(reports: Iterable[Report], effort: Effort) -> str:
+    """One line per strategy, one column per stage: checks passed of checks run, and what was excused."""
+    stages = list(default_stages())
+    lines = [
+        "# Conformance: the last run",
+        "",
+        f"{datetime.date.today().isoformat()}, {effort.tokens} tokens per long text, {effort.draws} draws per law. "
+        f"parlay {version('parlay')}, torch {torch.__version__}, transformers {version('transformers')}, "
+        f"Python {platform.python_version()}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}.",
+        "Written by `make conformance`. A number is checks passed of checks run; every token is compared with the slow "
+        "reference decoder.",
+        "",
+        "| strategy | " + " | ".join(stages) + " | seconds |",
+        "| --- |" + " --- |" * (len(stages) + 1),
+    ]
+    for report in reports:
+        cells = [_cell(report, stage) for stage in stages]
+        seconds = sum(finding.seconds for finding in report.findings)
+        lines.append(f"| `{report.subject}` | {' | '.join(cells)} | {seconds:.0f} |")
+    details = [
+        f"- `{report.subject}`: {finding}" for report in reports for finding in report.findings if finding.detail
+    ]
+    return "\n".join([*lines, *(["", *details] if details else [])]) + "\n"
+
+
+def _cell(report: Report, stage: str) -> str:
+    here = [finding for finding in report.findings if finding.stage == stage]
+    return f"{sum(finding.passed for finding in here)}/{len(here)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""A drafter from another package is installed, found by its entry point or its path, and passes the conformance kit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parlay.drafters import catalogue
+from parlay.testing.conformance import CHECKS, check_strategy, default_stages, subject_of, toy_stage
+from parlay.testing.conformance.stage import Ask, decode
+from parlay.types import SamplingParams
+
+PACKAGE = Path(__file__).parents[2] / "examples" / "third_party_drafter"
+BY_ENTRY_POINT = "follower"
+BY_PATH = "parlay_follower:Follower"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The package, installed as any other, offline, into a folder of its own."""
+    target = tmp_path_factory.mktemp("site")
+    source = shutil.copytree(PACKAGE, tmp_path_factory.mktemp("source") / PACKAGE.name)
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)]
+    subprocess.run(command, check=True)
+    sys.path.insert(0, str(target))
+    yield
+    sys.path.remove(str(target))
+    sys.modules.pop("parlay_follower", None)
+
+
+def test_its_typed_keyword_parameters_are_those_of_the_strategy() -> None:
+    spec = catalogue.parse(f"{BY_ENTRY_POINT}:least=1,k=4")
+    assert dict(spec.parameters) == {"least": 1, "k": 4}
+    with pytest.raises(catalogue.UsageError, match="least=x: expected a whole number"):
+        catalogue.parse(f"{BY_PATH}:least=x")
+
+
+def test_it_passes_the_kit_by_its_entry_point() -> None:
+    stages = default_stages()
+    report = check_strategy(f"{BY_ENTRY_POINT}:least=1", stages=[stages["toy"], stages["native bfloat16"]])
+    assert report.passed, str(report)
+    assert len(report.findings) == 2 * (len(CHECKS) - 1)
+
+
+def test_it_passes_the_kit_by_its_path() -> None:
+    report = check_strategy(BY_PATH, stages=[default_stages()["toy"]])
+    assert report.passed, str(report)
+
+
+def test_it_drafts_what_is_accepted() -> None:
+    """On a target that repeats itself, its guesses shorten the run: it is not just harmless."""
+    stage = toy_stage("toy", vocab_size=6)
+    ask = Ask((1, 2, 3), SamplingParams(temperature=0.0, max_tokens=120))
+    strategy = subject_of(f"{BY_ENTRY_POINT}:least=1").strategy(stage, 4)
+    (sample,) = decode(stage.open_runner(1000), [(ask, strategy)])
+    assert set(sample.metrics.accepted_by_source) == {"follower"}
+    assert sample.metrics.tokens_per_step > 1.1
