@@ -55,6 +55,8 @@ def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
     ends = tokenizer.convert_tokens_to_ids(["<|end|>", "<|endoftext|>"])
     assert model.generation_config.eos_token_id == ends
 
+    assert json.loads((out / "tokenizer.json").read_text())["padding"] is None, "the checks pad; the saved one must not"
+
     record = json.loads((out / "provenance.json").read_text())
     assert record["steps"] > 3
     assert record["data"]["files"].keys() >= {"mbpp/mbpp.jsonl", "books-pd/train-00.jsonl.zst"}

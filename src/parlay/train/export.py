@@ -26,6 +26,8 @@ def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Pat
     ends = tokenizer.convert_tokens_to_ids([END, END_OF_TEXT])
     copy.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
     copy.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.backend_tokenizer.no_padding()  # a padded batch leaves its padding behind, and saving would keep it
+    tokenizer.backend_tokenizer.no_truncation()
     tokenizer.save_pretrained(out)
     (out / "provenance.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
 

@@ -132,7 +132,7 @@ class Run:
     def update(self, length: int) -> float:
         """One optimizer step on rows of ``length`` tokens; returns the loss."""
         rows = max(1, self.options.batch_tokens // length)
-        shares = {k: v for k, v in schedule.mix(self.share, length).items() if k in self.batches.streams or k in MADE}
+        shares = {k: v for k, v in schedule.mix(length).items() if k in self.batches.streams or k in MADE}
         ids, labels = self.batches.draw(self.progress.step, rows, length, shares)
         loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from parlay.train.corpus import Document, read_corpus
 from parlay.train.store import Stream, write_stream
-from parlay.train.tasks import CHARS, LONG_CHARS, make_sources, task_documents
+from parlay.train.tasks import CHARS, LONG_CHARS, SHORT_CHARS, make_sources, task_documents
 from parlay.train.tokenizer import train_tokenizer
 
 # Characters of each kind shown to the tokenizer's trainer.
@@ -84,11 +84,12 @@ def write_corpus(corpus: dict[str, list[Document]], work: Path, tokenizer: Token
 def write_tasks(
     corpus: dict[str, list[Document]], work: Path, tokenizer: Tokenizer, tasks: int, seed: int
 ) -> dict[str, int]:
-    """Streams of generated tasks: short, long (a quarter as many), held-out."""
+    """Streams of generated tasks: of usual length, short, long, and held-out."""
     sources = make_sources(corpus, heldout=False)
     heldout = make_sources(corpus, heldout=True)
     texts = {
         "tasks": task_documents(sources, tasks, CHARS, seed),
+        "short_tasks": task_documents(sources, tasks, SHORT_CHARS, seed + 3),
         "long_tasks": task_documents(sources, max(1, tasks // 6), LONG_CHARS, seed + 1),
         "tasks.heldout": task_documents(heldout, max(1, tasks // 50), CHARS, seed + 2),
     }

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-WARM_UP = 0.04
+WARM_UP = 0.03
 DECAY_FROM = 0.62
-EARLY = 0.12
-LENGTHS = ((0.60, 512), (0.80, 1024), (1.0, 2048))
+LENGTHS = ((0.75, 512), (1.0, 2048))
 
-# Shares of tokens. Early, more repetition: what copies must settle before the rest is built on it.
-EARLY_MIX = {
-    "prose": 0.16,
-    "technical": 0.06,
+# Shares of tokens.
+MIX = {
+    "prose": 0.17,
+    "technical": 0.04,
     "speech": 0.02,
     "code": 0.14,
-    "maths": 0.06,
-    "instructions": 0.03,
-    "calls": 0.09,
+    "maths": 0.05,
+    "instructions": 0.02,
+    "calls": 0.10,
     "translation": 0.05,
-    "tasks": 0.22,
-    "repeat": 0.12,
-    "noise": 0.05,
-}
-MIX = {
-    "prose": 0.18,
-    "technical": 0.06,
-    "speech": 0.02,
-    "code": 0.16,
-    "maths": 0.07,
-    "instructions": 0.03,
-    "calls": 0.11,
-    "translation": 0.06,
-    "tasks": 0.25,
-    "repeat": 0.05,
+    "tasks": 0.24,
+    "short_tasks": 0.14,
+    "repeat": 0.02,
     "noise": 0.01,
 }
 
@@ -48,9 +35,9 @@ def row_length(share: float, longest: int) -> int:
     return next(min(length, longest) for until, length in LENGTHS if share <= until or until == 1.0)
 
 
-def mix(share: float, length: int) -> dict[str, float]:
+def mix(length: int) -> dict[str, float]:
     """Shares of the kinds; rows longer than 512 have room for long tasks."""
-    shares = dict(EARLY_MIX if share < EARLY else MIX)
+    shares = dict(MIX)
     if length > 512:
         shares["long_tasks"] = 0.6 * shares["tasks"]
         shares["tasks"] *= 0.4

@@ -17,6 +17,7 @@ from parlay.train.records import Record, make_record
 
 JSON_TURN = re.compile(r"<\|(?:system|assistant)\|>(\{.*?)<\|end\|>")
 CHARS = (150, 750)
+SHORT_CHARS = (15, 140)  # many per row: where a text begins and ends is learned by the number of examples
 LONG_CHARS = (900, 3000)
 
 
