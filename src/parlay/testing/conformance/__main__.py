@@ -1,4 +1,4 @@
-"""`python -m parlay.testing.conformance [STRATEGY ...]`: run the kit from a terminal, and write down what came of it."""
+"""`python -m parlay.testing.conformance [STRATEGY ...]`: run the kit, print and keep what came of it."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ def as_markdown(reports: Iterable[Report], effort: Effort) -> str:
         cells = [_cell(report, stage) for stage in stages]
         seconds = sum(finding.seconds for finding in report.findings)
         lines.append(f"| `{report.subject}` | {' | '.join(cells)} | {seconds:.0f} |")
-    details = [
-        f"- `{report.subject}`: {finding}" for report in reports for finding in report.findings if finding.detail
-    ]
-    return "\n".join([*lines, *(["", *details] if details else [])]) + "\n"
+    notes = [(report.subject, finding) for report in reports for finding in report.findings if finding.detail]
+    lines += ["", *(f"- `{subject}`: {finding}" for subject, finding in notes)] if notes else []
+    return "\n".join(lines) + "\n"
 
 
 def _cell(report: Report, stage: str) -> str:

@@ -45,7 +45,7 @@ def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -
     expected = dict(text_law(stage.logits_of, prompt, params, LENGTH))
     strategy = subject.strategy(stage, budget=4)
     jobs = [(Ask(prompt, params, seed), strategy) for seed in range(draws)]
-    samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=64))
+    samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=256, max_rows=2048, max_draft_rows=1024))
     counts = Counter(tuple(sample.tokens) for sample in samples)
     impossible = [text for text in counts if text not in expected]
     assert not impossible, f"drew {impossible[0]}, which has no probability"

@@ -120,9 +120,13 @@ def same_counts(sample: Sample) -> None:
 
 
 def greedy(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
-    """U1: the greedy text, alone, at every budget."""
-    ask = Ask(prompt(stage, 1, 40), replace(GREEDY, max_tokens=effort.tokens))
-    return [excuse for budget in BUDGETS for excuse in agree(stage, [(ask, subject.strategy(stage, budget))])]
+    """U1: the greedy text, alone, at every budget; at full length under one of them."""
+    excuses: list[Excuse] = []
+    for budget in BUDGETS:
+        length = effort.tokens if budget == BUDGETS[-2] else effort.tokens // 4
+        ask = Ask(prompt(stage, 1, 40), replace(GREEDY, max_tokens=length))
+        excuses += agree(stage, [(ask, subject.strategy(stage, budget))])
+    return excuses
 
 
 def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
