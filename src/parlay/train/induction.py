@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 _CONSTANT = 1.0  # residual dimension 0 holds this for every token: what position-only queries are made of
@@ -76,7 +76,7 @@ def plant(model: Qwen3ForCausalLM, seed: int = 0) -> None:
         _plant_match(model.model.layers[1].self_attn, code, layout, draw)
 
 
-def _plant_before(attention: nn.Module, code: Tensor, layout: Layout, turn: Tensor) -> None:
+def _plant_before(attention: Qwen3Attention, code: Tensor, layout: Layout, turn: Tensor) -> None:
     """Head h looks h + 1 back: constant query and key whose product, turned by position, peaks there."""
     size = 2 * len(turn)
     fast = (turn > 0.03).float()  # radians per position
@@ -97,7 +97,7 @@ def _plant_before(attention: nn.Module, code: Tensor, layout: Layout, turn: Tens
         store.copy_(torch.eye(layout.slot) * _STORE)
 
 
-def _plant_match(attention: nn.Module, code: Tensor, layout: Layout, draw: torch.Generator) -> None:
+def _plant_match(attention: Qwen3Attention, code: Tensor, layout: Layout, draw: torch.Generator) -> None:
     """As many heads as look back: the last codes against those stored, in pairs that hardly turn with position."""
     group, width = attention.num_key_value_groups, layout.width
     size = attention.head_dim
@@ -131,7 +131,8 @@ def _plant_match(attention: nn.Module, code: Tensor, layout: Layout, draw: torch
 def _rows(rows: int, columns: int, draw: torch.Generator) -> Tensor:
     """Orthonormal rows in a random direction."""
     square = torch.randn(columns, columns, generator=draw)
-    return torch.linalg.qr(square).Q[:rows]
+    orthonormal: Tensor = torch.linalg.qr(square).Q
+    return orthonormal[:rows]
 
 
 def _columns(rows: int, columns: int, draw: torch.Generator) -> Tensor:
