@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 _CONSTANT = 1.0  # residual dimension 0 holds this for every token: what position-only queries are made of
 _EMBEDDING_STD = 0.5  # large, or what the layers learn to write soon drowns the token itself
