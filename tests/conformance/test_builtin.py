@@ -1,0 +1,86 @@
+"""The built-in model under every catalogue entry: no token differs from plain decoding, in fp32 and in bf16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from parlay import models
+from parlay.drafters.catalogue import Resources
+from parlay.models.loading import load_tokenizer, resolve
+from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
+from parlay.testing.conformance import Stage, catalogue_specs, subject_of
+from parlay.testing.conformance.stage import PLAIN, Ask, decode
+from parlay.types import Exactness, SamplingParams
+
+MODEL = "parlay-mini"
+LENGTH = 32
+PROMPTS = (
+    "Repeat this text exactly: the quick brown fox jumps over the lazy dog.\n\nThe text: the quick brown",
+    "def area(width, height):\n    return",
+    "Once upon a time there was a king who",
+    '{"name": "Ada", "age": 36}, {"name": "Grace", "age":',
+    "The weather was",
+    "1, 2, 3, 4, 5, 6, 7, 8,",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "A",
+)
+CHOICES = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_p=0.95))
+
+
+@cache
+def stage(dtype: str) -> Stage:
+    """The built-in target with its own draft model, both in ``dtype``."""
+    runner = models.load(MODEL, dtype=dtype, cache_tokens=2048)
+    shelf = RunnerShelf(lambda name: models.load(name, dtype=dtype, cache_tokens=2048))
+    resources = Resources(runner.spec.vocab_size, shelf, default_draft=BUILT_IN_DRAFTS[MODEL])
+    return Stage(dtype, lambda _: runner, lambda _: pytest.fail("not recomputed"), runner.spec.vocab_size, resources)
+
+
+@cache
+def asks() -> tuple[Ask, ...]:
+    """Greedy and sampled in turn, of many lengths."""
+    tokenizer = load_tokenizer(resolve(MODEL))
+    return tuple(
+        Ask(tuple(tokenizer.encode(text)), replace(CHOICES[index % 2], max_tokens=LENGTH - 2 * index), seed=index)
+        for index, text in enumerate(PROMPTS)
+    )
+
+
+@cache
+def plain(dtype: str) -> list[list[int]]:
+    """What plain decoding writes, each prompt alone."""
+    here = stage(dtype)
+    return [decode(here.open_runner(0), [(ask, PLAIN.strategy(here, 0))])[0].tokens for ask in asks()]
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if stage(name).open_runner(0).spec.exactness is not Exactness.BITS:
+        pytest.skip(f"on this machine {MODEL} in {name} is exact up to numerical noise only")
+    return name
+
+
+@pytest.mark.parametrize("spec", catalogue_specs())
+def test_no_token_differs_alone(spec: str, dtype: str) -> None:
+    here = stage(dtype)
+    for index in (0, 1):
+        strategy = subject_of(spec).strategy(here, 6)
+        (sample,) = decode(here.open_runner(0), [(asks()[index], strategy)])
+        assert sample.tokens == plain(dtype)[index]
+
+
+@pytest.mark.parametrize("spec", catalogue_specs())
+def test_no_token_differs_in_a_mixed_batch_of_eight(spec: str, dtype: str) -> None:
+    here = stage(dtype)
+    shared, other, none = (
+        subject_of(spec).strategy(here, 8),
+        subject_of(spec).strategy(here, 3),
+        PLAIN.strategy(here, 0),
+    )
+    strategies = (shared, shared, none, other, shared, none, other, shared)
+    samples = decode(here.open_runner(0), list(zip(asks(), strategies, strict=True)))
+    assert [sample.tokens for sample in samples] == plain(dtype)
