@@ -19,6 +19,14 @@ def test_logits_are_those_of_a_fresh_prefill(stage: Stage) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
+def test_logits_stay_those_of_a_fresh_prefill_on_long_walks(stage: Stage, seed: int) -> None:
+    report = check_runner(stage.open_runner, stage.logits_of, noise_bound=stage.noise_bound, steps=300, seed=seed)
+    assert report.passed, str(report)
+
+
 class Forgetful(ToyRunner):
     """Drops the last token of a long path."""
 

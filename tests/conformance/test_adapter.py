@@ -1,0 +1,53 @@
+"""Models that run through transformers pass the kit too: trees on key-value caches, replay on recurrent ones.
+
+Numerical noise is far below the gaps between their logits, so no token may differ: nothing is excused.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from parlay.models.adapter import AdapterRunner
+from parlay.testing.checkpoints import random_model
+from parlay.testing.conformance import Effort, Stage, check_runner, run_check, runner_stage, subject_of
+
+EFFORT = Effort(tokens=60, draws=0)
+MODELS = {
+    "gpt2": (torch.float64, 1e-10),
+    "gpt-neox": (torch.float64, 1e-10),
+    "mamba": (torch.float32, 1e-4),
+    "lfm2": (torch.float64, 1e-10),
+}
+"""Tiny models with their dtype and noise bound. Mamba computes its state in float32 whatever its weights are in."""
+CHECKS = ("greedy", "mixed", "continuing", "endings", "chunks", "forks", "preemption")
+
+
+@cache
+def stage(name: str) -> Stage:
+    dtype, noise = MODELS[name]
+    model, draft = (random_model(name, dtype=dtype, seed=seed) for seed in (0, 1))
+    return runner_stage(
+        name,
+        lambda capacity: AdapterRunner(model, max_tokens_cached=capacity, name=name),
+        lambda: AdapterRunner(draft, name=f"{name}-draft"),
+        noise,
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_a_fresh_prefill(model: str) -> None:
+    report = check_runner(
+        stage(model).open_runner, stage(model).logits_of, noise_bound=stage(model).noise_bound, steps=30
+    )
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_text_is_the_one_of_plain_decoding(model: str, check: str) -> None:
+    finding = run_check(check, subject_of("union"), stage(model), EFFORT)
+    assert finding.passed, str(finding)
+    assert not finding.detail, "a difference was excused"
