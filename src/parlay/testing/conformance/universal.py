@@ -55,7 +55,7 @@ VARIETY = (
     SamplingParams(temperature=0.0, repetition_penalty=1.3),
     SamplingParams(temperature=0.9, presence_penalty=0.7, frequency_penalty=0.4),
     SamplingParams(temperature=1.0, logit_bias={1: 1.5, 2: -2.0}, allowed_token_ids=tuple(range(1, 12))),
-    SamplingParams(temperature=0.8, logits_processors=(favour_even,), logprobs=3),
+    SamplingParams(temperature=0.8, logits_processors=(favour_even,), logprobs=3, logprobs_mode="processed"),
 )
 """A mixed batch of eight: every way to choose tokens, penalties and processors that depend on the path."""
 
