@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -89,12 +90,13 @@ def test_a_closed_stream_keeps_what_was_generated_and_frees_the_engine(llm: LLM)
 
 
 def test_stop_strings_end_the_text_inside_an_accepted_run(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=40)
-    (whole,) = llm.generate(PROMPT, params)
+    (whole,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     text = whole.outputs[0].text
+    assert len(text) > 8
     stop = text[len(text) // 2 : len(text) // 2 + 3]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=stop)
     for strategy in STRATEGIES:
-        (cut,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40, stop=stop), strategy=strategy)
+        (cut,) = llm.generate(PROMPT, params, strategy=strategy)
         assert cut.outputs[0].text == text.split(stop, maxsplit=1)[0]
         assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
 
