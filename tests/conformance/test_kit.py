@@ -29,7 +29,7 @@ from parlay.testing.conformance.compare import Excuse, same_tokens
 from parlay.testing.conformance.stage import PLAIN, Ask, decode
 from parlay.testing.conformance.universal import agree, prompt
 from parlay.testing.toys import ToyRunner
-from parlay.types import Draft, Drafter, Exactness, Fault, Rule, SamplingParams, Verdict, View
+from parlay.types import Draft, Drafter, Exactness, Fault, Output, Rule, SamplingParams, Segment, Verdict, View
 
 STAGE = toy_stage("toy")
 ANSWER = toy_drafters.answer_by(STAGE.logits_of)
@@ -114,6 +114,48 @@ def test_a_wrong_cache_is_found_out() -> None:
     stage = replace(STAGE, open_runner=lambda capacity: Forgetful(STAGE.logits_of, STAGE.vocab_size, capacity=capacity))
     finding = run_check("greedy", Subject("oracle", lambda _: toy_drafters.oracle(ANSWER)), stage)
     assert not finding.passed
+
+
+class Counting(ToyRunner):
+    """Remembers what the engine made of it."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(STAGE.logits_of, STAGE.vocab_size, capacity=capacity)
+        self.forks = 0
+        self.opened = 0
+        self.longest_prefill = 0
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        self.opened += 1
+        return super().open(sequence, tokens, salt)
+
+    def fork(self, sequence: int, copy: int) -> None:
+        self.forks += 1
+        super().fork(sequence, copy)
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        self.longest_prefill = max(self.longest_prefill, *(len(segment.pending) for segment in segments))
+        return super().forward(segments, taps)
+
+
+@pytest.mark.parametrize(
+    ("check", "seen"),
+    [
+        ("forks", lambda runner: runner.forks >= 3),
+        ("preemption", lambda runner: runner.opened > 6),
+        ("chunks", lambda runner: 1 < runner.longest_prefill <= 7),
+    ],
+)
+def test_a_strain_is_one(check: str, seen: Callable[[Counting], bool]) -> None:
+    """What the check is named for does happen."""
+    runners: list[Counting] = []
+
+    def open_runner(capacity: int) -> Counting:
+        runners.append(Counting(capacity))
+        return runners[-1]
+
+    assert run_check(check, PLAIN, replace(STAGE, open_runner=open_runner)).passed
+    assert seen(runners[-1])
 
 
 GAP = 4e-4
