@@ -183,7 +183,7 @@ def parses(text: str) -> bool:
 def call_rates(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, calls: list[Call]) -> dict[str, float]:
     """Shares of calls that parse and that are right, and of dialogues in which every call parses."""
     prompts = [render_chat(call.turns, answer_next=True) for call in calls]
-    answers = generate(model, tokenizer, prompts, tokens=96)
+    answers = generate(model, tokenizer, prompts, tokens=128)
     good: dict[str, list[bool]] = defaultdict(list)
     for call, answer in zip(calls, answers, strict=True):
         good[call.dialogue].append(parses(answer))

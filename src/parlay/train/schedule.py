@@ -4,17 +4,17 @@ from __future__ import annotations
 
 WARM_UP = 0.03
 DECAY_FROM = 0.62
-LENGTHS = ((0.75, 512), (1.0, 2048))
+LENGTHS = ((0.8, 512), (1.0, 2048))
 
 # Shares of tokens.
 MIX = {
-    "prose": 0.17,
+    "prose": 0.15,
     "technical": 0.04,
     "speech": 0.02,
     "code": 0.14,
     "maths": 0.05,
     "instructions": 0.02,
-    "calls": 0.10,
+    "calls": 0.12,
     "translation": 0.05,
     "tasks": 0.24,
     "short_tasks": 0.14,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import logging
 import platform
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--long", action="store_true", help=f"{LONG.tokens} tokens and {LONG.draws} draws")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the result there as Markdown")
     options = parser.parse_args(arguments)
+    logging.getLogger("parlay").setLevel(logging.ERROR)  # drafters that fail on purpose are no news
     effort = LONG if options.long else SHORT
     reports: list[Report] = []
     try:
