@@ -61,6 +61,7 @@ class LLM:
             open_runner=self._drafts,
             default_draft=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
             tokenizer=self.tokenizer,
+            open_tokenizer=lambda name: load_tokenizer(resolve(name)),
         )
         self._strategies = StrategyBook(resources, self.engine.cost)
         self._default = strategy

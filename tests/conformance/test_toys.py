@@ -122,9 +122,10 @@ def test_every_step_is_observed_and_a_stop_inside_the_path_cuts_the_taps() -> No
     assert reader.wrong == []
 
 
-def test_a_drafter_that_asks_for_them_sees_the_targets_choice_at_rejected_rows() -> None:
+@BOTH
+def test_a_drafter_that_asks_for_them_sees_the_samplers_choices_at_rejected_rows(params: SamplingParams) -> None:
     reader = RejectedReader(toy_drafters.adversary(ANSWER, VOCAB), STAGE.logits_of)
-    run(reader, 6, SAMPLED)
+    run(reader, 6, params)
     assert reader.rows == 7 * 54 + sum(range(1, 7)), "a step was not observed"
     assert reader.wrong == []
 

@@ -55,7 +55,7 @@ class Other(Counter):
     """Another first number."""
 
     first = 50
-    needs = Needs(taps=(3,), rejected=True)
+    needs = Needs(taps=(3,), choices=2)
 
 
 class Short(Counter):
@@ -139,7 +139,7 @@ def test_a_favourite_that_fails_loses_its_place() -> None:
 
 def test_members_see_every_observation_and_release_and_their_needs_are_joined() -> None:
     union = union_of("Counter", "Other")
-    assert union.needs == Needs(taps=(1, 2, 3), rejected=True)
+    assert union.needs == Needs(taps=(1, 2, 3), choices=2)
     view = Sight(4)
     draft = union.propose([view], [4])[0]
     verify(union, view, draft, "Counter", 1)

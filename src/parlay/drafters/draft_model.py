@@ -11,8 +11,8 @@ from torch import Tensor
 from parlay import trees
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.followers import Follower, Followers
-from parlay.sampling.sampler import sample
-from parlay.types import NO_DRAFT, Draft, Fault, Needs, Observation, Tree, View
+from parlay.sampling.sampler import ranked
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 
 SOURCE = "draft-model"
 _TREE_PENDING = 8  # a tree's pending tokens run again at each depth, so most of a long run is fed beforehand
@@ -176,18 +176,10 @@ class _Plan:
 def _guesses(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], width: int) -> list[list[Guess]]:
     """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities."""
     probs_RV = _probabilities(logits_RV, views)
-    result: list[list[Guess]] = [[] for _ in views]
-    for place in range(width):
-        if place == 1:
-            logits_RV = logits_RV.clone()
-        tokens = sample(logits_RV, views, paths)
-        good = [(row, token) for row, token in enumerate(tokens) if not isinstance(token, Fault)]
-        rows, ids = [row for row, _ in good], [token for _, token in good]
-        for (row, token), probability in zip(good, probs_RV[rows, ids].tolist(), strict=True):
-            result[row].append((token, probability))
-        if place + 1 < width:
-            logits_RV[rows, ids] = -torch.inf
-    return result
+    best = ranked(logits_RV, views, paths, width)
+    return [
+        list(zip(ids, probs_V[list(ids)].tolist(), strict=True)) for ids, probs_V in zip(best, probs_RV, strict=True)
+    ]
 
 
 def _probabilities(logits_RV: Tensor, views: Sequence[View]) -> Tensor:

@@ -78,6 +78,17 @@ _TYPE_WORDS = {
 }
 
 
+POLICIES = ("adaptive", "fixed")
+
+
+def budget(nodes: int) -> dict[str, Parameter]:
+    """The parameters that every drafting strategy takes. They belong to the policy, not to the drafter."""
+    return {
+        "k": Parameter(int, nodes, "most nodes in a draft", low=0, high=1024),
+        "policy": Parameter(str, "adaptive", "draft while it pays, or always k nodes", choices=POLICIES),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One strategy of the catalogue. ``factory`` is ``module:Class``, imported on first use; empty: nothing drafts.
@@ -117,12 +128,17 @@ def _spell(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What drafters are built from. ``open_runner`` loads a model by name or path, once, and shares it."""
+    """What drafters are built from.
+
+    ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
+    goes with such a model.
+    """
 
     vocab_size: int
     open_runner: Callable[[str], Runner]
     default_draft: str | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+    open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ class Union:
     def needs(self) -> Needs:
         needs = [member.needs for member in self._members]
         taps = sorted({layer for need in needs for layer in need.taps})
-        return Needs(tuple(taps), any(need.rejected for need in needs))
+        return Needs(tuple(taps), max(need.choices for need in needs))
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""

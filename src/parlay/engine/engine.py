@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from parlay import trees
 from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
 from parlay.engine.scheduler import Limits, Scheduler, Turn
 from parlay.engine.sequence import Sequence
 from parlay.sampling.processors import validate
+from parlay.sampling.sampler import ranked
 from parlay.types import (
     Cost,
     Event,
     Exactness,
     Fault,
+    Needs,
     Observation,
     Output,
     Request,
@@ -91,8 +94,9 @@ class Engine:
         self._propose(batch, clock)
         out = self._verify(batch, clock)
         verdicts = self._accept(batch, out)
+        choices = self._choices(batch, out)
         commits = self._commit(batch, out, verdicts, clock)
-        self._observe(batch, out, verdicts, commits)
+        self._observe(batch, out, verdicts, commits, choices)
         self._count_seconds(batch, clock)
         return events + [self._report(turn.sequence, done) for turn, done in zip(batch, commits, strict=True)]
 
@@ -106,7 +110,7 @@ class Engine:
     def _verify(self, batch: list[Turn], clock: _Clock) -> Output:
         """The only forward whose logits commit tokens."""
         segments = [_segment(turn) for turn in batch]
-        taps = sorted({tap for turn in batch for tap in _needs_taps(turn)})
+        taps = sorted({tap for turn in batch for tap in _needs(turn).taps})
         began = time.perf_counter()
         out = self.runner.forward(segments, taps)
         clock.verify = time.perf_counter() - began
@@ -129,6 +133,15 @@ class Engine:
             for index, result in zip(members, results, strict=True):
                 verdicts[index] = result
         return verdicts
+
+    def _choices(self, batch: list[Turn], out: Output) -> list[tuple[tuple[int, ...], ...]]:
+        """What the sampler prefers at the root and at each node, for drafters that want to see it."""
+        return [
+            _ranked(turn, out.logits_RV[_root(turn, out, index) : out.starts[index + 1]], count)
+            if turn.at_root and (count := _needs(turn).choices)
+            else ()
+            for index, turn in enumerate(batch)
+        ]
 
     def _commit(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], clock: _Clock) -> list[Commit]:
         commits: list[Commit] = []
@@ -160,15 +173,21 @@ class Engine:
             if done.committed and sequence.drafting and sequence.strategy.drafter is not None:
                 sequence.strategy.policy.learn(sequence, turn.draft, done.accepted, spent)
 
-    def _observe(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], commits: list[Commit]) -> None:
+    def _observe(
+        self,
+        batch: list[Turn],
+        out: Output,
+        verdicts: list[Verdict | Fault],
+        commits: list[Commit],
+        choices: list[tuple[tuple[int, ...], ...]],
+    ) -> None:
         """Tell each drafter what became of its sequences; one that raises here is dropped like one that can't draft."""
         told: list[tuple[Sequence, Observation]] = []
         rows = 0
         for index, (turn, verdict, done) in enumerate(zip(batch, verdicts, commits, strict=True)):
             if _drafter_watches(turn) and isinstance(verdict, Verdict):
-                argmax = _argmax(turn, out, index)
                 taps = _taps(turn, verdict.path[: done.accepted], out, rows)
-                told.append((turn.sequence, Observation(turn.sequence, turn.draft, verdict, taps, argmax)))
+                told.append((turn.sequence, Observation(turn.sequence, turn.draft, verdict, taps, choices[index])))
             rows += len(turn.pending) + len(turn.draft)
         self._drafting.observe(told)
 
@@ -237,9 +256,16 @@ def _failure(reason: str) -> Commit:
     return Commit(finish_reason="error", error=reason)
 
 
-def _needs_taps(turn: Turn) -> tuple[int, ...]:
+def _needs(turn: Turn) -> Needs:
     drafter = turn.sequence.strategy.drafter
-    return drafter.needs.taps if drafter is not None and turn.sequence.drafting else ()
+    return drafter.needs if drafter is not None and turn.sequence.drafting else Needs()
+
+
+def _ranked(turn: Turn, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:
+    """Root, then nodes, each on its own path."""
+    tree = turn.draft.tree
+    paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
+    return tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))
 
 
 def _drafter_watches(turn: Turn) -> bool:
@@ -252,12 +278,4 @@ def _taps(turn: Turn, accepted: tuple[int, ...], out: Output, first_row: int) ->
     """The tapped rows of the tokens that the step cached; a stop may have cut the verdict's path."""
     first_node = first_row + len(turn.pending)
     rows = [*range(first_row, first_node), *(first_node + node for node in accepted)]
-    return {layer: out.taps[layer][rows] for layer in _needs_taps(turn)}
-
-
-def _argmax(turn: Turn, out: Output, index: int) -> tuple[int, ...]:
-    """The target's top token at the root and at each node, if the drafter wants to see what was rejected."""
-    drafter = turn.sequence.strategy.drafter
-    if drafter is None or not drafter.needs.rejected or not turn.at_root:
-        return ()
-    return tuple(out.logits_RV[_root(turn, out, index) : out.starts[index + 1]].argmax(dim=-1).tolist())
+    return {layer: out.taps[layer][rows] for layer in _needs(turn).taps}

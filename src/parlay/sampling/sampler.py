@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from parlay.sampling import noise, select, truncation
@@ -33,6 +34,33 @@ def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[in
         logits = on_float64_device(rows(logits_RV, tempered))
         _put(chosen, tempered, _tempered(logits, [views[row] for row in tempered], [paths[row] for row in tempered]))
     return chosen
+
+
+def ranked(
+    logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], count: int
+) -> list[tuple[int, ...]]:
+    """Per row up to ``count`` tokens in the order in which `sample` prefers them, noise included; its choice first.
+
+    Fewer where fewer can be chosen at all; none for a row that is a Fault.
+    """
+    if count == 1:
+        return [() if isinstance(token, Fault) else (token,) for token in sample(logits_RV, views, paths)]
+    best: list[list[int]] = [[] for _ in views]
+    noisy: list[int] = []
+    for row, (view, path) in enumerate(zip(views, paths, strict=True)):
+        if is_plain_greedy(view, path):
+            usable = unusable(float(select.argmax(logits_RV[row, None])[0])) is None
+            best[row] = select.leading(logits_RV[row], count).tolist() if usable else []
+        else:
+            noisy.append(row)
+    left_RV = logits_RV[noisy]  # a copy, from which the best go one by one
+    for _ in range(count if noisy else 0):
+        tokens = sample(left_RV, [views[row] for row in noisy], [paths[row] for row in noisy])
+        for place, token in enumerate(tokens):
+            if not isinstance(token, Fault):
+                best[noisy[place]].append(token)
+                left_RV[place, token] = -torch.inf
+    return [tuple(tokens) for tokens in best]
 
 
 def is_plain_greedy(view: View, path: Sequence[int]) -> bool:

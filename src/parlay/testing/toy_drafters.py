@@ -6,11 +6,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from parlay import trees
+from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
-from parlay.testing.reference import LogitsOf
+from parlay.testing.reference import LogitsOf, Text, draw
 from parlay.testing.toys import tap_row
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, Tree, View
 
@@ -199,9 +201,9 @@ class TapReader(ToyDrafter):
 
 
 class RejectedReader(ToyDrafter):
-    """Asks for the target's top token at every row, rejected ones too, and holds them against ``logits_of``."""
+    """Asks for the target's two best tokens at every row, rejected ones too, and holds them against ``logits_of``."""
 
-    needs = Needs(rejected=True)
+    needs = Needs(choices=2)
 
     def __init__(self, inner: ToyDrafter, logits_of: LogitsOf) -> None:
         super().__init__(inner._guess)
@@ -219,7 +221,15 @@ class RejectedReader(ToyDrafter):
             texts = [before] + [
                 [*before, *(tree.tokens[above] for above in trees.path_to(tree, node))] for node in range(len(tree))
             ]
-            expected = tuple(int(self._logits_of(text).argmax()) for text in texts)
-            if observation.argmax != expected:
-                self.wrong.append(f"argmax {observation.argmax}, the target's are {expected}")
+            expected = tuple(self._two_best(observation.view.request, text) for text in texts)
+            if observation.choices != expected:
+                self.wrong.append(f"choices {observation.choices}, the target's are {expected}")
             self.rows += len(texts)
+
+    def _two_best(self, request: Request, tokens: list[int]) -> tuple[int, ...]:
+        """By the slow sampler: its choice, and its choice without that one."""
+        text = Text(request, tokens, len(request.prompt))
+        processed_V = process(self._logits_of(tokens), text, ()).clone()
+        first = draw(processed_V, text)
+        processed_V[first] = -torch.inf
+        return first, draw(processed_V, text)

@@ -20,7 +20,11 @@ class StopChecker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sample to decode: ids in, ids out. ``references`` are token texts worth copying from."""
+    """One sample to decode: ids in, ids out.
+
+    ``references`` are token texts worth copying from. ``salt`` names the tenant: neither cached prefixes nor what
+    stores learn is shared with another. ``store=False``: no store may learn from this request.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -31,6 +35,7 @@ class Request:
     stop_checker: StopChecker | None = None
     references: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
+    store: bool = True
     group: str = ""
     """Samples of one prompt carry one name here: they may share its cache."""
     priority: int = 0

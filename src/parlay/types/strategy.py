@@ -16,25 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks of the engine: layers to tap, and whether it wants to see the tokens of rejected rows."""
+    """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
+
+    The rows are the root's and all nodes', rejected ones and probes included.
+    """
 
     taps: tuple[int, ...] = ()
-    rejected: bool = False
+    choices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What a drafter is told after a step of one of its sequences, when the tokens are already committed.
 
-    ``taps`` holds rows for the tokens that became cached by the step (pending, then the path) and ``argmax`` the
-    target's top token per row of root and nodes; each only if the drafter's needs name it.
+    ``taps`` holds rows for the tokens that became cached by the step (pending, then the path). ``choices`` holds for
+    the root and then each node the tokens that the request's own sampler prefers there, noise included, best first:
+    the first is what plain decoding would commit after that path. Each only if the drafter's needs name it.
     """
 
     view: View
     draft: Draft
     verdict: Verdict
     taps: Mapping[int, Tensor] = field(default_factory=dict)
-    argmax: tuple[int, ...] = ()
+    choices: tuple[tuple[int, ...], ...] = ()
 
 
 class Drafter(Protocol):

@@ -1,0 +1,27 @@
+"""Strategies in which a smaller model writes ahead."""
+
+from __future__ import annotations
+
+from parlay.drafters.entries import Entry, Parameter, budget
+from parlay.types import Exactness
+
+ENTRIES = (
+    Entry(
+        name="draft-model",
+        family="model",
+        exactness=Exactness.BITS,
+        training="a small model",
+        needs="a model with the target's vocabulary",
+        summary="A smaller language model writes ahead, as a chain or as a tree of its best guesses.",
+        reference="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
+        parameters={
+            "model": Parameter(str, "", "draft model, by name or directory; empty: the one that goes with the target"),
+            "shape": Parameter(str, "chain", "shape of the drafts", choices=("chain", "tree")),
+            "width": Parameter(int, 3, "tree: nodes expanded per forward, and children of each", low=1, high=64),
+            "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
+            **budget(8),
+        },
+        factory="parlay.drafters.draft_model:DraftModel",
+        toys=("min_p=0", "min_p=0,shape=tree,width=2"),
+    ),
+)
