@@ -13,7 +13,18 @@ from typing import Any, Protocol, cast
 
 from parlay.drafters import plugins
 from parlay.drafters.entries import Entry, Parameter, Resources, StrategySpec, UsageError, Value, budget, nearest
-from parlay.drafters.families import combined, copying, fixed_point, models, plain, self_speculation, stores
+from parlay.drafters.families import (
+    cascades,
+    combined,
+    copying,
+    datastore,
+    fixed_point,
+    models,
+    other_vocabularies,
+    plain,
+    self_speculation,
+    stores,
+)
 from parlay.types import Drafter
 
 __all__ = [
@@ -34,10 +45,13 @@ _ENTRIES = (
     *plain.ENTRIES,
     *copying.ENTRIES,
     *stores.ENTRIES,
+    *datastore.ENTRIES,
     *fixed_point.ENTRIES,
     *self_speculation.ENTRIES,
     *models.ENTRIES,
+    *other_vocabularies.ENTRIES,
     *combined.ENTRIES,
+    *cascades.ENTRIES,
 )
 _THIRD_PARTY_BUDGET = 16
 
