@@ -50,7 +50,10 @@ def _distinct_linears(decoder: Decoder) -> list[Linear]:
 
 
 _TIMED_ROWS = (1, 8)
+_TIMED_DTYPES = (torch.float32, torch.bfloat16)
+_TIMED_CALLS, _TIMED_SECONDS = 15, 0.5
 _MAX_TIMED_WEIGHTS = 1 << 26  # 64 M weights: enough to leave every cache, few enough to pack quickly
+_WORTH_FLOAT32 = 1.2  # bfloat16 halves the weights and their traffic, so float32 must win by more than noise
 
 
 @lru_cache
@@ -64,30 +67,44 @@ def choose_dtype(config: DecoderConfig, device: torch.device) -> tuple[torch.dty
         return torch.bfloat16, "the GPU computes in bfloat16"
     if device.type != "cpu":
         return torch.float32, f"bfloat16 is not known to be fast on {device.type}"
-    seconds = {dtype: _time_linear(config, dtype) for dtype in (torch.float32, torch.bfloat16)}
-    best = min(seconds, key=lambda dtype: sum(seconds[dtype]))
+    seconds = _time_linears(config)
+    single, half = (sum(seconds[dtype]) for dtype in (torch.float32, torch.bfloat16))
     figures = "; ".join(
         f"{str(dtype).removeprefix('torch.')} {one * 1e6:.0f} and {eight * 1e6:.0f} us"
         for dtype, (one, eight) in seconds.items()
     )
+    best = torch.float32 if half > _WORTH_FLOAT32 * single else torch.bfloat16
     return best, f"largest linear layer at 1 and 8 rows: {figures}"
 
 
-def _time_linear(config: DecoderConfig, dtype: torch.dtype) -> tuple[float, float]:
-    """Least seconds of three calls for each row count, over a weight of the largest layer's shape."""
+def _time_linears(config: DecoderConfig) -> dict[torch.dtype, tuple[float, float]]:
+    """Least seconds of a call with 1 and with 8 rows, by dtype, over a weight of the largest layer's shape.
+
+    On one thread and taking turns, so that whatever else runs on the machine changes the times but not their order.
+    """
     widest = max(config.vocab_size, 2 * config.intermediate_size)
     width = min(widest, _MAX_TIMED_WEIGHTS // config.hidden_size)
-    with torch.no_grad():
-        linear = pack(torch.zeros(width, config.hidden_size, dtype=dtype))
-        inputs = [torch.zeros(rows, config.hidden_size, dtype=dtype) for rows in _TIMED_ROWS]
-        return _least_seconds(linear, inputs[0]), _least_seconds(linear, inputs[1])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            linears = {dtype: pack(torch.zeros(width, config.hidden_size, dtype=dtype)) for dtype in _TIMED_DTYPES}
+            least = _least_seconds(linears, config.hidden_size)
+    finally:
+        torch.set_num_threads(threads)
+    one, eight = _TIMED_ROWS
+    return {dtype: (least[dtype, one], least[dtype, eight]) for dtype in _TIMED_DTYPES}
 
 
-def _least_seconds(linear: Linear, x: torch.Tensor) -> float:
-    least = float("inf")
-    linear(x)
-    for _ in range(3):
-        begin = time.perf_counter()
-        linear(x)
-        least = min(least, time.perf_counter() - begin)
+def _least_seconds(linears: dict[torch.dtype, Linear], width: int) -> dict[tuple[torch.dtype, int], float]:
+    inputs = {(dtype, rows): torch.zeros(rows, width, dtype=dtype) for dtype in linears for rows in _TIMED_ROWS}
+    least = dict.fromkeys(inputs, float("inf"))
+    until = time.perf_counter() + _TIMED_SECONDS
+    for turn in range(_TIMED_CALLS):
+        if turn > 1 and time.perf_counter() > until:
+            break
+        for (dtype, rows), x in inputs.items():
+            begin = time.perf_counter()
+            linears[dtype](x)
+            least[dtype, rows] = min(least[dtype, rows], time.perf_counter() - begin)
     return least
