@@ -78,14 +78,14 @@ _TYPE_WORDS = {
 }
 
 
-POLICIES = ("adaptive", "fixed")
+POLICIES = ("adaptive", "fixed", "heuristic", "heuristic-transient", "confidence", "risk")
 
 
 def budget(nodes: int) -> dict[str, Parameter]:
     """The parameters that every drafting strategy takes. They belong to the policy, not to the drafter."""
     return {
-        "k": Parameter(int, nodes, "most nodes in a draft", low=0, high=1024),
-        "policy": Parameter(str, "adaptive", "draft while it pays, or always k nodes", choices=POLICIES),
+        "k": Parameter(int, nodes, "most nodes in a draft (heuristic: in the first)", low=0, high=1024),
+        "policy": Parameter(str, "adaptive", "draft while it pays, always k nodes, or by a rule", choices=POLICIES),
     }
 
 

@@ -9,7 +9,7 @@ from parlay import trees
 from parlay.types import Draft
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the buckets of scores
-_UNSCORED = 0.7  # score of a node whose drafter gives none
+UNSCORED = 0.7  # score of a node whose drafter gives none
 _WEIGHT = 4.0  # observations that a score is worth before anything was seen
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
@@ -55,14 +55,14 @@ class Calibration:
     def expected(self, draft: Draft, nodes: Sequence[int]) -> float:
         """How many of the nodes are accepted on average, each given that its parent was."""
         scores = draft.scores
-        return sum([self.chance(scores[node]) for node in nodes]) if scores else len(nodes) * self.chance(_UNSCORED)
+        return sum([self.chance(scores[node]) for node in nodes]) if scores else len(nodes) * self.chance(UNSCORED)
 
     def reaches(self, draft: Draft, odds: float, floor: float) -> list[float]:
         """Per node, probes left out, the chance that the whole path down to it is accepted; 0 for some below ``floor``.
 
         ``odds`` is the factor on the odds of each node.
         """
-        scores = draft.scores or (_UNSCORED,) * len(draft)
+        scores = draft.scores or (UNSCORED,) * len(draft)
         result: list[float] = []
         for node, parent in enumerate(draft.tree.parents[: len(draft) - draft.probes]):
             reach = result[parent] if parent >= 0 else 1.0
@@ -77,7 +77,7 @@ class Calibration:
     def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
         """One step: the accepted nodes, and those that were tested."""
         self.steps += 1
-        buckets = {node: bisect_right(_EDGES, draft.scores[node] if draft.scores else _UNSCORED) for node in tested}
+        buckets = {node: bisect_right(_EDGES, draft.scores[node] if draft.scores else UNSCORED) for node in tested}
         for bucket in set(buckets.values()):
             self._accepted[bucket] *= _BUCKET_DECAY
             self._tested[bucket] *= _BUCKET_DECAY
@@ -118,7 +118,7 @@ class Levels:
         self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
         self._tested = _WEIGHT if whole is None else 0.0
-        self._accepted = self._tested * _UNSCORED
+        self._accepted = self._tested * UNSCORED
 
     @property
     def share(self) -> float:

@@ -1,13 +1,16 @@
-"""Budget policies: none, always the same, and as much as pays."""
+"""Budget policies by name: none, always the same, as much as pays, and the rules that papers give."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from parlay.router.adaptive import Adaptive
+from parlay.router.heuristic import Heuristic
+from parlay.router.stopping import Confidence, Risk
 from parlay.types import Cost, Draft, Policy, Spent, View
 
-__all__ = ["Adaptive", "Fixed", "Plain", "make_policy"]
+__all__ = ["BY_NAME", "Adaptive", "Confidence", "Fixed", "Heuristic", "Plain", "Risk", "make_policy"]
 
 
 class Fixed:
@@ -36,6 +39,18 @@ class Plain(Fixed):
         super().__init__(0)
 
 
+BY_NAME: Mapping[str, Callable[[int, Cost], Policy]] = MappingProxyType(
+    {
+        "adaptive": lambda budget, cost: Adaptive(cost, budget),
+        "fixed": lambda budget, cost: Fixed(budget),
+        "heuristic": lambda budget, cost: Heuristic(budget),
+        "heuristic-transient": lambda budget, cost: Heuristic(budget, transient=True),
+        "confidence": lambda budget, cost: Confidence(budget),
+        "risk": lambda budget, cost: Risk(budget),
+    }
+)
+
+
 def make_policy(name: str, budget: int, cost: Cost) -> Policy:
     """The policy that a strategy's ``policy`` and ``k`` ask for."""
-    return Fixed(budget) if name == "fixed" else Adaptive(cost, budget)
+    return BY_NAME[name](budget, cost)

@@ -1,0 +1,44 @@
+"""A budget that follows the last outcome: two nodes more after a draft that held, one less after any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.types import Draft, Spent, View
+
+_MORE, _LESS, _LEAST = 2, 1, 1
+_MOST = 1024  # no draft is larger, as of the parameter k itself
+
+
+class Heuristic:
+    """The ``heuristic`` schedule of assisted generation (Gante 2023, transformers' ``num_assistant_tokens_schedule``).
+
+    A sequence drafts ``budget`` nodes at first, two more after each draft that was accepted to its end, one less after
+    any other, never less than one. ``transient``: each sequence begins at ``budget`` again; otherwise where the one
+    that ended last stood. A step in which nothing was verified changes nothing. ``budget`` 0 is plain decoding.
+    """
+
+    def __init__(self, budget: int, *, transient: bool = False) -> None:
+        self._start = budget
+        self._transient = transient
+        self._budgets: dict[int, int] = {}
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        return [self._budgets.get(view.sequence, self._start) for view in views]
+
+    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        return list(drafts)
+
+    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+        depths = trees.depths(draft.tree)[: len(draft) - draft.probes]
+        if not depths:
+            return
+        budget = self._budgets.get(view.sequence, self._start)
+        change = _MORE if accepted == max(depths) else -_LESS
+        self._budgets[view.sequence] = min(max(_LEAST, budget + change), _MOST)
+
+    def release(self, sequence: int) -> None:
+        last = self._budgets.pop(sequence, self._start)
+        if not self._transient:
+            self._start = last

@@ -1,0 +1,116 @@
+"""Policies that end a draft where its scores say that a rejection has become likely."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.router.estimates import UNSCORED, Calibration, walk
+from parlay.types import Draft, Spent, View
+
+_RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
+_FEWEST = 6  # of them, before the first fit
+_MISSED = 3.0  # what a right node that would not be drafted weighs, in wrong ones that are
+
+
+class Confidence:
+    """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
+
+    A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
+    that minimises FPR + 3 FNR (the ROC curve's corner) over the nodes tested lately; nodes that the walk never reached
+    are no evidence and stay out of the record. Such a node itself is drafted, or nothing below the threshold would
+    ever be tested and it could not fall. Drafts without scores, and drawn ones, stay whole.
+    """
+
+    def __init__(self, budget: int, threshold: float = 0.4) -> None:
+        self.threshold = threshold
+        self._budget = budget
+        self._record: deque[tuple[float, bool]] = deque(maxlen=_RECORD)
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        return [self._budget] * len(views)
+
+    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
+
+    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+        if not draft.scores:
+            return
+        path, tested = walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :])
+        self._record += [(draft.scores[node], node in path) for node in tested]
+        if tested and len(self._record) >= _FEWEST:
+            self.threshold = best_threshold(self._record, self.threshold)
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing of a sequence."""
+
+
+def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> float:
+    """The score from which on a node should count as right: least FPR + 3 FNR over (score, accepted) pairs.
+
+    The highest of equals; ``default`` where all were accepted or none was.
+    """
+    right = sum(accepted for _, accepted in record)
+    wrong = len(record) - right
+    if not right or not wrong:
+        return default
+    best, best_cost = default, float("inf")
+    found = drafted = 0
+    ranked = sorted(record, reverse=True)
+    for place, (score, accepted) in enumerate(ranked):
+        found += accepted
+        drafted += not accepted
+        if place + 1 < len(ranked) and ranked[place + 1][0] == score:
+            continue
+        cost = drafted / wrong + _MISSED * (right - found) / right
+        if cost < best_cost:
+            best, best_cost = score, cost
+    return best
+
+
+class Risk:
+    """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
+
+    Each a is the chance of a node if its parent is right. In the paper a trained head tells it; here it is the
+    drafter's score, put right by what was seen. As in the reference ``most`` is .3, and depth 1 counts as certain, so a
+    draft has at least two levels. 1 ends no draft. Drawn drafts stay whole.
+    """
+
+    def __init__(self, budget: int, most: float = 0.3) -> None:
+        self._budget = budget
+        self._most = most
+        self._calibration = Calibration()
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        return [self._budget] * len(views)
+
+    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        return [_end(draft, [1 - reach <= self._most for reach in self._reaches(draft)]) for draft in drafts]
+
+    def _reaches(self, draft: Draft) -> list[float]:
+        """Chance of the path to each node, the first level taken for certain."""
+        reaches: list[float] = []
+        for node, parent in enumerate(draft.tree.parents):
+            chance = self._calibration.chance(draft.scores[node] if draft.scores else UNSCORED)
+            reaches.append(reaches[parent] * chance if parent >= 0 else 1.0)
+        return reaches
+
+    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+        if len(draft) > draft.probes:
+            self._calibration.learn(draft, *walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :]))
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing of a sequence."""
+
+
+def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
+    """The draft without what hangs below nodes at which it does not go on; probes stay."""
+    if draft.law != "point" or not goes_on:
+        return draft
+    real = len(draft) - draft.probes
+    kept: set[int] = {-1}
+    for node, parent in enumerate(draft.tree.parents[:real]):
+        if parent in kept and (parent < 0 or goes_on[parent]):
+            kept.add(node)
+    return trees.subtree(draft, [*sorted(kept - {-1}), *range(real, len(draft))])
