@@ -116,6 +116,7 @@ def timed_row(block: Block, name: str, timed: Timed, goal: Sequence[int], share:
         accepted_tokens=timed.accepted_tokens,
         same=timed.tokens == tuple(goal),
         looped=share,
+        values=timed.values,
         note=timed.note,
     )
 

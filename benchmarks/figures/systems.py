@@ -21,6 +21,7 @@ class Timed:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     note: str = ""
+    values: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,114 @@
+"""Command line: replays recorded answers, times strategies on the built-in models, and writes the tables."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.figures.__main__ import CACHE
+from benchmarks.figures.compare import one_line
+from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.figures.results import Block, Results, Row
+from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.strategies.recorded import KINDS, read
+from benchmarks.strategies.replay import replay
+from benchmarks.strategies.report import report
+from benchmarks.strategies.speed import speed
+from parlay.drafters.catalogue import catalogue
+
+PARTS = ("replay", "speed", "speed-100m")
+LEARNING = "tool calls"
+"""Of these the first half only teaches: what counts is the second pass."""
+
+logger = logging.getLogger("benchmarks")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.strategies", description=__doc__)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="recorded answers and held-out documents")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--strategies", nargs="+", metavar="SPEC", help="instead of the whole catalogue")
+    parser.add_argument("--records", type=int, default=100, help="recorded answers of each kind (default: 100)")
+    parser.add_argument("--quick", action="store_true", help="few prompts, short answers")
+    parser.add_argument("--fresh", action="store_true", help="start the file anew")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="keeps models made")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Measure, and write the report."""
+    options = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(options.threads)
+    name = "strategies-quick" if options.quick else "strategies"
+    out = options.out or ROOT / "benchmarks" / "results" / f"{name}.jsonl"
+    words = ["python -m benchmarks.strategies", *(["--data DIR"] if options.data else [])]
+    try:
+        results = Results(out, provenance(" ".join(words)), fresh=options.fresh)
+    except ValueError as error:
+        print(f"benchmarks.strategies: {error}", file=sys.stderr)
+        return 1
+    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+    if "replay" in options.only and options.data is not None:
+        replays(setup, results, options.strategies or without_models(), 10 if options.quick else options.records)
+    for part, model in (("speed", MINI), ("speed-100m", WIDE)):
+        if part in options.only:
+            speed(setup, results, model, options.strategies or everything())
+    out.with_suffix(".md").write_text(report(results.header, results.rows), encoding="utf-8")
+    print(f"wrote {out} and {out.with_suffix('.md').name}")
+    return 0
+
+
+def everything() -> list[str]:
+    """Every entry that runs without a file or a model of the user's own, at its defaults."""
+    return [name for name, entry in catalogue().items() if "file" not in entry.parameters]
+
+
+def without_models() -> list[str]:
+    """Those that look at no model: their drafts are the same whatever target wrote the text."""
+    return [name for name in everything() if catalogue()[name].needs == "nothing" and name != "none"]
+
+
+def replays(setup: Setup, results: Results, specs: list[str], count: int) -> None:
+    """Tokens per step of each strategy on each kind of recorded answer."""
+    assert setup.data is not None
+    tokenizer = setup.tokenizer()
+    for kind in KINDS:
+        records = read(kind, setup.data, tokenizer, 2 * count if kind == LEARNING else count)
+        first = len(records) // 2 if kind == LEARNING else 0
+        for number, spec in enumerate(specs):
+            block = Block("replay", spec, kind, number, 0)
+            if results.has(block):
+                continue
+            try:
+                done = replay(fixed(spec), records, len(tokenizer), first)
+                row = Row(
+                    **block._asdict(),
+                    system=spec,
+                    tokens=done.tokens,
+                    steps=done.steps,
+                    draft_tokens=done.draft_tokens,
+                    accepted_tokens=done.accepted_tokens,
+                    same=done.same,
+                    values={"propose_us": 1e6 * done.propose_seconds},
+                )
+            except Exception as error:  # the row says so
+                row = Row(**block._asdict(), system=spec, error=one_line(error))
+            results.add([row])
+            logger.info("replay: %s on %s", spec, kind)
+
+
+def fixed(spec: str) -> str:
+    """The strategy with every draft verified whole: what it proposes is what is measured."""
+    return f"{spec}{',' if ':' in spec else ':'}policy=fixed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
