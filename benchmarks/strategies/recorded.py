@@ -1,4 +1,4 @@
-"""Answers that were recorded elsewhere, to be replayed: prompt, answer and what the answer may be copied from, as ids."""
+"""Answers recorded elsewhere, to be replayed: prompt, answer and what the answer may be copied from, as ids."""
 
 from __future__ import annotations
 
