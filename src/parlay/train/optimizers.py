@@ -1,4 +1,4 @@
-"""Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+"""Muon for the matrices inside the layers, AdamW for embeddings and norms; slow where a circuit is planted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 MUON_RATE = 0.012
+CIRCUIT_RATE = MUON_RATE / 20  # Muon's steps have full size however weak the gradient: they would wash a circuit away
 EMBEDDING_RATE = 0.01
 NORM_RATE = 3e-3
 WEIGHT_DECAY = 0.03
@@ -16,16 +17,31 @@ def adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
+def muon(matrices: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """Muon (Jordan et al. 2024) with a little decay."""
+    return torch.optim.Muon(matrices, lr=rate, weight_decay=WEIGHT_DECAY, momentum=0.95)
+
+
+def in_circuit(name: str) -> bool:
+    """Whether `induction.plant` wrote this matrix."""
+    return ".layers.0.self_attn." in name or ".layers.1.self_attn." in name
+
+
 class Optimizers:
     """Optimizers stepped together with one factor on all peak rates."""
 
     def __init__(self, model: nn.Module) -> None:
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
+        circuit = [parameter for name, parameter in named if parameter.ndim == 2 and in_circuit(name)]
+        matrices = [
+            parameter for name, parameter in named
+            if parameter.ndim == 2 and ".layers." in name and not in_circuit(name)
+        ]  # fmt: skip
         embeddings = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." not in name]
         norms = [parameter for _, parameter in named if parameter.ndim == 1]
         self.parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=WEIGHT_DECAY, momentum=0.95), MUON_RATE),
+            (muon(matrices, MUON_RATE), MUON_RATE),
+            (muon(circuit, CIRCUIT_RATE), CIRCUIT_RATE),
             (adam(embeddings, EMBEDDING_RATE), EMBEDDING_RATE),
             (adam(norms, NORM_RATE), NORM_RATE),
         ]
