@@ -27,16 +27,13 @@ def drafts(draw: st.DrawFn, merged: bool = False) -> Draft:
     if merged:
         tree = trees.merge([Draft(tree, sources=("",) * len(tree)), trees.chain([0], "")]).tree
     size = len(tree)
-    trailing_leaves = 0
-    while trailing_leaves < size and size - 1 - trailing_leaves not in tree.parents:
-        trailing_leaves += 1
     unit = st.floats(0, 1, allow_nan=False, width=16)
     return Draft(
         tree,
         sources=tuple(f"source {node}" for node in range(size)),
         scores=tuple(draw(st.lists(unit, min_size=size, max_size=size))) if draw(st.booleans()) else (),
         probs=torch.arange(3.0 * size).view(size, 3) if draw(st.booleans()) else None,
-        probes=0 if merged else draw(st.integers(0, trailing_leaves)),
+        probes=0 if merged else draw(st.integers(0, size)),
     )
 
 
@@ -108,10 +105,25 @@ def test_a_subtree_keeps_what_belongs_to_its_nodes(draft: Draft, data: st.DataOb
 
 
 @given(drafts(), st.integers(0, 20))
-def test_first_keeps_a_prefix_of_the_nodes(draft: Draft, budget: int) -> None:
+def test_first_keeps_a_prefix_of_the_nodes_and_the_probes_that_hang_on_it(draft: Draft, budget: int) -> None:
     part = trees.first(draft, budget)
-    count = min(budget, len(draft))
-    assert part.tree == Tree(draft.tree.tokens[:count], draft.tree.parents[:count])
+    real = len(draft) - draft.probes
+    count = min(budget, real)
+    assert part.tree.tokens[:count] == draft.tree.tokens[:count]
+    assert part.tree.parents[:count] == draft.tree.parents[:count]
+    allowed = {*range(count), *range(real, len(draft))}
+    paths = [trees.path_to(draft.tree, probe) for probe in range(real, len(draft))]
+    stay = [spell(draft.tree, path[-1]) for path in paths if allowed.issuperset(path)]
+    assert [spell(part.tree, node) for node in range(count, len(part))] == stay
+    assert part.probes == len(stay)
+
+
+@given(drafts())
+def test_without_probes_a_draft_is_its_other_nodes(draft: Draft) -> None:
+    part = trees.without_probes(draft)
+    real = len(draft) - draft.probes
+    assert part.tree == Tree(draft.tree.tokens[:real], draft.tree.parents[:real])
+    assert part.probes == 0
 
 
 @given(drafts())

@@ -101,9 +101,30 @@ def best_chain(draft: Draft) -> Draft:
     return subtree(draft, path_to(draft.tree, best))
 
 
+def prune(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft cut down to ``nodes``, a rising list closed under parents and without probes.
+
+    A probe stays where all that it hangs on stays.
+    """
+    kept = {-1, *nodes}
+    probes: list[int] = []
+    for probe in range(len(draft) - draft.probes, len(draft)):
+        if draft.tree.parents[probe] in kept:
+            kept.add(probe)
+            probes.append(probe)
+    return subtree(draft, [*nodes, *probes])
+
+
 def first(draft: Draft, budget: int) -> Draft:
-    """The draft cut to its first ``budget`` nodes, which are closed under parents because parents come first."""
-    return draft if len(draft) <= budget else subtree(draft, range(budget))
+    """The draft cut to its first ``budget`` nodes, which are closed under parents because parents come first.
+
+    Probes are no part of a budget: they stay with what they hang on.
+    """
+    return draft if len(draft) - draft.probes <= budget else prune(draft, range(budget))
+
+
+def without_probes(draft: Draft) -> Draft:
+    return subtree(draft, range(len(draft) - draft.probes))
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:

@@ -48,8 +48,15 @@ class Drafting:
             return
         turns = [turn for turn, _ in wanted]
         for turn, draft in zip(turns, self._trim(strategy, turns, drafts), strict=True):
-            if len(draft) and self._scheduler.reserve_draft(turn.sequence, len(draft)):
-                turn.draft = draft
+            turn.draft = self._fitting(turn.sequence, draft)
+
+    def _fitting(self, sequence: Sequence, draft: Draft) -> Draft:
+        """The draft if context and cache can hold it; else what they hold of it without its probes, or nothing."""
+        room = self._max_context - len(sequence.tokens)
+        for rows in (draft, trees.without_probes(draft)):
+            if 0 < len(rows) <= room and self._scheduler.reserve_draft(sequence, len(rows)):
+                return rows
+        return NO_DRAFT
 
     def _trim(self, strategy: Strategy, turns: list[Turn], drafts: list[Draft]) -> list[Draft]:
         if not any(map(len, drafts)):
@@ -99,10 +106,11 @@ class Drafting:
         return trees.first(draft, budget)
 
     def _fit_rows(self, turns: list[Turn]) -> None:
-        """One row budget for all: over it, every draft is cut to the same number of nodes."""
-        rows = sum(len(turn.draft) for turn in turns)
-        if rows <= self._max_draft_rows:
+        """One row budget for all: over it, probes go first, then every draft is cut to the same number of nodes."""
+        if sum(len(turn.draft) for turn in turns) <= self._max_draft_rows:
             return
+        for turn in turns:
+            turn.draft = trees.without_probes(turn.draft)
         share = _even_share([len(turn.draft) for turn in turns], self._max_draft_rows)
         for turn in turns:
             turn.draft = trees.first(turn.draft, share)

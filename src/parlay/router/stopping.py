@@ -105,7 +105,7 @@ class Risk:
 
 
 def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
-    """The draft without what hangs below nodes at which it does not go on; probes stay."""
+    """The draft without what hangs below nodes at which it does not go on."""
     if draft.law != "point" or not goes_on:
         return draft
     real = len(draft) - draft.probes
@@ -113,4 +113,4 @@ def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
     for node, parent in enumerate(draft.tree.parents[:real]):
         if parent in kept and (parent < 0 or goes_on[parent]):
             kept.add(node)
-    return trees.subtree(draft, [*sorted(kept - {-1}), *range(real, len(draft))])
+    return trees.prune(draft, sorted(kept - {-1}))

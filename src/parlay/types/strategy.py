@@ -50,7 +50,7 @@ class Drafter(Protocol):
     def needs(self) -> Needs: ...
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        """One draft per view, of at most its budget of nodes; `NO_DRAFT` when there is nothing worth proposing."""
+        """One draft per view, of at most its budget of nodes, probes not counted; `NO_DRAFT` for nothing to propose."""
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:
