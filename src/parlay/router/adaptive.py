@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from parlay import trees
 from parlay.router.estimates import Calibration, Lean, Levels, expected_accepted, walk
@@ -14,6 +15,8 @@ _KNOWN = 50  # drafts after which it is known
 _PROBE = 2  # nodes of a probe
 _FIRST_WAIT = 8  # steps without a tested node before a probe
 _LOSS = 0.01  # share of plain decoding's time that failed probes may take
+_STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
+_FRESH = 16  # steps without a draft after which costs are looked up again
 _FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming is enough
 _SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
 _DOWN, _UP = 0.3, 0.1  # how far the draft seconds per node follow a quicker or slower proposal
@@ -29,7 +32,8 @@ class Adaptive:
     *Trimming*: a node's chance is the product of its path's calibrated scores. All nodes of the batch are ranked by
     chance, and the first m are verified for which (sequences + their chances) / (draft seconds + v(rows)) is largest;
     so a node stays while it is worth its row at the margin. Drafts of laws other than ``point`` are never trimmed:
-    removing nodes by what was drawn would change the law.
+    removing nodes by what was drawn would change the law. The probes of a `Draft` pay in later steps only, so they are
+    not trimmed; planning counts their rows, and a step of probes alone as one in which nothing was accepted.
 
     *Planning*: how deep to draft, from the share of levels accepted lately and the measured draft seconds per node;
     0 where no depth pays. A drafter whose work is next to free drafts the whole budget and is trimmed.
@@ -37,7 +41,10 @@ class Adaptive:
     *Never slower*: a sequence begins with `_FIRST` nodes and doubles with each draft that holds, unless the drafter is
     known by then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `_FIRST_WAIT` steps; each
     one that loses time doubles the wait, at least to 1 / `_LOSS` times that loss. So probes take at most a share of
-    `_LOSS`, and what a drafter that is always wrong costs is that and a few first drafts.
+    `_LOSS`. What drafts lose is paid from a purse, which holds `_STAKE` forwards at first and fills with what drafts
+    gain: when it is empty, only probes are drafted. So a drafter that is always wrong costs its stake and its probes.
+    A step that drafts nothing costs next to nothing itself: the plan stands while nothing was drafted and the batch is
+    the same, for at most `_FRESH` steps.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, because that
     needs few observations; calibration by depth, as static trees use it, knows nothing of a drafter's confidence.
@@ -50,7 +57,9 @@ class Adaptive:
         self._levels = Levels()
         self._node_seconds = 0.0
         self._depth_per_node = 1.0
+        self._probes = 0.0  # that a draft carries, as last proposed
         self._states: dict[int, _State] = {}
+        self._prices: _Prices | None = None
         self._own_rows = 0
         self._other_rows = 0
         self._others_seen = (0, 0)  # rows that were not this strategy's, in the last two steps
@@ -61,28 +70,44 @@ class Adaptive:
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         if self._max_budget == 0 or not views:
             return [0] * len(views)
-        table = self._cost_table(views)
-        # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
-        free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
-        surest = self._paying_size(table, _SURE) if free else None
-        return [self._plan(self._state(view.sequence), table, surest) for view in views]
+        prices = self._current_prices(views)
+        return [self._plan(self._state(view.sequence), prices) for view in views]
 
-    def _plan(self, state: _State, table: Sequence[_Size], surest: int | None) -> int:
+    def _plan(self, state: _State, prices: _Prices) -> int:
         state.quiet += 1
         state.proposed = 0
         state.probing = state.quiet > state.wait
-        paying = self._paying_size(table, state.levels.share) if surest is None else surest
+        if state.prices is not prices:
+            state.prices = prices
+            share = prices.share or state.levels.share
+            if share not in prices.paying:
+                prices.paying[share] = self._paying_size(prices.table, share)
+            state.paying = prices.paying[share]
+        paying = state.paying if state.purse > 0 else 0
         state.budget = min(paying or (_PROBE if state.probing else 0), state.limit)
         return state.budget
+
+    def _current_prices(self, views: Sequence[View]) -> _Prices:
+        """Looked up again after a draft, for another batch, and now and then."""
+        prices = self._prices
+        batch = (len(views), self._other_rows)
+        if prices is None or prices.batch != batch or prices.left == 0:
+            table = self._cost_table(views)
+            # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
+            free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
+            prices = self._prices = _Prices(batch, table, _SURE if free else None)
+        prices.left -= 1
+        return prices
 
     def _cost_table(self, views: Sequence[View]) -> list[_Size]:
         """What it costs if each sequence drafts so many nodes, for a few sizes."""
         context = _mean_length(views)
         base = len(views) + self._other_rows
         draft_seconds = self._node_seconds * len(views)
+        rows = {size: round((size + self._probes) * len(views)) for size in _sizes(self._max_budget)}
         return [
-            (size, size * draft_seconds, self._cost.forward(base + size * len(views), context))
-            for size in (0, *_sizes(self._max_budget))
+            (size, size * draft_seconds, self._cost.forward(base + more, context))
+            for size, more in {0: 0, **rows}.items()
         ]
 
     def _paying_size(self, table: Sequence[_Size], share: float) -> int:
@@ -99,6 +124,7 @@ class Adaptive:
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         for view, draft in zip(views, drafts, strict=True):
             self._state(view.sequence).proposed = len(draft)
+        self._probes = sum(draft.probes for draft in drafts) / len(drafts)
         kept = self._trim(views, drafts) if any(map(len, drafts)) else list(drafts)
         self._own_rows += sum(map(len, kept))
         return kept
@@ -149,13 +175,15 @@ class Adaptive:
     def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
         state = self._state(view.sequence)
         self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
-        if state.budget and not state.new:
+        if not state.budget:
+            return
+        self._prices = None
+        if not state.new:
             self._learn_draft_seconds(spent.draft_seconds / max(1, state.proposed))
-        state.new = state.new and not state.budget
-        nodes = len(draft) - draft.probes
-        if nodes:
+        if len(draft) > draft.probes:
             self._learn_outcome(state, draft, *walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :]))
-        self._learn_wait(state, nodes, accepted, spent)
+        self._learn_worth(state, len(draft), accepted, spent)
+        state.new = False
 
     def _learn_draft_seconds(self, seconds: float) -> None:
         """A low quantile: prefill and catching up are no part of what one more node costs."""
@@ -172,21 +200,24 @@ class Adaptive:
         self._calibration.learn(draft, path, tested)
         missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
         state.levels.learn(len(path), missed)
-        depth = len(draft) if trees.is_chain(draft.tree) else max(trees.depths(draft.tree))
-        self._depth_per_node += _UP * (depth / len(draft) - self._depth_per_node)
+        nodes = len(draft) - draft.probes
+        depth = nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes])
+        self._depth_per_node += _UP * (depth / nodes - self._depth_per_node)
         if path:
             state.limit = min(2 * state.limit, self._max_budget)
 
-    def _learn_wait(self, state: _State, nodes: int, accepted: int, spent: Spent) -> None:
-        """After a probe that lost time wait longer, and at least until its loss is a share of `_LOSS`."""
+    def _learn_worth(self, state: _State, rows: int, accepted: int, spent: Spent) -> None:
+        """Settle what ``rows`` more rows have lost or gained; a probe that lost is waited out, the next one longer."""
+        plain = self._cost.forward(1, spent.context)
+        draft_seconds = 0.0 if state.new else spent.draft_seconds  # a first proposal reads the prompt
+        if rows == 0 and draft_seconds <= _FREE * plain:
+            return  # it found nothing, for nothing: the next step may probe
+        without = self._cost.forward(spent.rows - rows, spent.context)
+        loss = (draft_seconds + self._cost.forward(spent.rows, spent.context) - without) / plain - accepted
+        state.purse = max(0.0, state.purse - loss)
         if state.probing:
-            plain = self._cost.forward(1, spent.context)
-            if nodes == 0 and spent.draft_seconds <= _FREE * plain:
-                return  # it found nothing, for nothing: the next step may probe
-            rows = self._cost.forward(spent.rows, spent.context) - self._cost.forward(spent.rows - nodes, spent.context)
-            loss = spent.draft_seconds + rows - accepted * plain
-            state.wait = max(2 * state.wait, math.ceil(loss / (_LOSS * plain))) if loss > 0 else _FIRST_WAIT
-        if nodes or state.probing:
+            state.wait = max(2 * state.wait, math.ceil(loss / _LOSS)) if loss > 0 else _FIRST_WAIT
+        if rows or state.probing:
             state.quiet = 0
 
     def release(self, sequence: int) -> None:
@@ -201,10 +232,38 @@ class Adaptive:
         return state
 
 
+@dataclass(slots=True, eq=False)
+class _Prices:
+    """What drafts cost a batch of so many sequences and other rows. Good for ``left`` more steps.
+
+    ``share`` is what to reckon with instead of the share of levels that a sequence had accepted; ``paying`` are the
+    sizes that pay, by share, as far as anyone asked.
+    """
+
+    batch: tuple[int, int]
+    table: list[_Size]
+    share: float | None
+    left: int = _FRESH
+    paying: dict[float, int] = field(default_factory=dict)
+
+
 class _State:
     """What is remembered of one sequence."""
 
-    __slots__ = ("budget", "lean", "levels", "limit", "new", "probing", "proposed", "quiet", "wait")
+    __slots__ = (
+        "budget",
+        "lean",
+        "levels",
+        "limit",
+        "new",
+        "paying",
+        "prices",
+        "probing",
+        "proposed",
+        "purse",
+        "quiet",
+        "wait",
+    )
 
     def __init__(self, limit: int, levels: Levels) -> None:
         self.lean = Lean()
@@ -212,8 +271,11 @@ class _State:
         self.limit = limit  # slow start: nodes that may be drafted for now
         self.budget = 0  # as planned for this step
         self.proposed = 0  # nodes the drafter proposed in this step
+        self.prices: _Prices | None = None  # by which `paying` was worked out
+        self.paying = 0  # the size worth drafting
+        self.purse = _STAKE  # forwards that drafts may lose
         self.probing = False
-        self.quiet = 0  # steps since a node was last tested
+        self.quiet = 0  # steps since rows were last spent
         self.wait = _FIRST_WAIT  # quiet steps before the next probe
         self.new = True  # nothing drafted yet: the first proposal reads the prompt
 
@@ -229,8 +291,5 @@ def _sizes(most: int) -> list[int]:
 
 
 def _cut(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft without the nodes that are not worth it; probes and drawn drafts stay whole."""
-    if draft.law != "point":
-        return draft
-    probes = range(len(draft) - draft.probes, len(draft))
-    return trees.subtree(draft, [*sorted(nodes), *probes])
+    """The draft without the nodes that are not worth it; drawn drafts stay whole."""
+    return trees.prune(draft, sorted(nodes)) if draft.law == "point" else draft
