@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.union import Union
-from parlay.types import Draft, Needs, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict, View
+from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict, View
 
 REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
 
@@ -58,6 +59,15 @@ class Other(Counter):
     needs = Needs(taps=(3,), choices=2)
 
 
+class Moved(Counter):
+    """Another first number under the same source."""
+
+    first = 60
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        return [replace(draft, sources=("Counter",) * len(draft)) for draft in super().propose(views, budgets)]
+
+
 class Short(Counter):
     """Only one."""
 
@@ -86,7 +96,7 @@ def union_of(*names: str) -> Union:
 
 
 def members(union: Union) -> list[Counter]:
-    return [member for member in union._members if isinstance(member, Counter)]
+    return [member._drafter for member in union._members if isinstance(member._drafter, Counter)]
 
 
 def verify(union: Union, view: Sight, draft: Draft, source: str, accepted: int) -> None:
@@ -166,3 +176,36 @@ def test_members_that_do_not_exist_or_draft_nothing_are_refused() -> None:
         build(parse("union:of=promt-lookup+none"), RESOURCES)
     with pytest.raises(UsageError, match="none drafts nothing"):
         build(parse("union:of=prompt-lookup+none"), RESOURCES)
+
+
+def test_a_member_drafts_no_more_than_its_own_k_and_the_others_may_spend_the_rest() -> None:
+    union = Union(RESOURCES, of=("toy_members:Counter(k=2)", "toy_members:Other"))
+    assert union.propose([Sight()], [8])[0].sources == ("Counter",) * 2 + ("Other",) * 6
+    silent = Union(RESOURCES, of=("toy_members:Counter(k=0)", "toy_members:Other"))
+    assert silent.propose([Sight()], [8])[0].sources == ("Other",) * 8
+    assert members(silent)[0].asked == []
+
+
+def test_credit_goes_to_the_member_even_where_sources_share_a_name() -> None:
+    """Two settings of one drafter: the second is right, so it comes to go first."""
+    union = Union(RESOURCES, of=("toy_members:Counter", "toy_members:Moved"))
+    view = Sight()
+    for _ in range(5):
+        draft = union.propose([view], [8])[0]
+        nodes = tuple(node for node, token in enumerate(draft.tree.tokens) if token >= 60)
+        tokens = tuple(draft.tree.tokens[node] for node in nodes)
+        union.observe([Observation(view, draft, Verdict(nodes, (*tokens, 99)))])
+    assert set(draft.sources) == {"Counter"}
+    assert union.propose([view], [8])[0].tree.tokens[0] == 60
+
+
+def test_each_member_is_told_what_it_needs_and_no_more() -> None:
+    """A drafter of two choices does not see five, nor taps of layers it never asked for."""
+    union = union_of("Counter", "Other")
+    taps = {layer: torch.full((1, 2), float(layer)) for layer in (1, 2, 3)}
+    union.observe([Observation(Sight(), NO_DRAFT, Verdict((), (5,)), taps, ((5, 4, 3),))])
+    counter, other = (member.seen[0] for member in members(union))
+    assert sorted(counter.taps) == [1, 2]
+    assert counter.choices == ()
+    assert sorted(other.taps) == [3]
+    assert other.choices == ((5, 4),)

@@ -1,7 +1,8 @@
 """The catalogue: every strategy by name. A strategy is its own file, and its entry in `families`.
 
-A strategy is asked for as ``NAME[:key=value,...]``; lists are joined by ``+``. Every strategy that drafts takes ``k``
-and ``policy``; the other parameters are its own. Third parties: see `plugins`.
+A strategy is asked for as ``NAME[:key=value,...]``; lists are joined by ``+``. Inside another it is written
+``NAME(key=value,...)``. Every strategy that drafts takes ``k`` and ``policy``; the other parameters are its own. Third
+parties: see `plugins`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from parlay.drafters import plugins
+from parlay.drafters import plugins, spelling
 from parlay.drafters.entries import Entry, Parameter, Resources, StrategySpec, UsageError, Value, budget, nearest
 from parlay.drafters.families import (
     cascades,
@@ -37,6 +38,7 @@ __all__ = [
     "catalogue",
     "find",
     "listing",
+    "members",
     "parse",
     "settings",
 ]
@@ -54,6 +56,7 @@ _ENTRIES = (
     *cascades.ENTRIES,
 )
 _THIRD_PARTY_BUDGET = 16
+_POLICY = "policy"
 
 
 def catalogue() -> Mapping[str, Entry]:
@@ -76,13 +79,19 @@ def find(name: str) -> Entry:
 
 def parse(text: str) -> StrategySpec:
     """Reads ``NAME[:key=value,...]``; UsageError names what is wrong with it and what would be right."""
-    name, _, rest = text.strip().partition(":")
-    piece, _, after = rest.partition(":")
-    if piece and "=" not in piece and name not in catalogue():
-        name, rest = f"{name}:{piece}", after  # package.module:Class
+    complaint = spelling.complaint(text)
+    if complaint:
+        raise UsageError(f"strategy {text.strip()}: {complaint}")
+    spec = _read(text)
+    _check_depth(spec)
+    return spec
+
+
+def _read(text: str, inside: bool = False) -> StrategySpec:
+    name, rest = _head(text.strip())
     entry = find(name)
     given: dict[str, Value] = {}
-    for part in filter(None, rest.split(",")):
+    for part in spelling.split(rest, ","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
             raise UsageError(f"strategy {name}: expected key=value, got {part!r}")
@@ -90,9 +99,46 @@ def parse(text: str) -> StrategySpec:
             raise UsageError(f"strategy {name}: {key} is given twice")
         if key not in entry.parameters:
             raise UsageError(f"strategy {name} has no parameter {key!r}: {nearest(key, entry.parameters)}")
-        given[key] = entry.parameters[key].read(f"strategy {name}: {key}", value)
+        if inside and key == _POLICY:
+            raise UsageError(f"strategy {name}: {key} is set for the whole strategy, not for one inside it")
+        given[key] = _value(entry.parameters[key], f"strategy {name}: {key}", value)
     unusual = {key: value for key, value in given.items() if value != entry.parameters[key].default}
     return StrategySpec(name, tuple(sorted(unusual.items())))
+
+
+def _head(text: str) -> tuple[str, str]:
+    """Name and settings."""
+    called = spelling.call(text)
+    if called is not None:
+        return called
+    name, _, rest = text.partition(":")
+    piece, _, after = rest.partition(":")
+    if piece and "=" not in piece and name not in catalogue():
+        return f"{name}:{piece}", after  # package.module:Class
+    return name, rest
+
+
+def _value(parameter: Parameter, name: str, text: str) -> Value:
+    """Strategies inside are read too, so that equal ones are spelled alike."""
+    value = parameter.read(name, text)
+    if parameter.strategies and isinstance(value, tuple):
+        return tuple(_read(one, inside=True).nested for one in value)
+    return value
+
+
+def _check_depth(spec: StrategySpec, depth: int = 1) -> None:
+    """Defaults included, so that an entry whose default names itself is found."""
+    if depth > spelling.DEPTH:
+        raise UsageError(f"strategy {spec.name}: {spelling.TOO_DEEP}")
+    for member in members(spec):
+        _check_depth(member, depth + 1)
+
+
+def members(spec: StrategySpec) -> list[StrategySpec]:
+    """The strategies that stand directly inside it."""
+    parameters = find(spec.name).parameters
+    names = [value for key, value in settings(spec).items() if parameters[key].strategies]
+    return [_read(text, inside=True) for value in names if isinstance(value, tuple) for text in value]
 
 
 def settings(spec: StrategySpec) -> dict[str, Value]:

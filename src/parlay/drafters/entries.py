@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from parlay.drafters import spelling
 from parlay.types import Exactness, ParlayError, Runner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+
 Value = int | float | bool | str | tuple[str, ...]
-"""What a parameter can be; a tuple is written ``a+b`` in a spec."""
+"""What a parameter can be; a tuple is written ``a+b`` in a spec, and what stands in parentheses is not parted."""
 
 
 class UsageError(ParlayError, ValueError):
@@ -22,7 +24,10 @@ class UsageError(ParlayError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One setting of a strategy: its type, default and meaning, and which values are allowed."""
+    """One setting of a strategy: its type, default and meaning, and which values are allowed.
+
+    ``strategies``: the values of a tuple are themselves strategies, each written ``NAME`` or ``NAME(key=value,...)``.
+    """
 
     type: type
     default: Value
@@ -30,6 +35,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
+    strategies: bool = False
 
     def read(self, name: str, text: str) -> Value:
         """The value that ``text`` spells; UsageError when it has the wrong type or lies out of range."""
@@ -59,7 +65,7 @@ def _read_bool(text: str) -> bool:
 
 
 def _read_list(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split("+") if part)
+    return tuple(spelling.split(text, "+"))
 
 
 _READERS: Mapping[type, Callable[[str], Value]] = {
@@ -118,8 +124,16 @@ class StrategySpec:
     parameters: tuple[tuple[str, Value], ...] = ()
 
     def __str__(self) -> str:
-        settings = ",".join(f"{key}={_spell(value)}" for key, value in self.parameters)
-        return f"{self.name}:{settings}" if settings else self.name
+        return f"{self.name}:{self._settings}" if self.parameters else self.name
+
+    @property
+    def nested(self) -> str:
+        """As it is written inside another strategy."""
+        return f"{self.name}({self._settings})" if self.parameters else self.name
+
+    @property
+    def _settings(self) -> str:
+        return ",".join(f"{key}={_spell(value)}" for key, value in self.parameters)
 
 
 def _spell(value: Value) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from parlay import trees
-from parlay.drafters import catalogue
+from parlay.drafters import catalogue, members
 from parlay.drafters.entries import Resources, UsageError
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
-SOURCE = "union"
+NAME = "union"
 _DECAY = 0.9  # of a member's record, per step in which it proposed
 
 
@@ -19,28 +19,25 @@ class Union:
 
     Nodes that are equal become one, credited to the member with the better record, which proposes first. The budget
     is split by the squared shares of each member's nodes that were accepted in this sequence lately; what one leaves
-    unused the next may spend. Members run with their default parameters.
+    unused the next may spend. No member drafts more than its own ``k``.
     """
 
     def __init__(self, resources: Resources, *, of: tuple[str, ...]) -> None:
         if len(of) < 2 or len(set(of)) < len(of):
-            raise UsageError(f"strategy {SOURCE}: of={'+'.join(of)} must name two or more different drafters")
-        self._members = [_member(name, resources) for name in of]
-        self._owners: dict[str, int] = {}  # source of a node -> member that proposes it
-        self._records: dict[int, list[_Record]] = {}
+            raise UsageError(f"strategy {NAME}: of={'+'.join(of)} must name two or more different drafters")
+        self._members = [members.build(NAME, catalogue.parse(text), resources) for text in of]
+        self._states: dict[int, _State] = {}
 
     @property
     def needs(self) -> Needs:
-        needs = [member.needs for member in self._members]
-        taps = sorted({layer for need in needs for layer in need.taps})
-        return Needs(tuple(taps), max(need.choices for need in needs))
+        return members.needs_of(self._members)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""
         merged = [NO_DRAFT] * len(views)
-        records = [self._records_of(view.sequence) for view in views]
-        orders = [sorted(range(len(self._members)), key=lambda member: -each[member].rate) for each in records]
-        limits = [_limits(each, order, budget) for each, order, budget in zip(records, orders, budgets, strict=True)]
+        states = [self._state(view.sequence) for view in views]
+        orders = [state.favourites() for state in states]
+        limits = [state.limits(order, most) for state, order, most in zip(states, orders, budgets, strict=True)]
         for turn in range(len(self._members)):
             for number, member in enumerate(self._members):
                 left = {
@@ -48,36 +45,56 @@ class Union:
                     for place, order in enumerate(orders)
                     if order[turn] == number
                 }
-                places = [place for place, budget in left.items() if budget > 0]
-                if not places:
-                    continue
-                drafts = member.propose([views[place] for place in places], [left[place] for place in places])
-                for place, draft in zip(places, drafts, strict=True):
-                    self._owners.update(dict.fromkeys(draft.sources, number))
+                drafts = member.propose([views[place] for place in left], list(left.values()))
+                for place, draft in zip(left, drafts, strict=True):
                     merged[place] = trees.merge([merged[place], draft])
+                    states[place].own(number, merged[place])
         return merged
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
-            self._credit(observation)
+            self._state(observation.view.sequence).credit(observation)
         for member in self._members:
             member.observe(observations)
 
     def release(self, sequence: int) -> None:
-        self._records.pop(sequence, None)
+        self._states.pop(sequence, None)
         for member in self._members:
             member.release(sequence)
 
-    def _records_of(self, sequence: int) -> list[_Record]:
-        return self._records.setdefault(sequence, [_Record() for _ in self._members])
+    def _state(self, sequence: int) -> _State:
+        return self._states.setdefault(sequence, _State(len(self._members)))
 
-    def _credit(self, observation: Observation) -> None:
-        """Each node counts for the member that proposed it."""
-        records = self._records_of(observation.view.sequence)
-        owners = [self._owners[source] for source in observation.draft.sources]
-        for number in set(owners):
+
+class _State:
+    """The members' records in one sequence, and which of them proposed the nodes of its latest draft."""
+
+    def __init__(self, count: int) -> None:
+        self._records = [_Record() for _ in range(count)]
+        self._owners: dict[tuple[int, ...], int] = {}  # tokens of the path to a node -> member
+
+    def favourites(self) -> list[int]:
+        """The members by record; a new draft begins."""
+        self._owners.clear()
+        return sorted(range(len(self._records)), key=lambda member: -self._records[member].rate)
+
+    def limits(self, order: Sequence[int], budget: int) -> list[int]:
+        """How many nodes the tree may have after each turn."""
+        weights = [self._records[member].rate ** 2 for member in order]
+        total = sum(weights)
+        return [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
+
+    def own(self, member: int, draft: Draft) -> None:
+        """Nodes that nobody owned before are the member's."""
+        for path in _paths(draft):
+            self._owners.setdefault(path, member)
+
+    def credit(self, observation: Observation) -> None:
+        """Each node counts for the member that proposed it. (Names of sources may be shared: they tell nothing.)"""
+        owners = [self._owners.get(path) for path in _paths(observation.draft)]
+        for number in {owner for owner in owners if owner is not None}:
             accepted = sum(owners[node] == number for node in observation.verdict.path)
-            records[number].learn(owners.count(number), accepted)
+            self._records[number].learn(owners.count(number), accepted)
 
 
 class _Record:
@@ -98,15 +115,9 @@ class _Record:
         self._proposed = self._proposed * _DECAY + proposed
 
 
-def _limits(records: Sequence[_Record], order: Sequence[int], budget: int) -> list[int]:
-    """How many nodes the tree may have after each turn."""
-    weights = [records[member].rate ** 2 for member in order]
-    total = sum(weights)
-    return [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
-
-
-def _member(name: str, resources: Resources) -> Drafter:
-    drafter = catalogue.build(catalogue.parse(name), resources)
-    if drafter is None:
-        raise UsageError(f"strategy {SOURCE}: {name} drafts nothing; leave it out")
-    return drafter
+def _paths(draft: Draft) -> list[tuple[int, ...]]:
+    """The tokens down to each node, which name it in a merged tree."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tree.tokens, draft.tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths

@@ -15,7 +15,7 @@ ENTRIES = (
         summary="Several drafters propose into one tree; each node is credited to the one that proposed it.",
         reference="Miao et al. 2024 (SpecInfer, merged trees), arXiv:2305.09781",
         parameters={
-            "of": Parameter(tuple, ("prompt-lookup", "draft-model"), "the drafters, joined by +"),
+            "of": Parameter(tuple, ("prompt-lookup", "draft-model"), "the drafters, joined by +", strategies=True),
             **budget(16),
         },
         factory="parlay.drafters.union:Union",

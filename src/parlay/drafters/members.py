@@ -1,0 +1,71 @@
+"""Drafters inside another drafter: how they are built, what they need together, what each is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from parlay import trees
+from parlay.drafters import catalogue
+from parlay.drafters.entries import Resources, StrategySpec, UsageError
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+
+
+class Member:
+    """A drafter that is held to its own ``k``, told only what it needs, and whose probes are not carried."""
+
+    def __init__(self, drafter: Drafter, most: int) -> None:
+        self._drafter = drafter
+        self._most = most
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        """Asks for those sequences only that have a budget."""
+        limits = [min(budget, self._most) for budget in budgets]
+        places = [place for place, limit in enumerate(limits) if limit > 0]
+        drafts = [NO_DRAFT] * len(views)
+        if places:
+            asked = self._drafter.propose([views[place] for place in places], [limits[place] for place in places])
+            for place, draft in zip(places, asked, strict=True):
+                drafts[place] = _cut(draft, limits[place])
+        return drafts
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        needs = self.needs
+        self._drafter.observe([_narrowed(observation, needs) for observation in observations])
+
+    def release(self, sequence: int) -> None:
+        self._drafter.release(sequence)
+
+
+def build(owner: str, spec: StrategySpec, resources: Resources) -> Member:
+    """The drafter that ``spec`` names inside the strategy ``owner``."""
+    drafter = catalogue.build(spec, resources)
+    if drafter is None:
+        raise UsageError(f"strategy {owner}: {spec.name} drafts nothing; leave it out")
+    most = catalogue.settings(spec)["k"]
+    assert isinstance(most, int)
+    return Member(drafter, most)
+
+
+def needs_of(drafters: Iterable[Drafter]) -> Needs:
+    """What serves all of them."""
+    needs = [drafter.needs for drafter in drafters]
+    taps = sorted({layer for need in needs for layer in need.taps})
+    return Needs(tuple(taps), max(need.choices for need in needs))
+
+
+def _cut(draft: Draft, budget: int) -> Draft:
+    """Probes belong below their drafter's own nodes only, so they are left out of what is joined with others'."""
+    return trees.subtree(draft, range(min(budget, len(draft) - draft.probes)))
+
+
+def _narrowed(observation: Observation, needs: Needs) -> Observation:
+    taps = {layer: observation.taps[layer] for layer in needs.taps if layer in observation.taps}
+    choices = tuple(row[: needs.choices] for row in observation.choices) if needs.choices else ()
+    if taps.keys() == observation.taps.keys() and choices == observation.choices:
+        return observation
+    return replace(observation, taps=taps, choices=choices)

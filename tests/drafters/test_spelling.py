@@ -1,0 +1,121 @@
+"""Strategies inside strategies, as they are written on the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from parlay.drafters.catalogue import Entry, Parameter, Resources, UsageError, build, members, parse, settings
+from parlay.drafters.spelling import DEPTH
+from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, Runner, View
+
+
+def no_runner(name: str) -> Runner:
+    raise AssertionError(f"{name} was opened")
+
+
+RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
+
+
+class Echo:
+    """Remembers its budgets."""
+
+    needs = Needs()
+
+    def __init__(self, resources: Resources, *, times: int = 2, words: tuple[str, ...] = ("a",)) -> None:
+        self.times, self.words = times, words
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        return [NO_DRAFT for _ in views]
+
+    def observe(self, observations: Sequence[Observation]) -> None: ...
+
+    def release(self, sequence: int) -> None: ...
+
+
+SNAKE = Entry(
+    "snake", "toys", Exactness.BITS, "none", "nothing", "Its default names itself.", "",
+    {"of": Parameter(tuple, ("toy_nested:SNAKE",), "itself", strategies=True)}, f"{__name__}:Echo",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "toy_nested", sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "union:of=prompt-lookup(max_ngram=3)+draft-model(min_p=0.2)",
+        "union:k=4,of=prompt-lookup(max_ngram=3,min_ngram=2,pick=leftmost)+draft-model",
+        "union:of=union(k=3,of=prompt-lookup(k=2)+draft-model(model=a))+draft-model(model=b)",
+        "union:of=toy_nested:Echo(times=3,words=x+y)+prompt-lookup",
+        "union:of=toy_nested:Echo+prompt-lookup",
+        "draft-model:model=odd(1)/a+b",
+    ],
+)
+def test_nested_specs_survive_a_round_trip(text: str) -> None:
+    spec = parse(text)
+    assert str(spec) == text
+    assert parse(str(spec)) == spec
+    assert parse(spec.nested) == spec
+    assert all(parse(str(member)) == member for member in members(spec))
+
+
+def test_commas_and_plusses_in_parentheses_belong_to_the_member() -> None:
+    spec = parse("union:k=9,of=toy_nested:Echo(words=x+y,times=3)+draft-model(model=a+b)")
+    assert settings(spec)["k"] == 9
+    assert [(member.name, dict(member.parameters)) for member in members(spec)] == [
+        ("toy_nested:Echo", {"times": 3, "words": ("x", "y")}),
+        ("draft-model", {"model": "a+b"}),
+    ]
+
+
+def test_equal_members_are_equal_however_they_are_written() -> None:
+    """Defaults, spaces and order say nothing, inside as outside."""
+    one = parse("union:of=prompt-lookup(max_ngram=32) + draft-model( shape=tree, min_p=0.20 )")
+    other = parse("union(of=prompt-lookup+draft-model(min_p=0.2,shape=tree))")
+    assert one == other
+    assert parse("union:of=prompt-lookup()+draft-model") == parse("union")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("union:of=promt-lookup(k=1)+draft-model", ["'promt-lookup'", "did you mean prompt-lookup"]),
+        ("union:of=prompt-lookup(ngram=2)+draft-model", ["prompt-lookup has no parameter 'ngram'"]),
+        ("union:of=prompt-lookup(max_ngram=none)+draft-model", ["max_ngram=none", "whole number"]),
+        ("union:of=prompt-lookup(max_ngram)+draft-model", ["key=value", "'max_ngram'"]),
+        ("union:of=prompt-lookup(policy=adaptive)+draft-model", ["policy", "whole strategy"]),
+        ("union:of=prompt-lookup(k=1+draft-model", ["a ( without its )"]),
+        ("union:of=prompt-lookup(k=1))+draft-model", ["a ) without its ("]),
+        ("prompt-lookup(k=1", ["a ( without its )"]),
+        ("prompt-lookup(k=1)(k=2)", ["unknown strategy"]),
+        ("prompt-lookup(k=1)x", ["unknown strategy"]),
+        ("union:of=" + "union(of=" * 400 + "x" + ")" * 400, [f"more than {DEPTH}"]),
+        ("union:of=" + "union(of=" * (DEPTH - 1) + "draft-model" + ")" * (DEPTH - 1), [f"more than {DEPTH}"]),
+        ("toy_nested:SNAKE", ["more than", "toy_nested:SNAKE"]),
+        ("toy_nested:Echo(time=3)", ["no parameter 'time'", "times"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_as_deep_as_is_allowed() -> None:
+    spec = parse("union:of=" + "union(of=" * (DEPTH - 2) + "draft-model" + ")" * (DEPTH - 2))
+    for _ in range(DEPTH - 1):
+        (spec,) = members(spec)
+    assert spec.name == "draft-model"
+
+
+def test_parameters_reach_a_member() -> None:
+    with pytest.raises(UsageError, match="min_ngram 9 is more than max_ngram 3"):
+        build(parse("union:of=prompt-lookup(min_ngram=9,max_ngram=3)+toy_nested:Echo"), RESOURCES)
