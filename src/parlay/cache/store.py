@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -104,13 +105,25 @@ class Store:
         """Scratch rows for one forward: pending tokens, ``gap`` free slots, then tree nodes. Commits nothing."""
         entry = self._entry(sequence)
         start = len(entry.tokens)
-        rows = start + len(pending) + len(nodes)
-        if blocks_for(rows) > entry.blocks:
-            room = entry.blocks * BLOCK
-            raise ValueError(f"sequence {sequence} has room for {room} tokens and needs {rows}: reserve them first")
-        grow(entry, rows + gap, self._shape.stride)
+        self._make_slots(sequence, start + len(pending) + len(nodes), gap)
         entry.staged = Staged(pending, nodes, start + len(pending) + gap)
         return Rows(entry.rows, start, entry.staged.nodes_at)
+
+    @contextmanager
+    def scratch(self, sequence: int, start: int, count: int) -> Iterator[Rows]:
+        """Rows from slot ``start`` on for a forward that can't be kept. Committed ones among them are put back.
+
+        Scratch rows between the committed ones and ``start`` stay as they are.
+        """
+        entry = self._entry(sequence)
+        entry.staged = None
+        self._make_slots(sequence, start + count)
+        length = len(entry.tokens)
+        committed = entry.rows[:, :, :, start:length].clone()  # empty unless the rows begin before its end
+        try:
+            yield Rows(entry.rows, start, start + count)
+        finally:
+            entry.rows[:, :, :, length - committed.shape[3] : length] = committed
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""
@@ -155,6 +168,14 @@ class Store:
             return self._live[sequence]
         except KeyError:
             raise ValueError(f"sequence {sequence} is not open") from None
+
+    def _make_slots(self, sequence: int, rows: int, gap: int = 0) -> None:
+        """Slots for ``rows`` reserved rows, and ``gap`` more. Raises ValueError for rows that are not reserved."""
+        entry = self._entry(sequence)
+        if blocks_for(rows) > entry.blocks:
+            room = entry.blocks * BLOCK
+            raise ValueError(f"sequence {sequence} has room for {room} tokens and needs {rows}: reserve them first")
+        grow(entry, rows + gap, self._shape.stride)
 
     def _check_free(self, sequence: int) -> None:
         if sequence in self._live:

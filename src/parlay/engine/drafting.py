@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from parlay import trees
+from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler, Turn
 from parlay.engine.sequence import Sequence
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, RunnerSpec, Strategy
@@ -16,9 +17,18 @@ logger = logging.getLogger(__name__)
 class Drafting:
     """Fills in the drafts of a batch's turns."""
 
-    def __init__(self, spec: RunnerSpec, scheduler: Scheduler, max_context: int, max_draft_rows: int) -> None:
+    def __init__(
+        self,
+        spec: RunnerSpec,
+        scheduler: Scheduler,
+        layers: TargetLayers | None,
+        *,
+        max_context: int,
+        max_draft_rows: int,
+    ) -> None:
         self._spec = spec
         self._scheduler = scheduler
+        self._layers = layers
         self._max_context = max_context
         self._max_draft_rows = max_draft_rows
 
@@ -29,8 +39,12 @@ class Drafting:
             budgets = strategy.policy.plan([turn.sequence for turn in turns])
             limits = [min(budget, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
             wanted = [(turn, limit) for turn, limit in zip(turns, limits, strict=True) if limit > 0]
+            if strategy.drafter is not None and strategy.drafter.needs.layers:
+                wanted = self._lend(wanted)
             if wanted and strategy.drafter is not None:
                 self._ask(strategy, strategy.drafter, wanted)
+            if self._layers is not None:
+                self._layers.reclaim()
         self._fit_rows([turn for turn in ready if len(turn.draft)])
 
     def _limit(self, turn: Turn) -> int:
@@ -38,6 +52,22 @@ class Drafting:
         sequence = turn.sequence
         left = min(sequence.remaining, self._max_context - len(sequence.tokens))
         return 0 if self._spec.tree == "none" else left - 1
+
+    def _lend(self, wanted: list[tuple[Turn, int]]) -> list[tuple[Turn, int]]:
+        """Set scratch aside for rows of the target's own layers; where room is short, for fewer, and no draft for 0.
+
+        The pending rows of the whole batch have their room already, so the verify still fits whatever is written.
+        """
+        assert self._layers is not None
+        lent: list[tuple[Turn, int]] = []
+        for turn, budget in wanted:
+            limit = budget
+            while limit and not self._scheduler.reserve_draft(turn.sequence, limit):
+                limit //= 2
+            if limit:
+                self._layers.lend(turn.sequence, limit)
+                lent.append((turn, limit))
+        return lent
 
     def _ask(self, strategy: Strategy, drafter: Drafter, wanted: list[tuple[Turn, int]]) -> None:
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import cast
 
 from torch import Tensor
 
 from parlay import trees
 from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
+from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler, Turn
 from parlay.engine.sequence import Sequence
 from parlay.sampling.processors import validate
@@ -19,6 +21,7 @@ from parlay.types import (
     Event,
     Exactness,
     Fault,
+    LayerSkipper,
     Needs,
     Observation,
     Output,
@@ -56,13 +59,26 @@ class Engine:
         self.limits = limits or Limits()
         self.scheduler = Scheduler(runner, self.limits)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
-        self._drafting = Drafting(runner.spec, self.scheduler, self.max_context, self.limits.max_draft_rows)
+        self._layers = TargetLayers(cast(LayerSkipper, runner)) if runner.spec.layer_skip else None
+        self._drafting = Drafting(
+            runner.spec,
+            self.scheduler,
+            self._layers,
+            max_context=self.max_context,
+            max_draft_rows=self.limits.max_draft_rows,
+        )
         self._sequences: dict[str, Sequence] = {}
         self._next_sequence = 0
 
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._validate(request)
+        needs = strategy.drafter.needs if strategy.drafter is not None else Needs()
+        if needs.layers and self._layers is None:
+            raise ValueError(
+                f"strategy {strategy.name} drafts with the target's own layers, but the runner of "
+                f"{self.runner.spec.name} can't skip any: choose another strategy"
+            )
         sequence = Sequence(
             sequence=self._next_sequence,
             request=request,
@@ -70,6 +86,7 @@ class Engine:
             exactness=Exactness.weakest(strategy.rule.exactness, self.runner.spec.exactness),
             tokens=list(request.prompt),
             prompt_length=len(request.prompt),
+            layers=self._layers if needs.layers else None,
         )
         self._next_sequence += 1
         self._sequences[request.id] = sequence

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from parlay import trees
-from parlay.types import Draft, Exactness, Metrics, Request, Strategy, TokenLogprobs
+from parlay.types import Draft, Exactness, Layers, Metrics, Request, Strategy, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class Tally:
     first_step_tokens: int = 0
     cached_tokens: int = 0
     drafter_faults: int = 0
+    layer_rows: int = 0
+    layer_seconds: float = 0.0
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_depth: Counter[int] = field(default_factory=Counter)
@@ -39,6 +41,11 @@ class Tally:
             self.drafted_by_depth.update(trees.depths(draft.tree)[:proposed])
             self.accepted_by_source.update(draft.sources[node] for node in path)
             self.accepted_by_depth.update(range(1, len(path) + 1))
+
+    def count_layers(self, rows: int, seconds: float) -> None:
+        """Drafting ran rows of this sequence through the target's own layers."""
+        self.layer_rows += rows
+        self.layer_seconds += seconds
 
     def count_seconds(self, prefill: bool, draft: float, verify: float, overhead: float) -> None:
         """Add one step's wall time; until a step has committed, all of it is prefill."""
@@ -63,6 +70,7 @@ class Sequence:
     exactness: Exactness
     tokens: list[int]
     prompt_length: int
+    layers: Layers | None = None
     cached: int = 0
     is_open: bool = False
     drafting: bool = True
@@ -99,6 +107,8 @@ class Sequence:
             accepted_by_depth=_by_depth(tally.accepted_by_depth),
             drafted_by_depth=_by_depth(tally.drafted_by_depth),
             drafter_faults=tally.drafter_faults,
+            layer_rows=tally.layer_rows,
+            layer_seconds=tally.layer_seconds,
             prefill_seconds=tally.prefill_seconds,
             draft_seconds=tally.draft_seconds,
             verify_seconds=tally.verify_seconds,

@@ -19,6 +19,7 @@ from parlay.models.attention_form import Heads
 from parlay.models.config import DecoderConfig
 from parlay.models.linear import Linear, pack
 from parlay.models.rope import interleave
+from parlay.types import Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,16 @@ class Decoder:
     head: Linear
 
     def run(
-        self, ids: Tensor, plan: Callable[[Tensor], Sequence[Attend]], taps: Collection[int]
+        self,
+        ids: Tensor,
+        plan: Callable[[Tensor], Sequence[Attend]],
+        taps: Collection[int],
+        skip: Skip = frozenset(),
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states after the last layer ``[N, H]``, and those that enter the tapped layers.
 
-        ``plan`` gets the matrix ``[N, heads * D]`` that attention writes to, and says how each sequence does.
+        ``plan`` gets the matrix ``[N, heads * D]`` that attention writes to, and says how each sequence does. Rows
+        pass by the sub-layers of ``skip``.
         """
         hidden = F.embedding(ids, self.embedding)
         mixed = hidden.new_zeros(hidden.shape[0], self.heads.num_heads * self.heads.head_dim)
@@ -81,11 +87,13 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             if index in taps:
                 tapped[index] = hidden.clone()
-            qkv = self._qkv(layer, hidden)
-            for attend in attends:
-                attend(index, qkv)
-            hidden.add_(layer.attention_out(mixed))
-            hidden.add_(layer.down(silu_product(layer.gate_up(self.unit(hidden)))))
+            if ("attention", index) not in skip:
+                qkv = self._qkv(layer, hidden)
+                for attend in attends:
+                    attend(index, qkv)
+                hidden.add_(layer.attention_out(mixed))
+            if ("mlp", index) not in skip:
+                hidden.add_(layer.down(silu_product(layer.gate_up(self.unit(hidden)))))
         return hidden, tapped
 
     def _qkv(self, layer: Layer, hidden: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from parlay.models.decoder import build
 from parlay.models.kernels import choose_dtype, judge
 from parlay.models.linear import MIN_ROWS
 from parlay.models.rope import Rope
-from parlay.types import Output, RunnerSpec, Segment
+from parlay.types import Chain, Output, RunnerSpec, Segment, Skip
 
 __all__ = ["NativeRunner", "choose_dtype"]
 
@@ -71,7 +72,9 @@ class NativeRunner:
             dtype=str(dtype).removeprefix("torch."),
             kernels=kernels.reason,
             eos_ids=config.eos_ids,
+            layer_skip=True,
         )
+        self._sublayers = frozenset(self._spec.sublayers)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -114,12 +117,42 @@ class NativeRunner:
         """
         ids = [token for segment in segments for token in (*segment.pending, *segment.tree.tokens)]
         self._check(ids, taps)
-        places = [self._stage(segment) for segment in segments]
+        return self._run(ids, segments, [self._stage(segment) for segment in segments], taps)
+
+    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
+        """Run the chains through all sub-layers but those of ``skip``; see `LayerSkipper.skip_forward`.
+
+        Raises ValueError for a token or sub-layer out of range, or rows that were not reserved.
+        """
+        ids = [token for chain in chains for token in chain.tokens]
+        self._check(ids, ())
+        if not skip <= self._sublayers:
+            raise ValueError(
+                f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
+            )
+        if max(chain.start + len(chain.tokens) for chain in chains) > self._max_context:
+            raise ValueError(f"a chain reaches beyond the context of {self._max_context}")
+        segments = [Segment(chain.sequence, chain.tokens, logits_from=chain.logits_from) for chain in chains]
+        with ExitStack() as scratch:
+            places = [
+                scratch.enter_context(self._store.scratch(chain.sequence, chain.start, len(chain.tokens)))
+                for chain in chains
+            ]
+            return self._run(ids, segments, places, (), skip).logits_RV
+
+    def _run(
+        self,
+        ids: list[int],
+        segments: Sequence[Segment],
+        places: Sequence[Rows],
+        taps: Sequence[int],
+        skip: Skip = frozenset(),
+    ) -> Output:
         wanted, starts = _wanted(segments)
         with torch.inference_mode():
             padded = ids + ids[:1] * (MIN_ROWS - len(ids))
             plan = partial(self._plan, segments, places)
-            hidden, tapped = self._decoder.run(torch.tensor(padded, device=self._device), plan, taps)
+            hidden, tapped = self._decoder.run(torch.tensor(padded, device=self._device), plan, taps, skip)
             hidden = self._final(hidden, wanted, tapped, taps)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
             logits = self._decoder.head(hidden)[: len(wanted)].float()

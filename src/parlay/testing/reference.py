@@ -25,6 +25,7 @@ class Text:
     tokens: list[int]
     prompt_length: int
     sequence: int = 0
+    layers: None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.testing.reference import LogitsOf
-from parlay.types import Exactness, OutOfRoom, Output, RunnerSpec, Segment
+from parlay.types import Chain, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
 
 
 class RandomLogits:
@@ -51,13 +51,18 @@ def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
 
 @dataclass(slots=True)
 class _Held:
-    """What a toy holds for one sequence: its cached ids, the cache cell of each, and the last forward's segment."""
+    """What a toy holds for one sequence: its cached ids, the cache cell of each, and the last forward's segment.
+
+    ``scratch`` are the ids whose rows the last forward that skipped ``skipped`` left behind the cached ones.
+    """
 
     salt: str
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     reserved: int = 0
     fed: Segment | None = None
+    scratch: list[int] = field(default_factory=list)
+    skipped: Skip = frozenset()
 
 
 class ToyRunner:
@@ -66,7 +71,8 @@ class ToyRunner:
     ``tree`` is what drafts it takes. ``capacity`` counts tokens over all sequences, forks sharing their prefix. With
     ``cut`` above 1 it is like a recurrent model with snapshots: after a rejection it can only go back to a cached
     length that is a multiple of ``cut``. A released text is reused by later sequences of its salt. Taps give
-    ``[layer, token, position, hash of the text]`` for each row.
+    ``[layer, token, position, hash of the text]`` for each row. Each sub-layer that is skipped adds noise to the
+    logits, the same for the same text; its rows never serve a full forward.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class ToyRunner:
             device="cpu",
             dtype="float32",
             kernels="none: the logits are looked up",
+            layer_skip=True,
         )
         self.logits_of = logits_of
         self.forwards = 0
@@ -135,6 +142,36 @@ class ToyRunner:
         logits_RV = torch.stack(logits) if logits else torch.empty(0, self.spec.vocab_size)
         return Output(logits_RV, tuple(starts), {layer: _tap(layer, texts) for layer in taps})
 
+    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
+        assert len({chain.sequence for chain in chains}) == len(chains), "a sequence appears twice"
+        assert skip <= set(self.spec.sublayers), f"no such sub-layers: {skip}"
+        logits: list[Tensor] = []
+        for chain in chains:
+            before = self._before(chain, skip)
+            ends = range(chain.logits_from + 1, len(chain.tokens) + 1)
+            logits += [self._degraded([*before, *chain.tokens[:end]], skip) for end in ends]
+        return torch.stack(logits)
+
+    def _before(self, chain: Chain, skip: Skip) -> list[int]:
+        """The text before the chain, cached and in scratch; this is where misuse is caught."""
+        held = self._held[chain.sequence]
+        reach = chain.start - len(held.tokens)
+        assert 0 <= chain.logits_from < len(chain.tokens), f"logits_from {chain.logits_from} of {len(chain.tokens)}"
+        assert all(0 <= token < self.spec.vocab_size for token in chain.tokens), "ids outside the vocabulary"
+        assert chain.start + len(chain.tokens) <= held.reserved, f"{len(chain.tokens)} rows were not reserved"
+        assert reach <= 0 or (held.skipped == skip and reach <= len(held.scratch)), "no such rows in scratch"
+        before = [*held.tokens[: chain.start], *held.scratch[: max(reach, 0)]]
+        held.fed, held.skipped = None, skip
+        held.scratch = [*held.scratch[:reach], *chain.tokens] if reach >= 0 else []
+        return before
+
+    def _degraded(self, text: Sequence[int], skip: Skip) -> Tensor:
+        logits_V = self.logits_of(text)
+        for half, layer in sorted(skip):
+            noise = torch.Generator().manual_seed(text_hash(text, 2 * layer + (half == "mlp")))
+            logits_V = logits_V + 0.3 * torch.randn(self.spec.vocab_size, generator=noise)
+        return logits_V
+
     def _texts(self, segment: Segment) -> list[list[int]]:
         """The text that ends with each row of the segment; this is where misuse is caught."""
         held = self._held[segment.sequence]
@@ -146,7 +183,7 @@ class ToyRunner:
         assert len(held.tokens) + segment.rows <= held.reserved, f"{segment.rows} rows were not reserved"
         assert not tree.tokens or self.spec.tree != "none", "this runner takes no drafts"
         assert self.spec.tree == "tree" or trees.is_chain(tree), "this runner takes chains only"
-        held.fed = segment
+        held.fed, held.scratch = segment, []
         return row_texts(held.tokens, segment)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
@@ -166,7 +203,7 @@ class ToyRunner:
         self._unfilled += len(held.tokens) - length
         self._let_go(held.cells[length:])
         del held.tokens[length:], held.cells[length:]
-        held.fed = None
+        held.fed, held.scratch = None, []
         return length
 
     def fork(self, sequence: int, copy: int) -> None:

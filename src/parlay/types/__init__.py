@@ -11,13 +11,14 @@ from __future__ import annotations
 from parlay.types.base import Exactness, FinishReason, Law, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
 from parlay.types.drafts import NO_DRAFT, Draft, Fault, Tree, Verdict
 from parlay.types.params import SamplingParams
-from parlay.types.requests import Request, StopChecker, View
+from parlay.types.requests import Layers, Request, StopChecker, View
 from parlay.types.results import Committed, Event, Metrics, TokenLogprobs
-from parlay.types.runners import Output, Runner, RunnerSpec, Segment
+from parlay.types.runners import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
 
 __all__ = [
     "NO_DRAFT",
+    "Chain",
     "Committed",
     "Cost",
     "Draft",
@@ -27,6 +28,8 @@ __all__ = [
     "Fault",
     "FinishReason",
     "Law",
+    "LayerSkipper",
+    "Layers",
     "LogitsProcessor",
     "Metrics",
     "Needs",
@@ -42,9 +45,11 @@ __all__ = [
     "RunnerSpec",
     "SamplingParams",
     "Segment",
+    "Skip",
     "Spent",
     "StopChecker",
     "Strategy",
+    "Sublayer",
     "TokenLogprobs",
     "Tree",
     "Verdict",

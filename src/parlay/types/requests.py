@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from parlay.types.base import NoiseKey
 from parlay.types.params import SamplingParams
+from parlay.types.runners import Skip
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StopChecker(Protocol):
@@ -42,6 +46,19 @@ class Request:
     """Lower is more urgent."""
 
 
+class Layers(Protocol):
+    """The target's own layers and cache, for drafters that ask for them: usable in `propose`, and metered."""
+
+    def forward(self, views: Sequence[View], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1) -> Tensor:
+        """Logits of the last ``rows`` rows of each view's tokens and then its path, ``[len(views) * rows, V]``.
+
+        All sequences run at once. The sub-layers of ``skip`` are left out in these rows and in those that are not
+        cached; what lies before them the target computed in full. A path may be as long as the view's budget. A
+        path that goes on from the last call's costs only its new rows. No view appears twice.
+        """
+        ...
+
+
 class View(Protocol):
     """A drafter's read-only sight of a sequence. ``tokens`` is live: prompt, then committed output."""
 
@@ -53,3 +70,7 @@ class View(Protocol):
     def tokens(self) -> Sequence[int]: ...
     @property
     def prompt_length(self) -> int: ...
+    @property
+    def layers(self) -> Layers | None:
+        """There if the drafter's needs name it."""
+        ...

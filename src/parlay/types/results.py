@@ -26,6 +26,8 @@ class Metrics:
     step is done, and ``first_step_tokens`` are the tokens that step committed. ``accepted_by_depth[d]`` counts
     accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
     that the target verified, probes left out. ``drafter_faults`` counts drafters that raised and were dropped.
+    ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
+    ``draft_seconds`` that this took.
     """
 
     strategy: str
@@ -43,6 +45,8 @@ class Metrics:
     accepted_by_depth: tuple[int, ...] = ()
     drafted_by_depth: tuple[int, ...] = ()
     drafter_faults: int = 0
+    layer_rows: int = 0
+    layer_seconds: float = 0.0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0

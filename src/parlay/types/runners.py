@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Sublayer = tuple[Literal["attention", "mlp"], int]
+"""Half of a layer, and the layer's number from 0."""
+
+Skip = frozenset[Sublayer]
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
     """What a runner is and can do, as data. ``exactness`` is the level its shared-noise verification reaches."""
@@ -29,6 +35,13 @@ class RunnerSpec:
     kernels: str
     """One line: which kernels run and why."""
     eos_ids: tuple[int, ...] = ()
+    layer_skip: bool = False
+    """Whether the runner is a `LayerSkipper` too."""
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """All halves of layers, in the order in which a row passes them."""
+        return tuple(half for layer in range(self.num_layers) for half in (("attention", layer), ("mlp", layer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,20 @@ class Output:
     logits_RV: Tensor
     starts: tuple[int, ...]
     taps: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What one sequence feeds into a forward that skips sub-layers: ``tokens`` at the positions from ``start`` on.
+
+    Keys and values before ``start`` are read as they are: the cached ones, and behind these the scratch rows that the
+    latest such forward of the sequence wrote. ``logits_from`` is that of a `Segment`.
+    """
+
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+    logits_from: int
 
 
 class Runner(Protocol):
@@ -113,4 +140,16 @@ class Runner(Protocol):
 
     def check(self) -> None:
         """Prove the cache's own invariants; AssertionError names the broken one."""
+        ...
+
+
+class LayerSkipper(Runner, Protocol):
+    """A runner that can leave sub-layers out, so that the target drafts for itself. Its spec says so."""
+
+    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
+        """Run the chains through all sub-layers but those of ``skip``; the wanted rows' logits in order, ``[R, V]``.
+
+        Commits nothing and can't be kept: what was cached is the same afterwards, to the last bit, and the next
+        `forward` writes every row anew. Rows beyond those cached must be reserved. No sequence appears twice.
+        """
         ...

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class Needs:
     """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
 
-    The rows are the root's and all nodes', rejected ones and probes included.
+    The rows are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's
+    own layers, which it then finds as `View.layers`.
     """
 
     taps: tuple[int, ...] = ()
     choices: int = 0
+    layers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor
 
 from parlay.testing.toys import row_texts
-from parlay.types import Output, Runner, RunnerSpec, Segment
+from parlay.types import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip
 
 Texts = dict[tuple[int, ...], list[Tensor]]
 """Rows of logits by the text before them; more than one where a text was computed again."""
@@ -43,6 +44,9 @@ class Recorder:
             for text, logits_V in zip(texts, rows, strict=True):
                 self.texts.setdefault(tuple(text), []).append(logits_V.detach().clone())
         return out
+
+    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
+        return cast(LayerSkipper, self._inner).skip_forward(chains, skip)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         length = self._inner.keep(sequence, path)
