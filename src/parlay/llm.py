@@ -62,6 +62,7 @@ class LLM:
             default_draft=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
             tokenizer=self.tokenizer,
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
+            target=self.runner.spec,
         )
         self._strategies = StrategyBook(resources, self.engine.cost)
         self._default = strategy

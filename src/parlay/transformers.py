@@ -232,6 +232,7 @@ def _resources(
         open_runner=RunnerShelf(open_runner),
         default_draft=name,
         tokenizer=tokenizer,
+        target=runner.spec,
     )
 
 

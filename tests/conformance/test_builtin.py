@@ -35,7 +35,7 @@ def stage(dtype: str) -> Stage:
     """The built-in target with its own draft model, both in ``dtype``."""
     runner = models.load(MODEL, dtype=dtype, cache_tokens=2048)
     shelf = RunnerShelf(lambda name: models.load(name, dtype=dtype, cache_tokens=2048))
-    resources = Resources(runner.spec.vocab_size, shelf, default_draft=BUILT_IN_DRAFTS[MODEL])
+    resources = Resources(runner.spec.vocab_size, shelf, default_draft=BUILT_IN_DRAFTS[MODEL], target=runner.spec)
     return Stage(dtype, lambda _: runner, lambda _: pytest.fail("not recomputed"), runner.spec.vocab_size, resources)
 
 

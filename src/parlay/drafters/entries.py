@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from parlay.drafters import spelling
-from parlay.types import Exactness, ParlayError, Runner
+from parlay.types import Exactness, ParlayError, Runner, RunnerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,7 +142,7 @@ def _spell(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What drafters are built from.
+    """What drafters are built from; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
     goes with such a model.
@@ -153,6 +153,7 @@ class Resources:
     default_draft: str | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
+    target: RunnerSpec | None = None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

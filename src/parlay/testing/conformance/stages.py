@@ -32,14 +32,13 @@ def toy_stage(
     """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
     logits_of = RandomLogits(vocab_size)
     draft = RandomLogits(vocab_size, drift=0.0)
-    return Stage(
-        name,
-        lambda capacity: ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut),
-        logits_of,
-        vocab_size,
-        Resources(vocab_size, RunnerShelf(lambda _: ToyRunner(draft, vocab_size)), default_draft="toy"),
-        checks=checks,
-    )
+
+    def open_runner(capacity: int) -> Runner:
+        return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut)
+
+    shelf = RunnerShelf(lambda _: ToyRunner(draft, vocab_size))
+    resources = Resources(vocab_size, shelf, default_draft="toy", target=open_runner(1).spec)
+    return Stage(name, open_runner, logits_of, vocab_size, resources, checks=checks)
 
 
 def runner_stage(
@@ -48,7 +47,7 @@ def runner_stage(
     """A real runner; its logits are recomputed by another instance of it, from an empty cache each time."""
     judge = open_runner(8192)
     vocab_size = judge.spec.vocab_size
-    resources = Resources(vocab_size, RunnerShelf(lambda _: draft()), default_draft="draft")
+    resources = Resources(vocab_size, RunnerShelf(lambda _: draft()), default_draft="draft", target=judge.spec)
     return Stage(name, open_runner, recomputed(judge), vocab_size, resources, noise_bound)
 
 
