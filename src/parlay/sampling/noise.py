@@ -10,6 +10,7 @@ a last place of float64: about one draw in 1e13 could tell devices apart.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -32,6 +33,19 @@ _NEAR = 128  # logits whose noise is computed first
 _MAX_GUMBEL = 53 * math.log(2) + 1e-9
 
 
+class Purpose(enum.IntEnum):
+    """What randomness is for. Each purpose has streams of its own, so that none depends on another's outcome."""
+
+    SHARED = 0
+    """The Gumbel noise of plain decoding, which target and drafters share."""
+    DRAFT = 1
+    """Tokens that a drafter draws from its own law."""
+    COIN = 2
+    """Whether a rule accepts a drawn token."""
+    RESIDUAL = 3
+    """The token that a rule draws where none was accepted, and the bonus."""
+
+
 def mix(value: int) -> int:
     """SplitMix64's finaliser: a bijection of 64-bit integers in which each input bit flips half the output bits."""
     value &= _MASK
@@ -40,10 +54,15 @@ def mix(value: int) -> int:
     return value ^ value >> 31
 
 
-def stream(key: NoiseKey, position: int, purpose: int = 0) -> int:
-    """Which 64-bit generator state serves a position. Purpose 0 is the noise that target and drafters share."""
+def stream(key: NoiseKey, position: int, purpose: int = Purpose.SHARED, *draw: int) -> int:
+    """Which 64-bit generator state serves an absolute position.
+
+    Purposes other than the shared one add the ``draw``: the step (by the length of the text before it) and the number
+    of the draw within it. A position that was drafted in vain is drafted again in a later step, and if what was drawn
+    there had any part in an earlier verdict, drawing the same once more would change the law.
+    """
     state = 0
-    for part in (key.seed, key.sample_index, position, purpose):
+    for part in (key.seed, key.sample_index, position, purpose, *draw):
         state = mix((state ^ part) + _GOLDEN)
     return state
 
@@ -88,6 +107,11 @@ def _signed(value: int) -> int:
 def uniform(noise_bits: Tensor) -> Tensor:
     """Float64 strictly inside (0, 1), rising with the signed bits: the middle of one of 2**52 equal cells."""
     return (noise_bits >> 12).double().add_(2.0**51 + 0.5).mul_(2.0**-52)
+
+
+def uniform_of(state: int) -> float:
+    """`uniform` of the stream's first output."""
+    return float(((_signed(mix(state + _GOLDEN)) >> 12) + (2.0**51 + 0.5)) * 2.0**-52)
 
 
 def gumbel(noise_bits: Tensor) -> Tensor:

@@ -22,20 +22,29 @@ class SharedNoise:
         """See `Rule.accept`. Raises ValueError for a draft that was drawn rather than guessed."""
         for draft in drafts:
             check_law(self, draft)
-        walks = [_Walk(view, draft, root) for view, draft, root in zip(views, drafts, roots, strict=True)]
-        plain = [walk for walk in walks if is_plain_greedy(walk.view, ())]
-        if plain:
-            _walk_greedily(plain, logits_RV)
-        _walk_in_lockstep([walk for walk in walks if walk.open], logits_RV)
-        return [walk.verdict for walk in walks]
+        return follow(views, drafts, logits_RV, roots)
+
+
+def follow(
+    views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+) -> list[Verdict | Fault]:
+    """Plain decoding's tokens for as long as the drafts carry them, by whatever law these were chosen."""
+    walks = [_Walk(view, draft, root) for view, draft, root in zip(views, drafts, roots, strict=True)]
+    plain = [walk for walk in walks if is_plain_greedy(walk.view, ())]
+    if plain:
+        _walk_greedily(plain, logits_RV)
+    _walk_in_lockstep([walk for walk in walks if walk.open], logits_RV)
+    return [walk.verdict for walk in walks]
 
 
 def check_law(rule: Rule, draft: Draft) -> None:
     """Raises ValueError for a draft that the rule can't judge."""
-    if draft.law not in rule.laws:
+    if len(draft) and draft.law not in rule.laws:
         raise ValueError(
             f"accept rule {type(rule).__name__} can't judge drafts of law {draft.law!r}; it takes {sorted(rule.laws)}"
         )
+    if len(draft) and draft.law != "point" and draft.probs is None:
+        raise ValueError(f"accept rule {type(rule).__name__} needs the law that each node was drawn from")
 
 
 class _Walk:

@@ -1,0 +1,7 @@
+"""Accept rules: from a draft and the target's logits to the tokens that are committed. One file per rule."""
+
+from __future__ import annotations
+
+from parlay.sampling.rules.shared_noise import SharedNoise
+
+__all__ = ["SharedNoise"]

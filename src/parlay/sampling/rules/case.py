@@ -1,0 +1,134 @@
+"""What a rule sees of one sequence: its draft, the laws at the nodes, and chance. Rules are functions of that.
+
+Nothing here or in the rules tells floats from fractions, so tests run the very same code on exact rationals and on
+every outcome that chance can have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from parlay import trees
+from parlay.sampling import noise
+from parlay.sampling.laws import Vector, pick, soft_law
+from parlay.sampling.noise import Purpose
+from parlay.types import Draft, NoiseKey, ParlayError, Verdict, View
+
+Candidate = tuple[int, Vector]
+"""A drafted token and the law it was drawn from."""
+
+
+class Chance(Protocol):
+    """The randomness of one step. ``level`` 0 is the first token that the step commits."""
+
+    def coin(self, probability: Any, level: int, number: int) -> bool:
+        """True with this probability; another ``number``, another coin."""
+        ...
+
+    def draw(self, weights: Vector, level: int) -> int:
+        """A token by its weight."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepChance:
+    """Coins and draws of the step that begins at absolute position ``step``."""
+
+    key: NoiseKey
+    step: int
+
+    def coin(self, probability: Any, level: int, number: int) -> bool:
+        state = noise.stream(self.key, self.step + level, Purpose.COIN, self.step, number)
+        return noise.uniform_of(state) < float(probability)
+
+    def draw(self, weights: Vector, level: int) -> int:
+        state = noise.stream(self.key, self.step + level, Purpose.RESIDUAL, self.step)
+        return pick(weights, noise.uniform_of(state))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``target(node)`` is the target's law of the token after ``node`` (-1: the root), as processed on the node's own
+    path; it may raise ParlayError. ``drafted(node)`` is the law that the node itself was drawn from. ``greedy``: the
+    best token is wanted, and the target's law only tells how much better it is.
+    """
+
+    draft: Draft
+    target: Callable[[int], Vector]
+    drafted: Callable[[int], Vector]
+    chance: Chance
+    greedy: bool = False
+
+
+def case_of(view: View, draft: Draft, logits_RV: Tensor, root: int) -> Case:
+    """The case whose rows of logits begin with the root's at ``root``."""
+    tree, probs = draft.tree, draft.probs
+
+    def target(node: int) -> Vector:
+        path = [tree.tokens[above] for above in trees.path_to(tree, node)]
+        vector: Vector = soft_law(logits_RV[root + 1 + node], view, path).cpu().numpy()
+        return vector
+
+    def drafted(node: int) -> Vector:
+        assert probs is not None
+        vector: Vector = probs[node].double().cpu().numpy()
+        return vector
+
+    return Case(draft, target, drafted, StepChance(view.request.key, len(view.tokens)), view.request.params.greedy)
+
+
+class Dice:
+    """Chance at one level; every coin is another."""
+
+    def __init__(self, chance: Chance, level: int) -> None:
+        self._chance = chance
+        self._level = level
+        self._coins = 0
+
+    def coin(self, probability: Any) -> bool:
+        self._coins += 1
+        return self._chance.coin(probability, self._level, self._coins - 1)
+
+    def draw(self, weights: Vector) -> int:
+        return self._chance.draw(weights, self._level)
+
+
+Choose = Callable[[Vector, Sequence[Candidate], Dice], int]
+"""A token whose law is the first argument, chosen so that it is a candidate's as often as can be."""
+
+
+def descend(case: Case, choose: Choose) -> Verdict:
+    """From the root down: choose a token, and go on below the nodes that carry it, for as long as there are some.
+
+    Equal siblings (independent draws may be equal) are one place: the children of all of them are candidates below.
+    """
+    tree = case.draft.tree
+    families = trees.children(tree)
+    real = len(tree) - case.draft.probes
+    here, last = [-1], -1
+    sampled: list[int] = []
+    while here:
+        last = here[0]
+        try:
+            target = case.target(last)
+        except ParlayError:
+            if not sampled:
+                raise
+            break  # tokens chosen above stand: the last is then the bonus, and the fault the next root's
+        below = [child for node in here for child in families[node] if child < real]
+        candidates = [(tree.tokens[child], case.drafted(child)) for child in below]
+        sampled.append(choose(target, candidates, Dice(case.chance, len(sampled))))
+        here = [child for child in below if tree.tokens[child] == sampled[-1]]
+    return Verdict(trees.path_to(tree, last)[: len(sampled) - 1], tuple(sampled))
+
+
+def excess(target: Vector, drafted: Vector) -> Vector:
+    """norm((p - q)+), what is left of the target's law when a draw from the other was rejected."""
+    rest = np.maximum(target - drafted, 0)
+    total = rest.sum()
+    return rest / total if total > 0 else target  # equal up to rounding: then a rejection is a rounding, too

@@ -1,0 +1,68 @@
+"""K-SEQ: several independent drafts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parlay.sampling.laws import Vector
+from parlay.sampling.rules.case import Candidate, Case, Dice, descend
+from parlay.sampling.rules.judge import Judge
+from parlay.types import Law, Verdict
+
+_HALVINGS = 20
+
+
+class KSeq(Judge):
+    """Sequential selection of k drafts (SpecTr, Sun et al. 2023, arXiv:2310.15141).
+
+    Each of the k drafts that share the accepted prefix is accepted with probability min(1, p(x) / (r q(x))), with r in
+    [1, k] such that 1 - (1 - beta)^k = r beta, where beta is the chance of accepting one of them. With one draft r is
+    1, and it is rejection sampling. All siblings come of one law.
+    """
+
+    laws = frozenset[Law]({"iid"})
+
+    def verdict(self, case: Case) -> Verdict:
+        return descend(case, any_of)
+
+
+def any_of(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+    if not candidates:
+        return dice.draw(target)
+    drafted = candidates[0][1]
+    kept = _kept(target, drafted, ratio(target, drafted, len(candidates)))
+    for token, _ in candidates:
+        if drafted[token] > 0 and dice.coin(kept[token] / drafted[token]):
+            return token
+    beta = kept.sum()
+    if beta > 0:
+        rest = np.maximum(target - kept * ((1 - (1 - beta) ** len(candidates)) / beta), 0)
+        target = rest if rest.sum() > 0 else target
+    return dice.draw(target)
+
+
+def ratio(target: Vector, drafted: Vector, count: int) -> Any:
+    """The least r with 1 - (1 - beta(r))^k <= r beta(r), from above: any r of which that holds keeps the law."""
+    both = (target > 0) & (drafted > 0)
+    target, drafted = target[both], drafted[both]
+
+    def holds(r: Any) -> bool:
+        beta = _kept(target, drafted, r).sum()
+        return bool(1 - (1 - beta) ** count <= r * beta)
+
+    low, high = target.sum() * 0 + 1, target.sum() * 0 + count
+    if holds(low):
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _kept(target: Vector, drafted: Vector, r: Any) -> Vector:
+    """The chance of each token to be drawn and accepted: min(q, p / r)."""
+    result: Vector = np.minimum(drafted, target / r)
+    return result

@@ -1,0 +1,34 @@
+"""Rejection of independent draws: speculative sampling, and its form for several candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay.sampling.laws import Vector
+from parlay.sampling.rules.case import Candidate, Case, Dice, descend, excess
+from parlay.sampling.rules.judge import Judge
+from parlay.types import Law, Verdict
+
+
+class Rejection(Judge):
+    """Speculative sampling (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
+
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)), and else replaced by a draw from
+    norm((p - q)+). Where several were drawn from one node, each that is rejected leaves that law to the next as its
+    p: multi-step speculative sampling (SpecInfer, Miao et al. 2024, arXiv:2305.09781). With one draw per node the two
+    are one. Siblings may come of different laws, each independent of the others.
+    """
+
+    laws = frozenset[Law]({"iid"})
+
+    def verdict(self, case: Case) -> Verdict:
+        return descend(case, one_by_one)
+
+
+def one_by_one(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+    for token, drafted in candidates:
+        if drafted[token] > 0:  # otherwise it can't have been drawn, and says nothing
+            if dice.coin(min(1, target[token] / drafted[token])):
+                return token
+            target = excess(target, drafted)
+    return dice.draw(target)

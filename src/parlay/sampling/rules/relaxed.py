@@ -1,0 +1,40 @@
+"""What lossy rules share: they accept tokens that are good enough, and the longest path of such tokens wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from parlay import trees
+from parlay.sampling.laws import Vector
+from parlay.sampling.rules.case import Case
+from parlay.types import ParlayError, Verdict
+
+GoodEnough = Callable[[Vector], Callable[[int], bool]]
+"""Of a law, which tokens pass."""
+
+
+def longest(case: Case, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
+    """The longest path all of whose tokens pass, the likeliest of equals, and ``last_token(law, level)`` after it."""
+    tree = case.draft.tree
+    families = trees.children(tree)
+    real = len(tree) - case.draft.probes
+    reached = [(-1, 0, 0.0)]  # node, depth, log-probability of the path
+    best, best_rank, best_law = -1, (-1, 0.0), None
+    for node, depth, logprob in reached:
+        try:
+            law = case.target(node)
+        except ParlayError:
+            if node == -1:
+                raise
+            continue  # what follows this node is not known, so no path may end or go on there
+        if (depth, logprob) > best_rank:
+            best, best_rank, best_law = node, (depth, logprob), law
+        passes = good_enough(law)
+        for child in families[node]:
+            token = tree.tokens[child]
+            if child < real and law[token] > 0 and passes(token):
+                reached.append((child, depth + 1, logprob + math.log(law[token])))
+    assert best_law is not None
+    path = trees.path_to(tree, best)
+    return Verdict(path, (*(tree.tokens[node] for node in path), last_token(best_law, len(path))))
