@@ -5,20 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from parlay import trees
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.followers import Follower, Followers
-from parlay.sampling.sampler import ranked
+from parlay.drafters.guesses import Guess, best_guesses
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 
 SOURCE = "draft-model"
 _TREE_PENDING = 8  # a tree's pending tokens run again at each depth, so most of a long run is fed beforehand
-
-Guess = tuple[int, float]
-"""A token and the draft model's probability of it."""
 
 
 class DraftModel:
@@ -86,7 +80,7 @@ class DraftModel:
         while plans:
             out = self._runner.forward([plan.follower.segment() for plan in plans])
             paths = [plan.tokens for plan in plans]
-            guesses = _guesses(out.logits_RV, [plan.view for plan in plans], paths, 1)
+            guesses = best_guesses(out.logits_RV, [plan.view for plan in plans], paths, 1)
             for plan, guess in zip(plans, guesses, strict=True):
                 self._followers.keep(plan.follower)
                 plan.offer(len(plan.tokens) - 1, guess)
@@ -100,7 +94,7 @@ class DraftModel:
             rows = [(plan, node) for plan in plans for node in plan.newest]
             views = [plan.view for plan, _ in rows]
             paths = [plan.path_tokens(node) for plan, node in rows]
-            for (plan, node), guesses in zip(rows, _guesses(out.logits_RV, views, paths, self._width), strict=True):
+            for (plan, node), guesses in zip(rows, best_guesses(out.logits_RV, views, paths, self._width), strict=True):
                 plan.offer(node, guesses)
             plans = [plan for plan in plans if not self._finished(plan)]
 
@@ -171,18 +165,3 @@ class _Plan:
         if not self.tokens:
             return NO_DRAFT
         return Draft(self.tree, sources=(SOURCE,) * len(self.tokens), scores=tuple(self._scores))
-
-
-def _guesses(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], width: int) -> list[list[Guess]]:
-    """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities."""
-    probs_RV = _probabilities(logits_RV, views)
-    best = ranked(logits_RV, views, paths, width)
-    return [
-        list(zip(ids, probs_V[list(ids)].tolist(), strict=True)) for ids, probs_V in zip(best, probs_RV, strict=True)
-    ]
-
-
-def _probabilities(logits_RV: Tensor, views: Sequence[View]) -> Tensor:
-    """The law that each row's request samples from, its penalties and truncations left out."""
-    temperatures = [view.request.params.temperature or 1.0 for view in views]
-    return (logits_RV.float() / torch.tensor(temperatures, device=logits_RV.device)[:, None]).softmax(-1)

@@ -1,0 +1,33 @@
+"""What a drafting model would write next: tokens in the order of the request's own sampler, and how likely each is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.sampling.sampler import ranked
+from parlay.types import View
+
+Guess = tuple[int, float]
+"""A token and the drafting model's probability of it."""
+
+
+def best_guesses(
+    logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], width: int
+) -> list[list[Guess]]:
+    """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities."""
+    return paired(ranked(logits_RV, views, paths, width), probabilities(logits_RV, views))
+
+
+def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]:
+    return [
+        list(zip(ids, probs_V[list(ids)].tolist(), strict=True)) for ids, probs_V in zip(best, probs_RV, strict=True)
+    ]
+
+
+def probabilities(logits_RV: Tensor, views: Sequence[View]) -> Tensor:
+    """The law that each row's request samples from, its penalties and truncations left out."""
+    temperatures = [view.request.params.temperature or 1.0 for view in views]
+    return (logits_RV.float() / torch.tensor(temperatures, device=logits_RV.device)[:, None]).softmax(-1)
