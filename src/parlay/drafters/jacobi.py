@@ -1,0 +1,136 @@
+"""Jacobi decoding (Santilli et al. 2023): guess all tokens ahead, let the target correct them all at once, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters.entries import Resources
+from parlay.drafters.history import History
+from parlay.sampling import noise
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "jacobi"
+
+_SCORES = (0.16, 0.8, 0.95)
+"""Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the
+same when it was computed: 0, 1, or more. With none it was computed after a token that has changed since."""
+_FRESH = 0.02  # of a guess that no forward has corrected yet
+_PURPOSE = 0x6A61636F6269  # the stream of guesses drawn from a prompt: "jacobi" in ASCII
+
+
+class Jacobi:
+    """Jacobi decoding (Santilli et al. 2023, arXiv:2305.10427): plain decoding as a system of equations.
+
+    Token i of the output is what the target says after tokens 1 to i - 1. A block of guesses goes through the target
+    as a draft; at each of its rows, rejected or not, the target says what the token there would be, and these are the
+    next guesses. Each forward makes at least one more token right, so m tokens take at most m forwards; the fixed
+    point is the text of plain decoding, greedy or sampled, because the request's own sampler corrects the guesses.
+
+    ``variant`` is how far ahead is guessed, always within the budget: ``parallel`` (PJ) to the end of the request,
+    ``block`` (PGJ) to the end of the current one of the blocks of ``block`` tokens that the output is solved in,
+    ``hybrid`` (HGJ) likewise for the first ``bound`` tokens, and then nothing. In PJ proper the budget is no less than
+    what is left of the request; where it is less, fresh guesses join at the far end as tokens are committed.
+
+    ``guess`` is what stands where nothing was computed yet: ``pad`` (the paper's), the ``last`` token again, or tokens
+    drawn from the ``prompt`` by the request's key. A target tuned so that this converges in few forwards (CLLM,
+    Kou et al. 2024, arXiv:2403.00835) is decoded by the same machine: ``variant=block,block=16,guess=prompt``.
+    """
+
+    def __init__(
+        self, resources: Resources, *, variant: str = "parallel", block: int = 8, bound: int = 128, guess: str = "pad"
+    ) -> None:
+        pad = resources.tokenizer.pad_token_id if resources.tokenizer is not None else None
+        self._pad = pad if isinstance(pad, int) and pad < resources.vocab_size else 0
+        self._variant = variant
+        self._block = block
+        self._bound = bound
+        self._guess = guess
+        self._iterates: dict[int, _Iterate] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(choices=1)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, min(budget, self._room(view, budget))) for view, budget in pairs]
+
+    def _room(self, view: View, budget: int) -> int:
+        """How far the block goes on. Its last token needs no guess: no row of the block comes after it."""
+        if self._variant == "parallel":
+            return budget
+        length = len(view.tokens) - view.prompt_length
+        room = self._block - length % self._block - 1
+        return min(room, self._bound - length - 1) if self._variant == "hybrid" else room
+
+    def _propose(self, view: View, size: int) -> Draft:
+        if size <= 0:
+            return NO_DRAFT
+        iterate = self._iterates.setdefault(view.sequence, _Iterate())
+        iterate.follow(view.tokens)
+        places = range(len(view.tokens) + len(iterate.tokens), len(view.tokens) + size)
+        fresh = [self._first_guess(view, place) for place in places]
+        iterate.proposed = iterate.tokens[:size] + fresh
+        return trees.chain(iterate.proposed, SOURCE, iterate.scores[:size] + [_FRESH] * len(fresh))
+
+    def _first_guess(self, view: View, position: int) -> int:
+        if self._guess == "pad":
+            return self._pad
+        if self._guess == "last":
+            return view.tokens[-1]
+        return view.tokens[noise.stream(view.request.key, position, _PURPOSE) % view.prompt_length]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """The tokens that the sampler chose along the block are the next guesses."""
+        for observation in observations:
+            iterate = self._iterates.get(observation.view.sequence)
+            before = len(observation.view.tokens) - len(observation.verdict.sampled)
+            if iterate is not None and len(observation.draft) and len(iterate.history.tokens) == before:
+                iterate.correct(_along(observation, iterate.proposed))
+
+    def release(self, sequence: int) -> None:
+        self._iterates.pop(sequence, None)
+
+
+class _Iterate:
+    """The latest guess of what follows a text."""
+
+    def __init__(self) -> None:
+        self.history = History()  # the text
+        self.tokens: list[int] = []
+        self.scores: list[float] = []
+        self.proposed: list[int] = []  # the last draft, fresh guesses included
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Drop the guesses of positions that are committed now; all of them if tokens were taken back."""
+        history = self.history
+        agreed = history.agree(tokens)
+        passed = len(tokens) - agreed if agreed == len(history.tokens) else len(self.tokens)
+        history.cut(agreed)
+        history.tokens.extend(tokens[agreed:])
+        del self.tokens[:passed]
+        del self.scores[:passed]
+
+    def correct(self, chosen: Sequence[int]) -> None:
+        """One iteration: ``chosen`` replaces the guesses from the first on, as far as the forward went."""
+        scores: list[float] = []
+        same = 0  # guesses just before this one that it left as they were, so that it still follows from them
+        for place, token in enumerate(chosen):
+            scores.append(_SCORES[min(same, 2)])
+            same = same + 1 if place < len(self.proposed) and self.proposed[place] == token else 0
+        self.tokens[: len(chosen)] = chosen
+        self.scores[: len(chosen)] = scores
+
+
+def _along(observation: Observation, guesses: Sequence[int]) -> list[int]:
+    """What the sampler chose after the root and after each guess, as far down as the verified draft has them."""
+    tree, choices = observation.draft.tree, observation.choices
+    below = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    node, chosen = -1, list(choices[0][:1])
+    for guess in guesses:
+        node = below.get((node, guess), -1)
+        if node < 0 or not choices[node + 1]:
+            break
+        chosen.append(choices[node + 1][0])
+    return chosen
