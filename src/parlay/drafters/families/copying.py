@@ -1,4 +1,4 @@
-"""Strategies that copy from prompt, output and references."""
+"""Strategies that copy from prompt, output and references, or count what followed what in them."""
 
 from __future__ import annotations
 
@@ -22,5 +22,65 @@ ENTRIES = (
         },
         factory="parlay.drafters.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
+    ),
+    Entry(
+        name="lookup-decoding",
+        family="copy",
+        exactness=Exactness.BITS,
+        training="none",
+        needs="nothing",
+        summary="Three n-gram caches (this request, past requests, a corpus) and thresholds for what each may draft.",
+        reference="llama.cpp, example `lookup`, github.com/ggml-org/llama.cpp",
+        parameters={
+            "static": Parameter(str, "", "file of a corpus's bigrams (parlay.drafters.bigram_file); empty: none"),
+            "remember": Parameter(int, 200_000, "tokens of past requests that are kept", low=0, high=10_000_000),
+            **budget(16),
+        },
+        factory="parlay.drafters.ngram_caches:NgramCaches",
+    ),
+    Entry(
+        name="reference-copy",
+        family="copy",
+        exactness=Exactness.BITS,
+        training="none",
+        needs="requests with references",
+        summary="Copies from the request's references what follows the output's last tokens there.",
+        reference="Yang et al. 2023 (LLMA), arXiv:2304.04487",
+        parameters={
+            "max_ngram": Parameter(int, 5, "longest match that is looked for", low=1, high=32),
+            "min_ngram": Parameter(int, 1, "fewest tokens that must match", low=1, high=32),
+            "resync": Parameter(bool, False, "the first reference foretells the output: start and go on where it is"),
+            **budget(19),
+        },
+        factory="parlay.drafters.reference_copy:ReferenceCopy",
+        toys=("", "resync=true"),
+    ),
+    Entry(
+        name="aggressive",
+        family="copy",
+        exactness=Exactness.BITS,
+        training="none",
+        needs="nothing; best with the source as a reference",
+        summary="Takes the output for its source: drafts all that is left of references or prompt.",
+        reference="Sun et al. 2021 and Ge et al. 2022 (input-guided aggressive decoding), arXiv:2205.10350",
+        parameters={
+            "ngram": Parameter(int, 3, "most tokens that must be found, once, to go on in the source", low=1, high=32),
+            **budget(63),
+        },
+        factory="parlay.drafters.aggressive:Aggressive",
+    ),
+    Entry(
+        name="adaptive-ngram",
+        family="copy",
+        exactness=Exactness.BITS,
+        training="none",
+        needs="nothing",
+        summary="An n-gram model of prompt and output, with back-off to shorter n-grams, writes ahead.",
+        reference="Ou et al. 2024 (ANPD), arXiv:2404.08698",
+        parameters={
+            "ngram": Parameter(int, 5, "longest n-gram, the drafted token included", low=2, high=16),
+            **budget(10),
+        },
+        factory="parlay.drafters.adaptive_ngram:AdaptiveNgram",
     ),
 )

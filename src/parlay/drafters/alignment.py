@@ -1,0 +1,58 @@
+"""How far an output that copies a source has come in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from parlay.drafters.history import History
+from parlay.drafters.ngram_index import NgramIndex
+
+LOST = -1
+_SURE = 3  # tokens that must agree before a place is more than a coincidence
+
+
+class Spot(NamedTuple):
+    """Where the output stands in the source after one of its tokens."""
+
+    place: int
+    """Index of the source's token that should come next, or `LOST`."""
+    run: int
+    """How many tokens up to here are known to agree."""
+    anchor: int
+    """The last place that `_SURE` tokens led to."""
+
+
+Reentry = Callable[[NgramIndex, Sequence[int], int], tuple[int, int]]
+"""``(source, latest output, anchor) -> (place, run)``: where to go on when the output has left the source."""
+
+
+class Alignment:
+    """Follows an output through a source, from its beginning; a spot per token, so that tokens can be taken back."""
+
+    def __init__(self, source: NgramIndex, reenter: Reentry, prompt_length: int) -> None:
+        self.source = source
+        self._reenter = reenter
+        self._prompt_length = prompt_length
+        self._history = History()
+        self._spots = [Spot(0, 0, 0)]
+
+    def follow(self, tokens: Sequence[int]) -> Spot:
+        """Where the output, which is what stands after the prompt in ``tokens``, has come to."""
+        history, begin = self._history, self._prompt_length
+        agreed = history.agree(tokens)
+        history.cut(agreed)
+        history.tokens += tokens[agreed:]
+        del self._spots[max(0, agreed - begin) + 1 :]
+        for place in range(max(agreed, begin), len(tokens)):
+            self._spots.append(self._next(self._spots[-1], history.tokens, place))
+        return self._spots[-1]
+
+    def _next(self, spot: Spot, tokens: Sequence[int], at: int) -> Spot:
+        place, run, anchor = spot
+        if place != LOST and self.source.text[place] == tokens[at]:
+            place, run = place + 1, run + 1
+        else:
+            latest = tokens[max(self._prompt_length, at + 1 - self.source.longest) : at + 1]
+            place, run = self._reenter(self.source, latest, anchor)
+        return Spot(place, run, place if run >= _SURE else anchor)

@@ -1,0 +1,121 @@
+"""Which token followed each n-gram how often: exact counts that grow by a token, and shrink by one, in O(1)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from parlay.drafters.history import History
+
+
+class Favourite(NamedTuple):
+    """The token that followed an n-gram most often, how often it did, and how often any did."""
+
+    token: int
+    times: int
+    total: int
+
+
+class NgramCounts:
+    """Counts of what followed each n-gram of 1 to ``longest`` tokens, and the favourite among its followers.
+
+    Of followers with equal counts the latest is the favourite. An n-gram is one number: ``bits`` per token, the last
+    token lowest. So a *window* of ``longest`` tokens holds all shorter n-grams, and cyclic garbage collection, which
+    would look at every tuple, has nothing to look at.
+    """
+
+    def __init__(self, longest: int, vocab_size: int) -> None:
+        self.longest = longest
+        self._bits = vocab_size.bit_length()
+        self._masks = [(1 << self._bits * size) - 1 for size in range(1, longest + 1)]
+        self._pairs: list[dict[int, int]] = [{} for _ in self._masks]  # n-gram and follower -> count
+        self._heads: list[dict[int, int]] = [{} for _ in self._masks]  # n-gram -> total << bits | favourite
+
+    @property
+    def empty(self) -> bool:
+        return not self._heads[0]
+
+    def window(self, tokens: Sequence[int]) -> int:
+        """The last ``longest`` tokens as one number."""
+        result = 0
+        for token in tokens[-self.longest :]:
+            result = result << self._bits | token
+        return result
+
+    def shift(self, window: int, token: int) -> int:
+        """The window that begins one token later and ends with ``token``."""
+        return (window << self._bits | token) & self._masks[-1]
+
+    def favourite(self, window: int, size: int) -> Favourite | None:
+        """What followed the last ``size`` tokens of the window most often."""
+        gram = window & self._masks[size - 1]
+        head = self._heads[size - 1].get(gram)
+        if head is None:
+            return None
+        token = head & self._masks[0]
+        return Favourite(token, self._pairs[size - 1].get(gram << self._bits | token, 0), head >> self._bits)
+
+    def count(self, window: int, size: int, token: int) -> int:
+        """How often ``token`` followed the last ``size`` tokens of the window."""
+        return self._pairs[size - 1].get((window & self._masks[size - 1]) << self._bits | token, 0)
+
+    def add(self, tokens: Sequence[int], start: int, log: array[int]) -> None:
+        """Count each of ``tokens[start:]`` as what follows the tokens before it; ``log`` gets what `remove` needs."""
+        bits, low = self._bits, self._masks[0]
+        levels = list(zip(self._masks, self._pairs, self._heads, strict=True))
+        window = self.window(tokens[max(0, start - self.longest) : start])
+        for place in range(start, len(tokens)):
+            token = tokens[place]
+            for mask, pairs, heads in levels if place >= self.longest else levels[:place]:
+                gram = window & mask
+                pair = gram << bits | token
+                count = pairs[pair] = pairs.get(pair, 0) + 1
+                head = heads.get(gram, 0)
+                known = head & low
+                log.append(known)
+                rising = known != token and count >= pairs.get(gram << bits | known, 0)
+                heads[gram] = head + (1 << bits) + (token - known if rising else 0)
+            window = (window << bits | token) & levels[-1][0]
+
+    def remove(self, tokens: Sequence[int], start: int, log: array[int] | None) -> None:
+        """Take ``tokens[start:]`` out again. With the log of `add`, from the end of what was added, it is as before.
+
+        Without a log (a text that is not the last one added) favourites stay until another follower overtakes them.
+        """
+        bits, low = self._bits, self._masks[0]
+        for place in range(len(tokens) - 1, start - 1, -1):
+            window = self.window(tokens[max(0, place - self.longest) : place])
+            for level in range(min(place, self.longest) - 1, -1, -1):
+                pairs, heads = self._pairs[level], self._heads[level]
+                gram = window & self._masks[level]
+                pair = gram << bits | tokens[place]
+                pairs[pair] -= 1
+                if not pairs[pair]:
+                    del pairs[pair]
+                head = heads[gram] - (1 << bits)
+                known = head & low if log is None else log.pop()
+                if head >> bits:
+                    heads[gram] = head - (head & low) + known
+                else:
+                    del heads[gram]
+
+
+class CountedText:
+    """The counts of one sequence's own tokens, kept true to it."""
+
+    def __init__(self, longest: int, vocab_size: int) -> None:
+        self.counts = NgramCounts(longest, vocab_size)
+        self._history = History()
+        self._log = array("i")
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Count what is new in the sequence; uncount what was taken back."""
+        history = self._history
+        agreed = history.agree(tokens)
+        if agreed < len(history.tokens):
+            self.counts.remove(history.tokens, agreed, self._log)
+            history.cut(agreed)
+        if agreed < len(tokens):
+            history.tokens += tokens[agreed:]
+            self.counts.add(history.tokens, agreed, self._log)

@@ -1,0 +1,99 @@
+"""Where each n-gram stands in a text that does not change: sorted arrays, searched by bisection."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+END = -1
+"""Closes each part of an indexed text: never in a query, never to be copied."""
+
+
+class NgramIndex:
+    """The places of every n-gram of 1 to ``longest`` tokens in texts that each end with `END`.
+
+    Level n sorts the n-grams by the rank of their last n - 1 tokens at the level before and by the token in front of
+    these: a query is extended to the left, one bisection per token, and stops at the first length that is unknown.
+    """
+
+    def __init__(self, texts: Sequence[Sequence[int]], longest: int, vocab_size: int) -> None:
+        """Ids outside the vocabulary divide a text as `END` does."""
+        self.longest = longest
+        tokens = np.array([token for text in texts for token in (*text, END)] or [END], np.int64)
+        tokens[(tokens < 0) | (tokens >= vocab_size)] = END
+        self.text = array("q", tokens.tobytes())
+        self._base = vocab_size + 1
+        self._levels: list[_Level] = []
+        ranks = np.zeros(len(tokens), np.int64)
+        for size in range(1, min(longest, len(tokens)) + 1):
+            level, ranks = _index(ranks, tokens, size, self._base)
+            self._levels.append(level)
+
+    def places(self, query: Sequence[int]) -> list[Sequence[int]]:
+        """For n = 1, 2, ...: the places that follow the last n tokens of ``query``, rising; ends where there are none.
+
+        A place is an index into ``text``, whose token there may be `END`.
+        """
+        found: list[Sequence[int]] = []
+        rank = 0
+        for level, token in zip(self._levels, reversed(query), strict=False):
+            key = rank * self._base + token + 1
+            rank = bisect_left(level.keys, key)
+            if rank == len(level.keys) or level.keys[rank] != key:
+                break
+            found.append(level.places[level.starts[rank] : level.starts[rank + 1]])
+        return found
+
+    def copy(self, place: int, count: int) -> list[int]:
+        """Up to ``count`` tokens from ``place`` on, none past the end of its part."""
+        tokens = self.text[place : place + count].tolist()
+        return tokens[: tokens.index(END)] if END in tokens else tokens
+
+
+class _Level:
+    """The n-grams of one length: n-gram number r, by rising key, is followed by ``places[starts[r]:starts[r + 1]]``."""
+
+    __slots__ = ("keys", "places", "starts")
+
+    def __init__(self, keys: array[int], starts: array[int], places: memoryview) -> None:
+        self.keys = keys
+        self.starts = starts
+        self.places = places
+
+
+def _index(
+    ranks: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64], size: int, base: int
+) -> tuple[_Level, npt.NDArray[np.int64]]:
+    """The level of n-grams of ``size`` tokens, and the rank of each, given the ranks at the level before."""
+    keys = ranks[min(size - 1, 1) :] * base + tokens[: len(tokens) - size + 1] + 1
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = np.concatenate([[True], keys[1:] != keys[:-1]])
+    starts = np.flatnonzero(first)
+    ranks = np.empty(len(keys), np.int64)
+    ranks[order] = np.cumsum(first) - 1
+    bounds = np.append(starts, len(keys)).astype(np.int32)
+    places = (order + size).astype(np.int32)
+    return _Level(
+        array("q", keys[starts].tobytes()), array("i", bounds.tobytes()), memoryview(array("i", places.tobytes()))
+    ), ranks
+
+
+class Indexes:
+    """Indexes by the texts they are of, each made once and kept while somebody holds it."""
+
+    def __init__(self, longest: int, vocab_size: int) -> None:
+        self._longest = longest
+        self._vocab_size = vocab_size
+        self._made: WeakValueDictionary[tuple[tuple[int, ...], ...], NgramIndex] = WeakValueDictionary()
+
+    def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramIndex:
+        index = self._made.get(texts)
+        if index is None:
+            index = self._made[texts] = NgramIndex(texts, self._longest, self._vocab_size)
+        return index
