@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import cache, lru_cache, partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from parlay.drafters.catalogue import Resources
+from parlay.drafters.datastore_file import Datastore
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.strategies import RunnerShelf
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stage import Stage
 from parlay.testing.reference import LogitsOf
+from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Runner, Segment
+from parlay.types import Runner, RunnerSpec, Segment
 
 
 def toy_stage(
@@ -37,8 +41,8 @@ def toy_stage(
         return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut)
 
     shelf = RunnerShelf(lambda _: ToyRunner(draft, vocab_size))
-    resources = Resources(vocab_size, shelf, default_draft="toy", target=open_runner(1).spec)
-    return Stage(name, open_runner, logits_of, vocab_size, resources, checks=checks)
+    resources = _resources(shelf, "toy", open_runner(1).spec)
+    return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), checks=checks)
 
 
 def runner_stage(
@@ -47,8 +51,35 @@ def runner_stage(
     """A real runner; its logits are recomputed by another instance of it, from an empty cache each time."""
     judge = open_runner(8192)
     vocab_size = judge.spec.vocab_size
-    resources = Resources(vocab_size, RunnerShelf(lambda _: draft()), default_draft="draft", target=judge.spec)
-    return Stage(name, open_runner, recomputed(judge), vocab_size, resources, noise_bound)
+    resources = _resources(RunnerShelf(lambda _: draft()), "draft", judge.spec)
+    logits_of = recomputed(judge)
+    return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), noise_bound)
+
+
+def _resources(shelf: RunnerShelf, draft: str, target: RunnerSpec) -> Resources:
+    """With tokenizers of two kinds: the draft model's is another one than the target's."""
+    return Resources(
+        target.vocab_size,
+        shelf,
+        default_draft=draft,
+        tokenizer=toy_tokenizer(target.vocab_size),
+        open_tokenizer=lambda _: toy_tokenizer(target.vocab_size, seed=1),
+        target=target,
+    )
+
+
+def _with_datastore(resources: Resources, logits_of: LogitsOf) -> Resources:
+    """With a datastore of a few texts that the target itself would write, whatever file is asked for."""
+
+    @cache
+    def open_datastore(file: str) -> Datastore:
+        texts = [[start % resources.vocab_size] for start in range(3)]
+        for text in texts:
+            while len(text) < 80:
+                text.append(int(logits_of(text).argmax()))
+        return Datastore.build([np.array(text) for text in texts], resources.vocab_size)
+
+    return replace(resources, open_datastore=open_datastore)
 
 
 def recomputed(runner: Runner) -> LogitsOf:
