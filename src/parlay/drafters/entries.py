@@ -101,7 +101,8 @@ class Entry:
 
     The class is called as ``Class(resources, **parameters)`` with its own parameters by keyword. ``exactness`` is
     what its accept rule promises on a runner that can give it. ``toys`` are parameter settings, written as in a
-    spec, under which the conformance kit runs the entry with toy resources.
+    spec, under which the conformance kit runs the entry with toy resources. ``model_level``: its ``model`` can verify
+    what other drafters propose, as a level of a cascade.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Entry:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     factory: str = ""
     toys: tuple[str, ...] = ("",)
+    model_level: bool = False
 
 
 @dataclass(frozen=True, slots=True)

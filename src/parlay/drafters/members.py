@@ -46,9 +46,14 @@ def build(owner: str, spec: StrategySpec, resources: Resources) -> Member:
     drafter = catalogue.build(spec, resources)
     if drafter is None:
         raise UsageError(f"strategy {owner}: {spec.name} drafts nothing; leave it out")
+    return Member(drafter, most_nodes(spec))
+
+
+def most_nodes(spec: StrategySpec) -> int:
+    """Its own ``k``."""
     most = catalogue.settings(spec)["k"]
     assert isinstance(most, int)
-    return Member(drafter, most)
+    return most
 
 
 def needs_of(drafters: Iterable[Drafter]) -> Needs:

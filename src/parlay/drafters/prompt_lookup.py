@@ -74,10 +74,6 @@ class _Text:
         self.references = references
         self._sizes = sizes
         self._history = History()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._history.cut(0)
         self._tokens: list[int] = []
         self._places = [_Places(size) for size in self._sizes]
         for reference in self.references:
@@ -86,11 +82,12 @@ class _Text:
         self._start = len(self._tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Append what is new in the sequence; start over if tokens were taken back."""
+        """Take back what the sequence no longer has (inside a cascade: what was drafted), append what is new in it."""
         history = self._history
-        if history.agree(tokens) < len(history.tokens):
-            self._reset()
-        new = tokens[len(history.tokens) :]
+        agreed = history.agree(tokens)
+        if agreed < len(history.tokens):
+            self._cut(agreed)
+        new = tokens[agreed:]
         history.tokens.extend(new)
         self._extend(new, self._start)
 
@@ -98,6 +95,12 @@ class _Text:
         self._tokens.extend(new)
         for places in self._places:
             places.index(self._tokens, start)
+
+    def _cut(self, length: int) -> None:
+        for places in self._places:
+            places.cut(self._tokens, self._start + length)
+        del self._tokens[self._start + length :]
+        self._history.cut(length)
 
     def match(self, longest: int, leftmost: bool) -> tuple[int, int]:
         """Where what followed the longest match begins, and the length of the match; 0 without one."""
@@ -147,6 +150,17 @@ class _Places:
             key = tuple(text[place - size : place])
             earlier.append(latest.get(key, -1))
             latest[key] = place
+
+    def cut(self, text: Sequence[int], length: int) -> None:
+        """Forget the places from ``length`` on, the last ones first; ``text`` still has their tokens."""
+        for place in range(len(self._earlier) - 1, length - 1, -1):
+            before = self._earlier.pop()
+            key = tuple(text[place - self.size : place])
+            if self._latest.get(key) == place:
+                if before < 0:
+                    del self._latest[key]
+                else:
+                    self._latest[key] = before
 
     def of(self, text: Sequence[int], longest: int) -> Iterator[int]:
         """Places after occurrences of the latest n-gram, if the sequence is that long."""

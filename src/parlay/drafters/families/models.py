@@ -22,6 +22,7 @@ ENTRIES = (
             **budget(8),
         },
         factory="parlay.drafters.draft_model:DraftModel",
+        model_level=True,
         toys=("min_p=0", "min_p=0,shape=tree,width=2"),
     ),
 )

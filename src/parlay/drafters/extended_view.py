@@ -1,0 +1,94 @@
+"""A sequence with drafted tokens after it, for a drafter that goes on from what another one drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from parlay.drafters.history import History
+from parlay.types import Layers, Request, Skip, View
+
+
+class ExtendedView:
+    """A `View` of one sequence, and then of drafted tokens as if they were committed.
+
+    One is kept per sequence and follows it from step to step, so that ``tokens`` stays the same live list and what
+    drafters hold for it is compared where it changed.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._history = History()
+        self.follow(view)
+
+    @property
+    def sequence(self) -> int:
+        return self._view.sequence
+
+    @property
+    def request(self) -> Request:
+        return self._view.request
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._history.tokens
+
+    @property
+    def prompt_length(self) -> int:
+        return self._view.prompt_length
+
+    @property
+    def layers(self) -> Layers | None:
+        layers = self._view.layers
+        return None if layers is None else _ExtendedLayers(layers)
+
+    @property
+    def parts(self) -> tuple[View, Sequence[int]]:
+        """The sequence itself, and the tokens drafted after it."""
+        return self._view, self.tokens[len(self._view.tokens) :]
+
+    def follow(self, view: View) -> None:
+        """Show the sequence as it is now, with nothing drafted after it."""
+        self._view = view
+        agreed = self._history.agree(view.tokens)
+        self._history.cut(agreed)
+        self._history.tokens += view.tokens[agreed:]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._history.tokens += tokens
+
+
+class _ExtendedLayers:
+    """The target's layers know committed tokens only: to them the drafted ones are the beginning of the path."""
+
+    def __init__(self, layers: Layers) -> None:
+        self._layers = layers
+
+    def forward(self, views: Sequence[View], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1) -> Tensor:
+        origins: list[View] = []
+        whole: list[Sequence[int]] = []
+        for view, path in zip(views, paths, strict=True):
+            assert isinstance(view, ExtendedView), "views of one proposal are of one kind"
+            origin, drafted = view.parts
+            origins.append(origin)
+            whole.append([*drafted, *path])
+        return self._layers.forward(origins, whole, skip, rows)
+
+
+class ExtendedViews:
+    """The extended views of one drafter."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, ExtendedView] = {}
+
+    def of(self, view: View) -> ExtendedView:
+        """The one that stands for ``view``, with nothing drafted yet."""
+        extended = self._views.get(view.sequence)
+        if extended is None:
+            extended = self._views[view.sequence] = ExtendedView(view)
+        else:
+            extended.follow(view)
+        return extended
+
+    def release(self, sequence: int) -> None:
+        self._views.pop(sequence, None)
