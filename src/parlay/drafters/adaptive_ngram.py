@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parlay import trees
 from parlay.drafters.entries import Resources
-from parlay.drafters.ngram_counts import CountedText, Favourite
+from parlay.drafters.ngram_counts import CountedText
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 SOURCE = "adaptive-ngram"
@@ -52,7 +52,7 @@ class AdaptiveNgram:
                 size -= 1
                 continue
             tokens.append(found.token)
-            scores.append(_score(found, size))
+            scores.append(found.chance(size))
             window = counts.shift(window, found.token)
             size = min(size + 1, self._longest)
         return trees.chain(tokens, SOURCE, scores)
@@ -62,8 +62,3 @@ class AdaptiveNgram:
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
-
-
-def _score(found: Favourite, size: int) -> float:
-    """Interim."""
-    return found.times / (found.total + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.alignment import LOST, Alignment
+from parlay.drafters.alignment import LOST, Alignment, chance
 from parlay.drafters.entries import Resources
 from parlay.drafters.ngram_index import Indexes, NgramIndex
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
@@ -45,7 +45,7 @@ class Aggressive:
         if place == LOST:
             return NO_DRAFT
         tokens = alignment.source.copy(place, budget)
-        return trees.chain(tokens, SOURCE, [_score(run + depth) for depth in range(len(tokens))])
+        return trees.chain(tokens, SOURCE, [chance(run + depth) for depth in range(len(tokens))])
 
     def _alignment(self, view: View) -> Alignment:
         source = view.request.references or (view.request.prompt,)
@@ -70,8 +70,3 @@ def _only_occurrence(source: NgramIndex, output: Sequence[int], anchor: int) -> 
         if len(places) == 1:
             return places[0], length
     return LOST, 0
-
-
-def _score(run: int) -> float:
-    """Interim."""
-    return (run + 1) / (run + 3)

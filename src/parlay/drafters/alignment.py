@@ -56,3 +56,8 @@ class Alignment:
             latest = tokens[max(self._prompt_length, at + 1 - self.source.longest) : at + 1]
             place, run = self._reenter(self.source, latest, anchor)
         return Spot(place, run, place if run >= _SURE else anchor)
+
+
+def chance(run: int) -> float:
+    """That a copy goes on after ``run`` tokens that agreed; measured on summaries, answers and edits, .3 to .95."""
+    return run / (run + 1) if run > 1 else 0.3

@@ -1,20 +1,20 @@
 """A file of what followed each pair of tokens in a corpus: made once, checked when it is opened.
 
-A line of JSON (format, vocabulary, sizes, checksum), then arrays in little-endian order. It holds numbers only, so
-opening one runs nothing.
+A safetensors file: arrays of numbers, and format, vocabulary and checksum beside them. Opening one runs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from parlay.drafters.entries import UsageError
 
@@ -24,11 +24,13 @@ _FORMAT = "parlay-bigrams-1"
 _ARRAYS = {"pairs": "<u8", "totals": "<u4", "starts": "<u4", "followers": "<u4", "counts": "<u4"}
 _DIGEST_BYTES = 16
 
+Columns = Mapping[str, npt.NDArray[np.unsignedinteger]]
+
 
 class Bigrams:
     """What followed each pair of tokens. Arrays: see `_ARRAYS`; pair i has followers ``starts[i]:starts[i + 1]``."""
 
-    def __init__(self, vocab_size: int, arrays: dict[str, npt.NDArray[np.unsignedinteger]]) -> None:
+    def __init__(self, vocab_size: int, arrays: Columns) -> None:
         self.vocab_size = vocab_size
         self.arrays = arrays
         self._pairs = array("Q", arrays["pairs"].astype(np.uint64).tobytes())
@@ -73,67 +75,56 @@ def _triples(tokens: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.i
 
 def write(path: Path, bigrams: Bigrams) -> None:
     """Save a table that `read` opens."""
-    body = b"".join(bigrams.arrays[name].tobytes() for name in _ARRAYS)
-    header = {
+    metadata = {
         "format": _FORMAT,
-        "vocab_size": bigrams.vocab_size,
-        "pairs": len(bigrams.arrays["pairs"]),
-        "followers": len(bigrams.arrays["followers"]),
-        "checksum": _checksum(body),
+        "vocab_size": str(bigrams.vocab_size),
+        "checksum": _checksum(bigrams.arrays),
     }
-    path.write_bytes(json.dumps(header).encode() + b"\n" + body)
+    save_file(dict(bigrams.arrays), path, metadata)
 
 
 def read(path: Path, vocab_size: int) -> Bigrams:
     """Open a table. Raises UsageError for one that is damaged, of another format, or for another vocabulary."""
     try:
-        head, _, body = path.read_bytes().partition(b"\n")
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except OSError as error:
         raise UsageError(f"bigram file {path}: {error.strerror or error}") from None
-    header = _header(path, head)
-    if header["vocab_size"] != vocab_size:
-        raise UsageError(
-            f"bigram file {path}: made for a vocabulary of {header['vocab_size']} tokens, the target has {vocab_size}"
-        )
-    if header["checksum"] != _checksum(body):
-        raise UsageError(f"bigram file {path}: damaged (its checksum is wrong); build it again")
-    return Bigrams(vocab_size, _arrays(path, header, body))
-
-
-def _header(path: Path, head: bytes) -> dict[str, int | str]:
-    try:
-        header = json.loads(head)
-    except ValueError:
-        header = None
-    keys = {"format", "vocab_size", "pairs", "followers", "checksum"}
-    if not isinstance(header, dict) or header.get("format") != _FORMAT or header.keys() != keys:
+    except SafetensorError as error:
+        raise UsageError(f"bigram file {path}: damaged, or no bigram file ({error})") from None
+    if metadata.get("format") != _FORMAT:
         raise UsageError(f"bigram file {path}: not a file of format {_FORMAT}")
-    return header
-
-
-def _arrays(path: Path, header: dict[str, int | str], body: bytes) -> dict[str, npt.NDArray[np.unsignedinteger]]:
-    """The columns, if they fit together; the checksum only tells that nobody changed them by accident."""
-    pairs, followers = int(header["pairs"]), int(header["followers"])
-    lengths = {"pairs": pairs, "totals": pairs, "starts": pairs + 1, "followers": followers, "counts": followers}
-    arrays: dict[str, npt.NDArray[np.unsignedinteger]] = {}
-    offset = 0
-    try:
-        for name, length in lengths.items():
-            arrays[name] = np.frombuffer(body, _ARRAYS[name], length, offset)
-            offset += arrays[name].nbytes
-    except ValueError:
-        offset = -1
-    starts, tokens = arrays.get("starts"), arrays.get("followers")
-    sound = (
-        offset == len(body)
-        and starts is not None and tokens is not None
-        and starts[0] == 0 and starts[-1] == followers and bool((starts[:-1] <= starts[1:]).all())
-        and (followers == 0 or tokens.max() < int(header["vocab_size"]))
-    )  # fmt: skip
-    if not sound:
+    made_for = metadata.get("vocab_size")
+    if made_for != str(vocab_size):
+        raise UsageError(f"bigram file {path}: made for a vocabulary of {made_for} tokens, the target has {vocab_size}")
+    if metadata.get("checksum") != _checksum(arrays):
+        raise UsageError(f"bigram file {path}: damaged (its checksum is wrong); build it again")
+    if not _sound(arrays, vocab_size):
         raise UsageError(f"bigram file {path}: its parts do not fit together; build it again")
-    return arrays
+    return Bigrams(vocab_size, arrays)
 
 
-def _checksum(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+def _sound(arrays: Columns, vocab_size: int) -> bool:
+    """Whether the columns can be one table; the checksum only tells that nobody changed them by accident."""
+    if {name: array.dtype.str for name, array in arrays.items()} != _ARRAYS:
+        return False
+    pairs, starts, followers = arrays["pairs"], arrays["starts"], arrays["followers"]
+    return (
+        pairs.ndim == followers.ndim == 1
+        and pairs.shape == arrays["totals"].shape
+        and starts.shape == (len(pairs) + 1,)
+        and followers.shape == arrays["counts"].shape
+        and starts[0] == 0
+        and starts[-1] == len(followers)
+        and bool((starts[:-1] <= starts[1:]).all())
+        and int(followers.max(initial=0)) < vocab_size
+    )
+
+
+def _checksum(arrays: Columns) -> str:
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()

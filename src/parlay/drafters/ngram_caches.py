@@ -61,7 +61,6 @@ class NgramCaches:
         context = self._contexts.get(view.sequence)
         if context is None:
             context = self._contexts[view.sequence] = CountedText(LONGEST, self._vocab_size)
-        self._views[view.sequence] = view
         context.follow(view.tokens)
         caches = [(context.counts, LAX)]
         past = self._past.of(view.request.salt)
@@ -70,7 +69,7 @@ class NgramCaches:
         return _write(list(view.tokens[-LONGEST:]), caches, self._static, budget)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Only notes where the text of each sequence is, to learn it when the sequence ends."""
+        """Only notes whose tokens are committed ones, to learn them when the sequence ends."""
         for observation in observations:
             self._views[observation.view.sequence] = observation.view
 
@@ -152,7 +151,7 @@ def _guess(
                 found = _weighed(counts, window, length, found, corpus)
                 if 100 * found.times < percent * found.total:
                     continue
-            return found.token, _score(found.times, found.total, length)
+            return found.token, found.chance(length)
     return None
 
 
@@ -173,9 +172,4 @@ def _corpus_guess(total: int, corpus: dict[int, int]) -> tuple[int, float] | Non
     least, percent = LAX[1]
     if token is None or total < least or 100 * corpus[token] < percent * total:
         return None
-    return token, _score(corpus[token], total, 2)
-
-
-def _score(count: int, total: int, length: int) -> float:
-    """Interim."""
-    return count / (total + 1)
+    return token, Favourite(token, corpus[token], total).chance(2)

@@ -16,6 +16,14 @@ class Favourite(NamedTuple):
     times: int
     total: int
 
+    def chance(self, size: int) -> float:
+        """That it follows again, after an n-gram of ``size``; fitted to summaries, answers, edits and calls.
+
+        There a single sighting held in .29, .51, .61, .84 of all cases after 1, 2, 3, 4 tokens, and a favourite with
+        half of the sightings in .10 to .20.
+        """
+        return (self.times / self.total) ** 2 * self.times / (self.times + 2.5 * size**-1.5)
+
 
 class NgramCounts:
     """Counts of what followed each n-gram of 1 to ``longest`` tokens, and the favourite among its followers.

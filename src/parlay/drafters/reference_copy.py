@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from parlay import trees
-from parlay.drafters.alignment import LOST, Alignment
+from parlay.drafters.alignment import LOST, Alignment, chance
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.ngram_index import END, Indexes, NgramIndex
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
@@ -59,7 +59,7 @@ class ReferenceCopy:
         if place == LOST:
             return NO_DRAFT
         tokens = copy.index.copy(place, budget)
-        return trees.chain(tokens, SOURCE, [_score(length + depth) for depth in range(len(tokens))])
+        return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
 
     def _copy(self, view: View) -> _Copy:
         copy = self._copies.get(view.sequence)
@@ -110,8 +110,3 @@ def _nearest(index: NgramIndex, output: Sequence[int], anchor: int, *, shortest:
         return LOST, 0
     places = found[-1]
     return places[min(bisect_left(places, anchor), len(places) - 1)], len(found)
-
-
-def _score(length: int) -> float:
-    """Interim."""
-    return (length + 1) / (length + 3)
