@@ -57,11 +57,12 @@ class Drafting:
         """Set scratch aside for rows of the target's own layers; where room is short, for fewer, and no draft for 0.
 
         The pending rows of the whole batch have their room already, so the verify still fits whatever is written.
+        A long pending run, as in prefill, would run twice: more of it than may be drafted is not worth it.
         """
         assert self._layers is not None
         lent: list[tuple[Turn, int]] = []
         for turn, budget in wanted:
-            limit = budget
+            limit = budget if len(turn.pending) <= budget else 0
             while limit and not self._scheduler.reserve_draft(turn.sequence, limit):
                 limit //= 2
             if limit:
