@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from parlay import models
 from parlay.drafters.catalogue import Resources
+from parlay.drafters.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
@@ -35,7 +37,13 @@ def stage(dtype: str) -> Stage:
     """The built-in target with its own draft model, both in ``dtype``."""
     runner = models.load(MODEL, dtype=dtype, cache_tokens=2048)
     shelf = RunnerShelf(lambda name: models.load(name, dtype=dtype, cache_tokens=2048))
-    resources = Resources(runner.spec.vocab_size, shelf, default_draft=BUILT_IN_DRAFTS[MODEL], target=runner.spec)
+    resources = Resources(
+        runner.spec.vocab_size,
+        shelf,
+        default_draft=BUILT_IN_DRAFTS[MODEL],
+        target=runner.spec,
+        open_datastore=lambda _: Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size),
+    )
     return Stage(dtype, lambda _: runner, lambda _: pytest.fail("not recomputed"), runner.spec.vocab_size, resources)
 
 

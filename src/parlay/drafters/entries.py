@@ -13,6 +13,8 @@ from parlay.types import Exactness, ParlayError, Runner, RunnerSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from parlay.drafters.datastore_file import Datastore
+
 
 Value = int | float | bool | str | tuple[str, ...]
 """What a parameter can be; a tuple is written ``a+b`` in a spec, and what stands in parentheses is not parted."""
@@ -147,7 +149,7 @@ class Resources:
     """What drafters are built from; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
-    goes with such a model.
+    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys.
     """
 
     vocab_size: int
@@ -156,6 +158,7 @@ class Resources:
     tokenizer: PreTrainedTokenizerBase | None = None
     open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
     target: RunnerSpec | None = None
+    open_datastore: Callable[[str], Datastore] | None = None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
