@@ -7,8 +7,7 @@ from collections.abc import Callable
 from parlay.drafters import catalogue
 from parlay.drafters.catalogue import Resources, StrategySpec
 from parlay.router.policies import Plain, make_policy
-from parlay.sampling.rules import SharedNoise
-from parlay.types import Cost, Drafter, Policy, Runner, Strategy
+from parlay.types import Cost, Drafter, Policy, Rule, Runner, Strategy
 
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
 """The draft model that goes with a target, where none is named."""
@@ -20,7 +19,7 @@ class StrategyBook:
     def __init__(self, resources: Resources, cost: Cost) -> None:
         self._resources = resources
         self._cost = cost
-        self._rule = SharedNoise()
+        self._rules: dict[Rule, Rule] = {}
         self._strategies: dict[StrategySpec, Strategy] = {}
         self._read: dict[str, StrategySpec] = {}
 
@@ -31,7 +30,9 @@ class StrategyBook:
             spec = self._read[text] = catalogue.parse(text)
         if spec not in self._strategies:
             drafter = catalogue.build(spec, self._resources)
-            self._strategies[spec] = Strategy(str(spec), drafter, self._rule, self._policy(spec, drafter))
+            rule = catalogue.build_rule(spec)
+            rule = self._rules.setdefault(rule, rule)  # one rule judges all its sequences at once
+            self._strategies[spec] = Strategy(str(spec), drafter, rule, self._policy(spec, drafter))
         return self._strategies[spec]
 
     def _policy(self, spec: StrategySpec, drafter: Drafter | None) -> Policy:

@@ -87,10 +87,24 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
     )
 
 
+def first_path(tree: Tree) -> tuple[int, ...]:
+    """From the root down by first children."""
+    families = children(tree)
+    path: list[int] = []
+    while below := families[path[-1] if path else -1]:
+        path.append(below[0])
+    return tuple(path)
+
+
 def best_chain(draft: Draft) -> Draft:
-    """The path of highest expected length by scores (without scores the deepest), for runners that can't branch."""
+    """The path of highest expected length by scores (without scores the deepest), for runners that can't branch.
+
+    Of a drawn draft the first path: choosing by what was drawn would change the law.
+    """
     if is_chain(draft.tree):
         return draft
+    if draft.law != "point":
+        return subtree(draft, first_path(without_probes(draft).tree))
     values: list[float] = []  # expected accepted nodes along the path to each node: sum of products of scores
     reach: list[float] = []
     for node, parent in enumerate(draft.tree.parents):

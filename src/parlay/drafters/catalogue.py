@@ -1,8 +1,8 @@
 """The catalogue: every strategy by name. A strategy is its own file, and its entry in `families`.
 
 A strategy is asked for as ``NAME[:key=value,...]``; lists are joined by ``+``. Inside another it is written
-``NAME(key=value,...)``. Every strategy that drafts takes ``k`` and ``policy``; the other parameters are its own. Third
-parties: see `plugins`.
+``NAME(key=value,...)``. Every strategy that drafts takes ``k``, ``policy`` and ``rule``; the others are its own.
+Third parties: see `plugins`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from parlay.drafters import plugins, spelling
+from parlay.drafters import accept_rules, plugins, spelling
 from parlay.drafters.entries import Entry, Parameter, Resources, StrategySpec, UsageError, Value, budget, nearest
 from parlay.drafters.families import (
     cascades,
@@ -26,7 +26,7 @@ from parlay.drafters.families import (
     self_speculation,
     stores,
 )
-from parlay.types import Drafter
+from parlay.types import Drafter, Rule
 
 __all__ = [
     "Entry",
@@ -35,6 +35,7 @@ __all__ = [
     "StrategySpec",
     "UsageError",
     "build",
+    "build_rule",
     "catalogue",
     "find",
     "listing",
@@ -56,7 +57,7 @@ _ENTRIES = (
     *cascades.ENTRIES,
 )
 _THIRD_PARTY_BUDGET = 16
-_POLICY = "policy"
+_WHOLE = ("policy", accept_rules.RULE)
 
 
 def catalogue() -> Mapping[str, Entry]:
@@ -90,7 +91,7 @@ def parse(text: str) -> StrategySpec:
 def _read(text: str, inside: bool = False) -> StrategySpec:
     name, rest = _head(text.strip())
     entry = find(name)
-    given: dict[str, Value] = {}
+    given: dict[str, str] = {}
     for part in spelling.split(rest, ","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
@@ -99,10 +100,12 @@ def _read(text: str, inside: bool = False) -> StrategySpec:
             raise UsageError(f"strategy {name}: {key} is given twice")
         if key not in entry.parameters:
             raise UsageError(f"strategy {name} has no parameter {key!r}: {nearest(key, entry.parameters)}")
-        if inside and key == _POLICY:
+        if inside and key in _WHOLE:
             raise UsageError(f"strategy {name}: {key} is set for the whole strategy, not for one inside it")
-        given[key] = _value(entry.parameters[key], f"strategy {name}: {key}", value)
-    unusual = {key: value for key, value in given.items() if value != entry.parameters[key].default}
+        given[key] = value
+    accept_rules.check(name, given, entry.parameters)
+    values = {key: _value(entry.parameters[key], f"strategy {name}: {key}", text) for key, text in given.items()}
+    unusual = {key: value for key, value in values.items() if value != entry.parameters[key].default}
     return StrategySpec(name, tuple(sorted(unusual.items())))
 
 
@@ -156,8 +159,16 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
     entry = find(spec.name)
     if not entry.factory:
         return None
-    own = {key: value for key, value in settings(spec).items() if key not in budget(0)}
+    given = settings(spec)
+    own = {key: value for key, value in given.items() if key not in budget(0)}
+    if entry.draws:
+        own[accept_rules.RULE] = given[accept_rules.RULE]
     return resolve(entry.factory)(resources, **own)
+
+
+def build_rule(spec: StrategySpec) -> Rule:
+    """The accept rule that the spec names."""
+    return accept_rules.build(settings(spec))
 
 
 def resolve(factory: str) -> _Factory:

@@ -2,48 +2,74 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from parlay import trees
+from parlay.drafters.best_first import BestChains, BestTrees
+from parlay.drafters.drawn_chains import DrawnChains
+from parlay.drafters.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
 from parlay.drafters.entries import Resources, UsageError
-from parlay.drafters.followers import Follower, Followers
-from parlay.drafters.guesses import Guess, best_guesses
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.drafters.followers import Followers
+from parlay.drafters.writing import TREE_PENDING, Job, Writer
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Runner, View
 
 SOURCE = "draft-model"
-_TREE_PENDING = 8  # a tree's pending tokens run again at each depth, so most of a long run is fed beforehand
+
+_GUESSED = ("chain", "tree")
+_SHAPES: Mapping[str, tuple[str, ...]] = {
+    "rejection": ("chain",),
+    "block": ("chain",),
+    "k-seq": ("chain",),
+    "multi-candidate": ("tree", "chain"),
+    "without-replacement": ("tree", "beam"),
+}
+"""The shapes that each rule can judge, its own first. Rules that are not here take fixed guesses."""
 
 
 class DraftModel:
     """Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
 
-    A smaller model with the target's vocabulary continues each sequence with the request's own sampler and noise, so
-    that it draws the target's token as often as the coupling allows. ``shape=chain`` drafts one continuation;
-    ``tree`` expands the ``width`` likeliest nodes per forward by ``width`` children each, best path first. Paths
-    whose probability falls below ``min_p`` are not followed (the confidence stop of assisted generation).
+    A smaller model with the target's vocabulary continues each sequence. By default it does so with the request's own
+    sampler and noise, so that it draws the target's token as often as the coupling allows: ``shape=chain`` drafts one
+    continuation; ``tree`` expands the ``width`` likeliest nodes per forward by ``width`` children each, best path
+    first, and what falls below ``min_p`` is left out (the confidence stop of assisted generation).
+
+    Under a ``rule`` that compares laws it draws from its own law instead, noise of its own: one chain; ``width``
+    chains (``k-seq``; ``multi-candidate`` with ``shape=chain``); a tree with ``branching`` children per node by depth
+    (empty: ``width`` everywhere), independent (SpecInfer) or without replacement (RSD-C, Sequoia); or a ``beam`` of
+    ``width`` nodes per level (RSD-S). Nothing that was drawn is left out: where a path falls below ``min_p``, it ends.
     Scores are the draft model's probabilities.
     """
 
     def __init__(
-        self, resources: Resources, *, model: str = "", shape: str = "chain", width: int = 3, min_p: float = 0.1
+        self,
+        resources: Resources,
+        *,
+        model: str = "",
+        shape: str = "auto",
+        width: int = 3,
+        branching: tuple[str, ...] = (),
+        min_p: float = 0.1,
+        rule: str = "shared-noise",
+        lane: int = 0,
     ) -> None:
-        name = model or resources.default_draft
-        if not name:
-            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
-        self._runner = resources.open_runner(name)
-        spec = self._runner.spec
-        if spec.vocab_size != resources.vocab_size:
-            raise UsageError(
-                f"strategy {SOURCE}: {name} has a vocabulary of {spec.vocab_size} tokens and the target one of "
-                f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
-            )
-        if shape == "tree" and spec.tree != "tree":
-            raise UsageError(f"strategy {SOURCE}: {name} can't verify trees; use shape=chain")
+        self._runner = _open(resources, model)
         self._followers = Followers(self._runner)
-        self._as_tree = shape == "tree"
-        self._width = width
-        self._min_p = min_p
+        shape = _shape(rule, shape)
+        self._one_chain = shape == "chain" and rule not in ("k-seq", "multi-candidate")
+        if not self._one_chain and self._runner.spec.tree != "tree":
+            needs = "a rule that draws one chain" if rule in _SHAPES else "shape=chain"
+            raise UsageError(f"strategy {SOURCE}: {self._runner.spec.name} can't verify trees; use {needs}")
+        if branching and (shape != "tree" or rule not in _SHAPES):
+            raise UsageError(
+                f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"
+            )
+        parts = (self._runner, self._followers, SOURCE)
+        if rule not in _SHAPES:
+            self._writer: Writer = BestChains(*parts, min_p) if self._one_chain else BestTrees(*parts, width, min_p)
+        elif self._one_chain:
+            self._writer = DrawnChains(*parts, min_p, lane)
+        else:
+            self._writer = DrawnTrees(*parts, _sprout(rule, shape, width, _counts(branching)), min_p)
 
     @property
     def needs(self) -> Needs:
@@ -56,18 +82,15 @@ class DraftModel:
         followers = self._followers.catch_up(
             [views[place] for place in wanted],
             [limits[place] for place in wanted],
-            *([_TREE_PENDING] if self._as_tree else []),
+            *([] if self._one_chain else [TREE_PENDING]),
         )
-        plans = {
-            place: _Plan(views[place], follower, limits[place], self._min_p)
+        jobs = {
+            place: Job(views[place], follower, limits[place])
             for place, follower in zip(wanted, followers, strict=True)
             if follower is not None
         }
-        if self._as_tree:
-            self._grow_trees(list(plans.values()))
-        else:
-            self._write_chains(list(plans.values()))
-        return [plans[place].draft() if place in plans else NO_DRAFT for place in range(len(views))]
+        drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
+        return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Learns nothing here: `propose` compares its cache with the committed tokens."""
@@ -75,93 +98,40 @@ class DraftModel:
     def release(self, sequence: int) -> None:
         self._followers.release(sequence)
 
-    def _write_chains(self, plans: Sequence[_Plan]) -> None:
-        """Token by token, all sequences at once. Drafted tokens join the draft model's cache as if committed."""
-        while plans:
-            out = self._runner.forward([plan.follower.segment() for plan in plans])
-            paths = [plan.tokens for plan in plans]
-            guesses = best_guesses(out.logits_RV, [plan.view for plan in plans], paths, 1)
-            for plan, guess in zip(plans, guesses, strict=True):
-                self._followers.keep(plan.follower)
-                plan.offer(len(plan.tokens) - 1, guess)
-                plan.follower.pending = tuple(plan.grow(1))
-            plans = [plan for plan in plans if plan.follower.pending and len(plan.tokens) < plan.budget]
 
-    def _grow_trees(self, plans: Sequence[_Plan]) -> None:
-        """Level by level: the newest nodes of every tree run at once and offer their likeliest children."""
-        while plans:
-            out = self._runner.forward([plan.follower.segment(plan.tree, len(plan.newest)) for plan in plans])
-            rows = [(plan, node) for plan in plans for node in plan.newest]
-            views = [plan.view for plan, _ in rows]
-            paths = [plan.path_tokens(node) for plan, node in rows]
-            for (plan, node), guesses in zip(rows, best_guesses(out.logits_RV, views, paths, self._width), strict=True):
-                plan.offer(node, guesses)
-            plans = [plan for plan in plans if not self._finished(plan)]
-
-    def _finished(self, plan: _Plan) -> bool:
-        """Grow the plan; when no further forward can help it, its likeliest path stays in the draft model's cache."""
-        ran = plan.tree
-        left = plan.budget - len(ran)
-        if left > self._width and plan.grow(self._width):
-            return False
-        self._followers.keep(plan.follower, plan.likeliest_path(), ran)
-        plan.grow(left)
-        return True
+def _open(resources: Resources, model: str) -> Runner:
+    name = model or resources.default_draft
+    if not name:
+        raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+    runner = resources.open_runner(name)
+    if runner.spec.vocab_size != resources.vocab_size:
+        raise UsageError(
+            f"strategy {SOURCE}: {name} has a vocabulary of {runner.spec.vocab_size} tokens and the target one of "
+            f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
+        )
+    return runner
 
 
-class _Plan:
-    """A draft in the making: nodes so far, and candidates for more of them, the likeliest path first."""
+def _shape(rule: str, shape: str) -> str:
+    shapes = _SHAPES.get(rule, _GUESSED)
+    if shape == "auto":
+        return shapes[0]
+    if shape not in shapes:
+        raise UsageError(f"strategy {SOURCE}: rule={rule} can't judge shape={shape}; choose {' or '.join(shapes)}")
+    return shape
 
-    def __init__(self, view: View, follower: Follower, budget: int, min_p: float) -> None:
-        self.view = view
-        self.follower = follower
-        self.budget = budget
-        self.tokens: list[int] = []
-        self.newest: list[int] = [-1]  # nodes that have not run yet; at first the root
-        self._min_p = min_p
-        self._parents: list[int] = []
-        self._scores: list[float] = []
-        self._reach: list[float] = []  # probability of the path to each node
-        self._candidates: list[tuple[float, int, int, int, float]] = []  # -reach, order, parent, token, score
-        self._offered = 0
 
-    @property
-    def tree(self) -> Tree:
-        return Tree(tuple(self.tokens), tuple(self._parents))
+def _sprout(rule: str, shape: str, width: int, branching: tuple[int, ...]) -> Sprout:
+    if shape == "beam":
+        return Beam(width)
+    if shape == "chain":
+        return Independent((width, 1))
+    return (Distinct if rule == "without-replacement" else Independent)(branching or (width,))
 
-    def offer(self, parent: int, guesses: Sequence[Guess]) -> None:
-        """Candidates for children of ``parent``; those below ``min_p`` are dropped."""
-        reach = self._reach[parent] if parent >= 0 else 1.0
-        for token, probability in guesses:
-            if reach * probability >= self._min_p:
-                self._offered += 1
-                heapq.heappush(self._candidates, (-reach * probability, self._offered, parent, token, probability))
 
-    def grow(self, count: int) -> list[int]:
-        """Turn up to ``count`` candidates into nodes; returns their tokens."""
-        first = len(self.tokens)
-        for _ in range(min(count, len(self._candidates))):
-            reach, _, parent, token, score = heapq.heappop(self._candidates)
-            self.tokens.append(token)
-            self._parents.append(parent)
-            self._scores.append(score)
-            self._reach.append(-reach)
-        self.newest = list(range(first, len(self.tokens)))
-        return self.tokens[first:]
-
-    def path_tokens(self, node: int) -> list[int]:
-        return [self.tokens[place] for place in trees.path_to(self.tree, node)]
-
-    def likeliest_path(self) -> tuple[int, ...]:
-        """From the root to the leaf that comes of taking the likeliest child each time."""
-        families = trees.children(self.tree)
-        node, path = -1, []
-        while families[node]:
-            node = max(families[node], key=self._reach.__getitem__)
-            path.append(node)
-        return tuple(path)
-
-    def draft(self) -> Draft:
-        if not self.tokens:
-            return NO_DRAFT
-        return Draft(self.tree, sources=(SOURCE,) * len(self.tokens), scores=tuple(self._scores))
+def _counts(branching: Sequence[str]) -> tuple[int, ...]:
+    if not all(text.isdecimal() and int(text) > 0 for text in branching):
+        raise UsageError(
+            f"strategy {SOURCE}: branching={'+'.join(branching)}: expected children per node by depth, such as 3+2+1"
+        )
+    return tuple(map(int, branching))

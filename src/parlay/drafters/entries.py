@@ -3,97 +3,43 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from parlay.drafters import spelling
-from parlay.types import Exactness, ParlayError, Runner, RunnerSpec
+from parlay.drafters import accept_rules
+from parlay.drafters.parameters import Parameter, UsageError, Value
+from parlay.types import Exactness, Runner, RunnerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from parlay.drafters.datastore_file import Datastore
 
-
-Value = int | float | bool | str | tuple[str, ...]
-"""What a parameter can be; a tuple is written ``a+b`` in a spec, and what stands in parentheses is not parted."""
-
-
-class UsageError(ParlayError, ValueError):
-    """A strategy was asked for in a way that can't work; the message is one line that names what can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One setting of a strategy: its type, default and meaning, and which values are allowed.
-
-    ``strategies``: the values of a tuple are themselves strategies, each written ``NAME`` or ``NAME(key=value,...)``.
-    """
-
-    type: type
-    default: Value
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
-    strategies: bool = False
-
-    def read(self, name: str, text: str) -> Value:
-        """The value that ``text`` spells; UsageError when it has the wrong type or lies out of range."""
-        try:
-            value = _READERS[self.type](text)
-        except ValueError:
-            raise UsageError(f"{name}={text}: expected {_TYPE_WORDS[self.type]}") from None
-        self._check(name, value)
-        return value
-
-    def _check(self, name: str, value: Value) -> None:
-        if self.choices and value not in self.choices:
-            raise UsageError(f"{name}={value}: choose one of {', '.join(self.choices)}")
-        if isinstance(value, int | float):
-            # Written so that NaN fails.
-            if self.low is not None and not value >= self.low:
-                raise UsageError(f"{name}={value}: must be at least {self.low:g}")
-            if self.high is not None and not value <= self.high:
-                raise UsageError(f"{name}={value}: must be at most {self.high:g}")
-
-
-def _read_bool(text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in words:
-        raise ValueError(text)
-    return words[text.lower()]
-
-
-def _read_list(text: str) -> tuple[str, ...]:
-    return tuple(spelling.split(text, "+"))
-
-
-_READERS: Mapping[type, Callable[[str], Value]] = {
-    int: int,
-    float: float,
-    bool: _read_bool,
-    str: str,
-    tuple: _read_list,
-}
-_TYPE_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    tuple: "names joined by +",
-}
-
+__all__ = [
+    "Entry",
+    "Parameter",
+    "Resources",
+    "StrategySpec",
+    "UsageError",
+    "Value",
+    "budget",
+    "nearest",
+]
 
 POLICIES = ("adaptive", "fixed", "heuristic", "heuristic-transient", "confidence", "risk")
 
 
-def budget(nodes: int) -> dict[str, Parameter]:
-    """The parameters that every drafting strategy takes. They belong to the policy, not to the drafter."""
+def budget(nodes: int, rules: Sequence[str] = accept_rules.GUESSED) -> dict[str, Parameter]:
+    """The parameters that every drafting strategy takes. They belong to policy and accept rule, not to the drafter.
+
+    ``rules`` are those that can judge its drafts, its default first. A drafter that goes with rules for drawn drafts is
+    told by ``rule`` which one it drafts for.
+    """
     return {
         "k": Parameter(int, nodes, "most nodes in a draft (heuristic: in the first)", low=0, high=1024),
         "policy": Parameter(str, "adaptive", "draft while it pays, always k nodes, or by a rule", choices=POLICIES),
+        **accept_rules.parameters(rules),
     }
 
 
@@ -118,6 +64,12 @@ class Entry:
     factory: str = ""
     toys: tuple[str, ...] = ("",)
     model_level: bool = False
+
+    @property
+    def draws(self) -> bool:
+        """Whether some of its rules need drafts drawn from a law."""
+        rule = self.parameters.get(accept_rules.RULE)
+        return rule is not None and bool({*rule.choices} & {*accept_rules.DRAWN})
 
 
 @dataclass(frozen=True, slots=True)

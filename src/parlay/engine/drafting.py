@@ -78,14 +78,19 @@ class Drafting:
             self._isolate(strategy, drafter, wanted, error)
             return
         turns = [turn for turn, _ in wanted]
-        for turn, draft in zip(turns, self._trim(strategy, turns, drafts), strict=True):
-            turn.draft = self._fitting(turn.sequence, draft)
+        limits = [limit for _, limit in wanted]
+        for turn, draft, limit in zip(turns, self._trim(strategy, turns, drafts), limits, strict=True):
+            turn.draft = self._fitting(turn.sequence, draft, limit)
 
-    def _fitting(self, sequence: Sequence, draft: Draft) -> Draft:
-        """The draft if context and cache can hold it; else what they hold of it without its probes, or nothing."""
+    def _fitting(self, sequence: Sequence, draft: Draft, limit: int) -> Draft:
+        """The draft if context and cache can hold it; else what they hold of it without its probes, or nothing.
+
+        A drawn draft needs room for its whole budget: its length may hang on what was drawn, its fate must not.
+        """
         room = self._max_context - len(sequence.tokens)
         for rows in (draft, trees.without_probes(draft)):
-            if 0 < len(rows) <= room and self._scheduler.reserve_draft(sequence, len(rows)):
+            size = len(rows) if draft.law == "point" else max(len(rows), limit)
+            if 0 < len(rows) <= room and self._scheduler.reserve_draft(sequence, size):
                 return rows
         return NO_DRAFT
 
@@ -134,6 +139,8 @@ class Drafting:
             raise ValueError("drafted node whose parent does not come before it")
         if draft.probes and any(parent >= nodes - draft.probes for parent in tree.parents[: nodes - draft.probes]):
             raise ValueError("drafted node below a probe")
+        if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
+            raise ValueError("drawn draft that does not tell the law each node was drawn from")
         return trees.first(draft, budget)
 
     def _fit_rows(self, turns: list[Turn]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parlay.drafters import accept_rules
 from parlay.drafters.entries import Entry, Parameter, budget
 from parlay.types import Exactness
 
@@ -16,13 +17,26 @@ ENTRIES = (
         reference="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
         parameters={
             "model": Parameter(str, "", "draft model, by name or directory; empty: the one that goes with the target"),
-            "shape": Parameter(str, "chain", "shape of the drafts", choices=("chain", "tree")),
-            "width": Parameter(int, 3, "tree: nodes expanded per forward, and children of each", low=1, high=64),
+            "shape": Parameter(
+                str, "auto", "shape of the drafts; auto: what suits the rule", choices=("auto", "chain", "tree", "beam")
+            ),
+            "width": Parameter(int, 3, "nodes expanded per forward and children of each; chains, beam", low=1, high=64),
+            "branching": Parameter(tuple, (), "drawn trees: children per node by depth, such as 3+2+1; empty: width"),
             "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
-            **budget(8),
+            **budget(8, (*accept_rules.GUESSED, *accept_rules.DRAWN)),
         },
         factory="parlay.drafters.draft_model:DraftModel",
         model_level=True,
-        toys=("min_p=0", "min_p=0,shape=tree,width=2"),
+        toys=(
+            "min_p=0",
+            "min_p=0,shape=tree,width=2",
+            "rule=rejection,min_p=0.05",
+            "rule=block,min_p=0",
+            "rule=k-seq,min_p=0,width=2",
+            "rule=multi-candidate,min_p=0.05,width=2",
+            "rule=without-replacement,min_p=0,shape=beam,width=2",
+            "rule=typical,min_p=0",
+            "rule=threshold,min_p=0",
+        ),
     ),
 )

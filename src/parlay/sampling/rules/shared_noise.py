@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -10,11 +12,12 @@ from parlay.sampling.sampler import greedy, is_plain_greedy, rows, sample
 from parlay.types import Draft, Exactness, Fault, Law, Rule, Verdict, View
 
 
+@dataclass(frozen=True)
 class SharedNoise:
     """Commits the very tokens that plain decoding commits, whatever is drafted: as exact as the runner's logits are."""
 
-    exactness: Exactness = Exactness.BITS
-    laws: frozenset[Law] = frozenset({"point"})
+    exactness: ClassVar[Exactness] = Exactness.BITS
+    laws: ClassVar[frozenset[Law]] = frozenset({"point"})
 
     def accept(
         self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]

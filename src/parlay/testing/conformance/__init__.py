@@ -101,7 +101,7 @@ def catalogue_specs() -> list[str]:
 
 def subject_of(spec: str) -> Subject:
     parsed = catalogue.parse(spec)
-    return Subject(spec, lambda resources: catalogue.build(parsed, resources))
+    return Subject(spec, lambda resources: catalogue.build(parsed, resources), lambda: catalogue.build_rule(parsed))
 
 
 @cache

@@ -1,0 +1,164 @@
+"""The accept rules by name: what a strategy's ``rule`` can be, and the rules' own parameters, ``NAME.PARAMETER``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+from parlay.drafters.parameters import Parameter, UsageError, Value
+from parlay.types import Exactness, Law, Rule
+
+RULE = "rule"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleEntry:
+    """One accept rule. ``factory`` is ``module:Class``, imported on first use and called with its own parameters."""
+
+    name: str
+    law: Law
+    exactness: Exactness
+    summary: str
+    reference: str
+    factory: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+_RULES = (
+    RuleEntry(
+        name="shared-noise",
+        law="point",
+        exactness=Exactness.BITS,
+        summary="Draws each token as plain decoding would, and follows the draft for as long as it has that token.",
+        reference="",
+        factory="shared_noise:SharedNoise",
+    ),
+    RuleEntry(
+        name="rejection",
+        law="iid",
+        exactness=Exactness.DISTRIBUTION,
+        summary="Accepts a drawn token x with probability min(1, p(x) / q(x)).",
+        reference="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
+        factory="rejection:Rejection",
+    ),
+    RuleEntry(
+        name="multi-candidate",
+        law="iid",
+        exactness=Exactness.DISTRIBUTION,
+        summary="Rejection of several independent draws, one after another against what the former left.",
+        reference="Miao et al. 2024 (SpecInfer), arXiv:2305.09781",
+        factory="rejection:Rejection",
+    ),
+    RuleEntry(
+        name="without-replacement",
+        law="without_replacement",
+        exactness=Exactness.DISTRIBUTION,
+        summary="The same of draws without replacement, in the order they were drawn.",
+        reference="Jeon et al. 2024 (RSD), arXiv:2402.14160; Chen et al. 2024 (Sequoia), arXiv:2402.12374",
+        factory="without_replacement:WithoutReplacement",
+    ),
+    RuleEntry(
+        name="k-seq",
+        law="iid",
+        exactness=Exactness.DISTRIBUTION,
+        summary="Accepts any of k drafts, each a little more strictly.",
+        reference="Sun et al. 2023 (SpecTr), arXiv:2310.15141",
+        factory="k_seq:KSeq",
+    ),
+    RuleEntry(
+        name="block",
+        law="iid",
+        exactness=Exactness.DISTRIBUTION,
+        summary="Judges a drawn chain as a whole; never accepts fewer tokens than rejection on average.",
+        reference="Sun et al. 2024, arXiv:2403.10444",
+        factory="block:Block",
+    ),
+    RuleEntry(
+        name="typical",
+        law="point",
+        exactness=Exactness.LOSSY,
+        summary="Accepts tokens that are not unlikely, given how undecided the target is; greedy: exact match.",
+        reference="Cai et al. 2024 (Medusa), arXiv:2401.10774",
+        factory="typical:Typical",
+        parameters={
+            "eps": Parameter(float, 0.09, "probability that is always enough", low=0, high=1),
+            "delta": Parameter(float, 0.3, "or so much of exp(-entropy)", low=0, high=1),
+        },
+    ),
+    RuleEntry(
+        name="threshold",
+        law="point",
+        exactness=Exactness.LOSSY,
+        summary="Accepts tokens near the best one by rank and logit, greedy or sampled.",
+        reference="Xia et al. 2022 (GAD++), arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115",
+        factory="threshold:Threshold",
+        parameters={
+            "beta": Parameter(int, 5, "how many of the best tokens pass", low=1),
+            "tau": Parameter(float, 3.0, "how far below the best one a logit may lie", low=0),
+        },
+    ),
+)
+RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in _RULES})
+
+GUESSED = tuple(entry.name for entry in _RULES if entry.law == "point")
+"""The rules that judge fixed guesses, and so go with every drafter; plain decoding's own comes first."""
+DRAWN = tuple(entry.name for entry in _RULES if entry.law != "point")
+"""The rules that need drafts drawn from a law that the drafter tells."""
+
+
+def parameters(names: Sequence[str]) -> dict[str, Parameter]:
+    """What a strategy takes that goes with these rules: the rule, the first by default, and their own parameters."""
+    own = {f"{name}.{key}": value for name in names for key, value in RULES[name].parameters.items()}
+    return {RULE: Parameter(str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names)), **own}
+
+
+def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Parameter]) -> None:
+    """UsageError for a rule that can't judge this strategy's drafts, and for parameters of a rule that is not used."""
+    rule = given.get(RULE, "")
+    if rule in RULES and RULE in known and rule not in known[RULE].choices:
+        law = RULES[rule].law.replace("_", " ")
+        raise UsageError(
+            f"strategy {strategy}: rule={rule} judges drafts of law {law!r}, which {strategy} does not draw; "
+            f"choose one of {', '.join(known[RULE].choices)}"
+        )
+    for key in given:
+        owner, dot, _ = key.partition(".")
+        if dot and key in known and owner != (rule or known[RULE].default):
+            raise UsageError(f"strategy {strategy}: {key} is a parameter of rule={owner}, which is not asked for")
+
+
+class _Factory(Protocol):
+    def __call__(self, **parameters: Value) -> Rule: ...
+
+
+def build(settings: Mapping[str, Value]) -> Rule:
+    """The rule that a strategy's settings ask for; plain decoding's own where they name none."""
+    name = settings.get(RULE, GUESSED[0])
+    assert isinstance(name, str)
+    entry = RULES[name]
+    module, _, attribute = entry.factory.partition(":")
+    factory = importlib.import_module(f"parlay.sampling.rules.{module}").__dict__[attribute]
+    return cast(_Factory, factory)(
+        **{key: settings.get(f"{name}.{key}", value.default) for key, value in entry.parameters.items()}
+    )
+
+
+def listing() -> list[dict[str, Any]]:
+    """The rules as plain data that JSON can carry."""
+    return [
+        {
+            "name": entry.name,
+            "law": entry.law,
+            "exactness": str(entry.exactness),
+            "summary": entry.summary,
+            "reference": entry.reference,
+            "parameters": {
+                key: {"type": value.type.__name__, "default": value.default, "help": value.help}
+                for key, value in entry.parameters.items()
+            },
+        }
+        for entry in _RULES
+    ]
