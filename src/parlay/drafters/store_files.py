@@ -1,0 +1,125 @@
+"""Files in which stores outlive the process: integers by tenant, checked on reading, replaced whole on writing.
+
+Layout, little-endian: `_HEADER` (magic, version, kind, vocabulary size, payload bytes, CRC-32 of the payload), then per
+tenant the length of its salt and the number of its lists (two uint32), the salt in UTF-8, and each list as its length
+(uint32) and its entries (int32).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from parlay.drafters.entries import UsageError
+
+Lists = dict[str, list["array[int]"]]
+"""Lists of whole numbers by tenant."""
+
+_HEADER = struct.Struct("<8sH10sQQI")
+_MAGIC = b"PARLAYST"
+_VERSION = 1
+_PAIR = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """A file that holds one ``kind`` of store for one vocabulary; two drafters that write to one file undo each other.
+
+    ``strategy`` is who is named when the file can't be used.
+    """
+
+    path: Path
+    kind: str
+    vocab_size: int
+    strategy: str
+
+    def load(self) -> Lists:
+        """What the file holds; nothing if there is none. UsageError for one that is not wholly what it should be."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            if not self.path.parent.is_dir():
+                raise self._refuse("its directory does not exist") from None
+            return {}
+        except OSError as error:
+            raise self._refuse(f"it can't be read ({error.strerror})") from None
+        payload = self._payload(data)
+        try:
+            lists = _decode(payload)
+        except (struct.error, UnicodeDecodeError, ValueError):
+            raise self._refuse("it is damaged; delete it to start afresh") from None
+        for entries in (entries for tenant in lists.values() for entries in tenant if len(entries)):
+            if min(entries) < 0 or max(entries) >= self.vocab_size:
+                raise self._refuse(f"it has a token outside the vocabulary of {self.vocab_size}")
+        return lists
+
+    def save(self, lists: Mapping[str, Sequence[array[int]]]) -> None:
+        """Replace the file in one go, so that a crash leaves the old one or the new. Raises OSError."""
+        payload = _encode(lists)
+        kind = self.kind.encode()
+        header = _HEADER.pack(_MAGIC, _VERSION, kind, self.vocab_size, len(payload), zlib.crc32(payload))
+        handle, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(header + payload)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def _payload(self, data: bytes) -> bytes:
+        if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+            raise self._refuse("it is no store; name another file")
+        _, version, kind, vocab_size, length, checksum = _HEADER.unpack_from(data)
+        payload = data[_HEADER.size :]
+        if version != _VERSION:
+            raise self._refuse(f"it has format {version}, this version reads {_VERSION}; delete it to start afresh")
+        if kind.rstrip(b"\0") != self.kind.encode():
+            raise self._refuse(f"it holds {kind.rstrip(bytes(1)).decode(errors='replace')}, not {self.kind}")
+        if vocab_size != self.vocab_size:
+            raise self._refuse(f"it is for a vocabulary of {vocab_size}, this target has {self.vocab_size}")
+        if len(payload) != length or zlib.crc32(payload) != checksum:
+            raise self._refuse("it is damaged; delete it to start afresh")
+        return payload
+
+    def _refuse(self, reason: str) -> UsageError:
+        return UsageError(f"strategy {self.strategy}: store={self.path} can't be used: {reason}")
+
+
+def _encode(lists: Mapping[str, Sequence[array[int]]]) -> bytes:
+    parts: list[bytes] = []
+    for salt, entries in lists.items():
+        name = salt.encode()
+        parts += [_PAIR.pack(len(name), len(entries)), name]
+        for one in entries:
+            parts += [_LENGTH.pack(len(one)), np.asarray(one, dtype="<i4").tobytes()]
+    return b"".join(parts)
+
+
+def _decode(payload: bytes) -> Lists:
+    lists: Lists = {}
+    place = 0
+    while place < len(payload):
+        name_length, count = _PAIR.unpack_from(payload, place)
+        place += _PAIR.size
+        salt = payload[place : place + name_length].decode()
+        place += name_length
+        lists[salt] = []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(payload, place)
+            place += _LENGTH.size
+            entries = np.frombuffer(payload, dtype="<i4", count=length, offset=place)
+            place += entries.nbytes
+            lists[salt].append(array("i", entries.astype(np.intc).tobytes()))
+    return lists
