@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 WARM_UP = 0.03
-DECAY_FROM = 0.62
+DECAY_FROM = 0.45
 LENGTHS = ((0.8, 512), (1.0, 2048))
 
 # Shares of tokens.
 MIX = {
-    "prose": 0.15,
-    "technical": 0.04,
+    "prose": 0.10,
+    "technical": 0.03,
     "speech": 0.02,
-    "code": 0.14,
+    "code": 0.10,
     "maths": 0.05,
     "instructions": 0.02,
-    "calls": 0.12,
-    "translation": 0.05,
-    "tasks": 0.24,
-    "short_tasks": 0.14,
-    "repeat": 0.02,
+    "calls": 0.11,
+    "translation": 0.04,
+    "tasks": 0.32,
+    "short_tasks": 0.15,
+    "repeat": 0.05,
     "noise": 0.01,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,14 +76,14 @@ def span(text: str, chars: int, rng: random.Random) -> str:
 
 
 def code_span(text: str, chars: int, rng: random.Random) -> str:
-    """Whole lines of code, about ``chars`` characters, with their indentation."""
+    """Whole lines of code, about ``chars`` characters, without the indentation that they share."""
     lines = text.split("\n")
     at = rng.randrange(len(lines))
     taken: list[str] = []
     while at < len(lines) and sum(map(len, taken)) < chars:
         taken.append(lines[at])
         at += 1
-    return "\n".join(taken).strip("\n") or text[:chars]
+    return textwrap.dedent("\n".join(taken)).strip() or text[:chars].strip()
 
 
 def json_lines(sources: Sources, chars: int, rng: random.Random) -> str:
