@@ -112,7 +112,7 @@ def later_logits(runner: NativeRunner, disturb: bool) -> list[Tensor]:
             for back in (0, min(cached, 17), cached):
                 skip = next(skips)
                 start = cached - back
-                runner.skip_forward([Chain(0, start, tuple(TEXT[start:length]) + (11, 12, 13), 0)], skip)
+                runner.skip_forward([Chain(0, start, (*TEXT[start:length], 11, 12, 13), 0)], skip)
                 runner.check()
         seen.append(runner.forward([Segment(0, fed, tree)]).logits_RV)
         cached = runner.keep(0, ())
