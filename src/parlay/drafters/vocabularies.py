@@ -48,8 +48,8 @@ class Codec:
     def begin(self, text: str) -> Encoded:
         """The ids of a text that a sequence begins with; a tokenizer that opens texts with a token of its own does."""
         encoded = self.encode(text)
-        opening = self._tokenizer.build_inputs_with_special_tokens([])[:1]
-        if not opening or encoded.ids[:1] == opening or opening[0] != self._tokenizer.bos_token_id:
+        opening = list(self._tokenizer("", verbose=False)["input_ids"])[:1]
+        if not opening or opening == encoded.ids[:1] or opening[0] != self._tokenizer.bos_token_id:
             return encoded
         return Encoded([*opening, *encoded.ids], [0, *encoded.ends])
 
@@ -133,15 +133,23 @@ class Retold:
     def _extend(self, delta: str) -> None:
         self._text += delta
         first = len(self.ids) - self._window
+        while first > 0 and not self._join(first):
+            first -= len(self.ids) - first
         if first <= 0:
             self._begin(self._text)
-            return
+
+    def _join(self, first: int) -> bool:
+        """Encode again from the id ``first`` on; False where no later cut is the same as before."""
+        if self._ends[first] == self._ends[first - 1]:
+            return False  # within a character, or within a stretch that the tokenizer tells as bytes
         start = self._ends[first - 1]
         ids, ends = self._drafter.encode(self._text[start:])
         ends = [start + end for end in ends]
         kept, used = _seam(Encoded(self.ids[first:], self._ends[first:]), Encoded(ids, ends))
-        self.ids[first + kept :] = ids[used:]
-        self._ends[first + kept :] = ends[used:]
+        if kept:
+            self.ids[first + kept :] = ids[used:]
+            self._ends[first + kept :] = ends[used:]
+        return kept > 0
 
 
 def _seam(old: Encoded, new: Encoded) -> tuple[int, int]:
