@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -117,35 +118,42 @@ def summed_loss(model: Qwen3ForCausalLM, ids: Tensor, labels: Tensor) -> float:
     return float(F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"))
 
 
+class Outcome(NamedTuple):
+    """Whether greedy decoding gives every token of the answer, and whether it does and ends there."""
+
+    right: bool
+    ends: bool
+
+
 @torch.inference_mode()
-def exact(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]) -> list[bool]:
-    """For each task: does greedy decoding give the answer, token for token, and then stop?
+def exact(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]) -> list[Outcome]:
+    """What greedy decoding makes of each task.
 
     One forward on prompt and answer tells: greedy decoding walks along the answer exactly while the
     arg-max at every position is the answer's next token.
     """
-    rows = []
-    for task in tasks:
-        prompt = tokenizer.encode(task.prompt)
-        rows.append((prompt, tokenizer.encode(task.answer + END)))
+    rows = [(tokenizer.encode(task.prompt), tokenizer.encode(task.answer + END)) for task in tasks]
     order = sorted(range(len(rows)), key=lambda at: len(rows[at][0]) + len(rows[at][1]))
-    result = [False] * len(rows)
+    result = [Outcome(False, False)] * len(rows)
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
-        for at, good in zip(chosen, exact_rows(model, [rows[at] for at in chosen]), strict=True):
-            result[at] = good
+        for at, outcome in zip(chosen, exact_rows(model, [rows[at] for at in chosen]), strict=True):
+            result[at] = outcome
     return result
 
 
-def exact_rows(model: Qwen3ForCausalLM, rows: list[tuple[list[int], list[int]]]) -> list[bool]:
-    """`exact` for one batch of (prompt ids, answer ids), padded on the right."""
+def exact_rows(model: Qwen3ForCausalLM, rows: list[tuple[list[int], list[int]]]) -> list[Outcome]:
+    """`exact` for one batch of (prompt ids, ids of answer and end), padded on the right."""
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
     for row, (prompt, answer) in zip(ids, rows, strict=True):
         row[: len(prompt) + len(answer)] = prompt + answer
     best = model(input_ids=torch.from_numpy(ids), use_cache=False).logits.argmax(-1)
     spans = [(len(prompt) - 1, len(prompt) + len(answer) - 1) for prompt, answer in rows]
-    return [best[at, a:b].tolist() == rows[at][1] for at, (a, b) in enumerate(spans)]
+    found = [best[at, a:b].tolist() for at, (a, b) in enumerate(spans)]
+    return [
+        Outcome(tokens[:-1] == answer[:-1], tokens == answer) for tokens, (_, answer) in zip(found, rows, strict=True)
+    ]
 
 
 @torch.inference_mode()
@@ -195,17 +203,27 @@ def call_rates(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, call
     }
 
 
-def copy_rates(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Shares of exact answers: by length of the answer in tokens, and by sort of task and kind of text."""
-    by_length: dict[str, list[bool]] = defaultdict(list)
-    by_kind: dict[str, list[bool]] = defaultdict(list)
-    for task, good in zip(tasks, exact(model, tokenizer, tasks), strict=True):
+Rates = dict[str, tuple[float, float]]
+"""By name: shares of answers that are right, and that are right and end there."""
+
+
+def copy_rates(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: list[Task]) -> tuple[Rates, Rates]:
+    """Rates by length of the answer in tokens, and by sort of task and kind of text."""
+    by_length: dict[str, list[Outcome]] = defaultdict(list)
+    by_kind: dict[str, list[Outcome]] = defaultdict(list)
+    for task, outcome in zip(tasks, exact(model, tokenizer, tasks), strict=True):
         low, high = bucket_of(len(tokenizer.encode(task.answer)))
-        by_length[f"{low}-{high - 1}"].append(good)
-        by_kind[f"{task.name} {task.source}"].append(good)
-    return {k: mean(v) for k, v in sorted(by_length.items())}, {k: mean(v) for k, v in sorted(by_kind.items())}
+        by_length[f"{low}-{high - 1}"].append(outcome)
+        by_kind[f"{task.name} {task.source}"].append(outcome)
+    return rates(by_length), rates(by_kind)
+
+
+def rates(groups: dict[str, list[Outcome]]) -> Rates:
+    """Shares in each group, by name."""
+    return {
+        name: (mean([one.right for one in found]), mean([one.ends for one in found]))
+        for name, found in sorted(groups.items())
+    }
 
 
 def mean(values: list[bool]) -> float:

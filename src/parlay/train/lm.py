@@ -245,7 +245,7 @@ def rounded(value: Any) -> Any:
         return round(value, 4)
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list) else value
+    return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def anonymous(record: dict[str, Any]) -> dict[str, Any]:
