@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "write text from a prompt, as it is decoded",
     "demo": "the built-in model: plain decoding against the default strategy, side by side",
     "strategies": "list the ways of decoding",
+    "datastore": "make and inspect the files from which drafts can be retrieved",
     "train": "train a small language model",
 }
 """Each is the module of that name here, a `Command`."""
@@ -37,7 +38,7 @@ class Command(Protocol):
 class Parser(argparse.ArgumentParser):
     """Reports a usage error in one line, and takes no abbreviated flags, so that new flags break no script."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, color: object = None) -> None:  # color: from Python 3.14
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:

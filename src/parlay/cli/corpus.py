@@ -1,0 +1,131 @@
+"""Reads a corpus from files, folders and standard input, and turns it into ids."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FIELDS = ("text", "output", "content")
+"""Where a JSON line keeps its text; the first that is there is taken."""
+STDIN = Path("-")
+
+_PIECE = 100_000  # characters that are tokenised at once; a longer document is parted at line ends
+_BATCH = 1_000_000  # bytes that are tokenised together
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file to read, or standard input. ``named``: the user asked for this very file, so it must be text."""
+
+    path: Path
+    named: bool
+
+    @property
+    def size(self) -> int:
+        return 0 if self.path == STDIN else self.path.stat().st_size
+
+
+def sources(names: Sequence[str]) -> list[Source]:
+    """The files, those of folders included, hidden ones left out. Raises ValueError for what is not there."""
+    found: list[Source] = []
+    for path in map(Path, names):
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file())
+            found += [Source(file, False) for file in inside if not _hidden(file.relative_to(path))]
+        elif path == STDIN or path.exists():
+            found.append(Source(path, True))
+        else:
+            raise ValueError(f"no file or folder {path}: name text files, .jsonl files, folders of them, or -")
+    if STDIN in [source.path for source in found] and sys.stdin.isatty():
+        raise ValueError("no corpus on standard input: pipe some text into it")
+    return found
+
+
+Document = tuple[str, int]
+"""A text, and how many bytes of its source it stands for."""
+
+
+def documents(source: Source) -> Iterator[Document] | None:
+    """One for each line of a .jsonl file, else one in all. None: no text, and not asked for by name.
+
+    Raises ValueError for a file that was asked for and is not UTF-8, and for lines that hold no text.
+    """
+    try:
+        content = sys.stdin.buffer.read() if source.path == STDIN else source.path.read_bytes()
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if not source.named:
+            return None
+        where = "standard input" if source.path == STDIN else source.path
+        raise ValueError(f"{where} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
+    except OSError as error:
+        raise ValueError(f"can't read {source.path}: {error.strerror}") from None
+    return _lines(source.path, text) if source.path.suffix == ".jsonl" else iter([(text, len(content))])
+
+
+def _lines(path: Path, text: str) -> Iterator[Document]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _text_of(line, f"{path}, line {number}"), len(line.encode()) + 1
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        record: Any = json.loads(line)
+    except ValueError:
+        raise ValueError(f"{where}: not JSON") from None
+    texts = [record[field] for field in FIELDS if field in record] if isinstance(record, dict) else []
+    if not texts or not isinstance(texts[0], str):
+        raise ValueError(f"{where}: no object with a text under {', '.join(FIELDS)}")
+    try:
+        return texts[0].encode().decode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: the text is not valid Unicode") from None
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def encode(
+    texts: Iterator[Document], tokenizer: PreTrainedTokenizerBase, done: Callable[[int], object] = bool
+) -> Iterator[NDArray[np.uint32]]:
+    """The ids of each text, without special tokens; ``done`` is told how many more bytes of the corpus are through."""
+    batch: list[Document] = []
+    waiting = 0
+    for text, size in texts:
+        batch.append((text, size))
+        waiting += size
+        if waiting >= _BATCH:
+            yield from _encode(batch, tokenizer)
+            done(waiting)
+            batch, waiting = [], 0
+    yield from _encode(batch, tokenizer)
+    done(waiting)
+
+
+def _encode(texts: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[NDArray[np.uint32]]:
+    """Pieces of all the texts at once, put together again."""
+    pieces = [list(_pieces(text)) for text, _ in texts]
+    flat = [piece for parts in pieces for piece in parts]
+    encoded = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
+    for parts in pieces:
+        yield np.array([token for _ in parts for token in next(encoded)], np.uint32)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+        yield text[start:end]
+        start = end

@@ -1,0 +1,133 @@
+"""`parlay datastore`: makes a datastore of a corpus, and says what one holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+    from transformers import PreTrainedTokenizerBase
+
+    from parlay.cli.corpus import Document, Source
+    from parlay.drafters.datastore_file import Datastore
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    build = actions.add_parser("build", help="make one of a corpus", description="Make a datastore of a corpus.")
+    build.add_argument(
+        "corpus",
+        nargs="+",
+        metavar="CORPUS",
+        help="text file, .jsonl file (texts under text, output or content), folder of such files, or - for standard "
+        "input",
+    )
+    build.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the datastore goes")
+    whose = build.add_mutually_exclusive_group()
+    whose.add_argument(
+        "--model", default="parlay-mini", help="the target that it is for: its tokenizer is used (default: parlay-mini)"
+    )
+    whose.add_argument("--tokenizer", help="the target's tokenizer, if it is kept elsewhere: folder or Hub id")
+    info = actions.add_parser("info", help="say what one holds", description="Check a datastore and say what it holds.")
+    info.add_argument("file", type=Path, metavar="FILE")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    return _build(options) if options.action == "build" else _info(options)
+
+
+def _build(options: argparse.Namespace) -> int:
+    from parlay.cli import corpus  # here, because these load numpy and transformers
+    from parlay.models.loading import load_tokenizer, resolve
+
+    output: Path = options.output
+    _check_output(output)
+    sources = corpus.sources(options.corpus)
+    name = options.tokenizer or options.model
+    store = _make(sources, load_tokenizer(resolve(name)), name)
+    try:
+        store.write(output)
+    except OSError as error:
+        raise ParlayError(f"can't write {output}: {error.strerror}") from error
+    header = store.header
+    print(
+        f"{output}: {header.suffixes:,} tokens of {header.documents:,} documents, {output.stat().st_size:,} bytes\n"
+        f"Use it: parlay generate --strategy datastore:file={output}"
+    )
+    return 0
+
+
+def _check_output(path: Path) -> None:
+    """What would only be found out after a long time is said at once."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file to write")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
+
+
+def _make(sources: list[Source], tokenizer: PreTrainedTokenizerBase, name: str) -> Datastore:
+    from parlay.cli import corpus
+    from parlay.drafters.datastore_file import Datastore, fingerprint, vocabulary
+
+    skipped: list[Source] = []
+
+    def texts() -> Iterator[Document]:
+        for source in sources:
+            found = corpus.documents(source)
+            if found is None:
+                skipped.append(source)
+            else:
+                yield from found
+
+    with _bar("tokenising", "B", sum(source.size for source in sources)) as bar:
+        ids = list(corpus.encode(texts(), tokenizer, bar.update))
+    if skipped:
+        which = f"{len(skipped)} of {len(sources)} files ({skipped[0].path} the first)"
+        print(f"left out {which}: not UTF-8 text", file=sys.stderr)
+    with _bar("sorting", " tokens", sum(map(len, ids)) + len(ids)) as bar:
+        return Datastore.build(
+            ids,
+            vocabulary(tokenizer),
+            tokenizer=name,
+            fingerprint=fingerprint(tokenizer),
+            sorted_more=bar.update,
+        )
+
+
+def _bar(what: str, unit: str, total: int) -> tqdm[Any]:
+    """Progress with rate and time left on standard error, if that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(desc=what, total=total or None, unit=unit, unit_scale=True, disable=not sys.stderr.isatty())
+
+
+def _info(options: argparse.Namespace) -> int:
+    from parlay.drafters.datastore_file import VERSION, Datastore
+
+    file: Path = options.file
+    header = Datastore.open(file).header  # which checks every byte
+    facts = {
+        "file": str(file),
+        "version": VERSION,
+        "tokens": header.suffixes,
+        "documents": header.documents,
+        "vocabulary": header.vocab_size,
+        "bytes": file.stat().st_size,
+        "tokenizer": header.tokenizer,
+        "fingerprint": header.fingerprint,
+        "checksum": "ok",
+    }
+    if options.json:
+        print(json.dumps(facts))
+        return 0
+    for name, value in facts.items():
+        print(f"{name:11} {f'{value:,}' if isinstance(value, int) else value}")
+    return 0
