@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters import catalogue
+from parlay.drafters import catalogue, members
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.output_store import OutputStores, StoreOptions
 from parlay.drafters.suffix_tree import NOTHING, Growth, grow
 from parlay.drafters.suffixes import END, LiveText, Suffixes, chance
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 SOURCE = "suffix-automaton"
 
@@ -36,14 +36,16 @@ class SuffixAutomaton:
         *,
         min_match: int = 5,
         bias: int = 5,
-        fallback: str = "",
+        fallback: tuple[str, ...] = (),
         store: str = "",
         max_tokens: int = 250_000,
         save_every: int = 8,
     ) -> None:
         self._min_match = min_match
         self._bias = bias
-        self._fallback = _member(fallback, resources) if fallback else None
+        if len(fallback) > 1:
+            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter or none")
+        self._fallback = members.build(SOURCE, catalogue.parse(fallback[0]), resources) if fallback else None
         self._texts: dict[int, LiveText] = {}
         self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
 
@@ -115,10 +117,3 @@ def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: View)
         if found is not None:
             return found.draft(SOURCE)
     return NO_DRAFT
-
-
-def _member(name: str, resources: Resources) -> Drafter:
-    drafter = catalogue.build(catalogue.parse(name), resources)
-    if drafter is None:
-        raise UsageError(f"strategy {SOURCE}: fallback={name} drafts nothing; leave it out")
-    return drafter

@@ -63,7 +63,7 @@ ENTRIES = (
         parameters={
             "min_match": Parameter(int, 5, "shorter matches leave the draft to the fallback", low=1, high=64),
             "bias": Parameter(int, 5, "tokens by which a match in past outputs must be longer", low=0, high=64),
-            "fallback": Parameter(str, "", "strategy that drafts where matches are short; empty: none"),
+            "fallback": Parameter(tuple, (), "drafter for where matches are short; empty: none", strategies=True),
             **_STORE,
             **budget(40),
         },

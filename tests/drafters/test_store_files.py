@@ -1,0 +1,91 @@
+"""Files of stores: what is written is read back, and whatever is not wholly right is refused in one line."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parlay.drafters import store_files
+from parlay.drafters.entries import UsageError
+from parlay.drafters.store_files import Lists, StoreFile
+
+LISTS: Lists = {"": [array("i", [1, 2, 3]), array("i")], "tenant é": [array("i", [9])]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StoreFile:
+    return StoreFile(tmp_path / "past.store", "outputs", 10, "made")
+
+
+@given(lists=st.dictionaries(st.text(st.characters(codec="utf-8")), st.lists(st.lists(st.integers(0, 9)))))
+def test_lists_survive_a_round_trip(
+    lists: dict[str, list[list[int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = StoreFile(tmp_path_factory.mktemp("stores") / "past.store", "outputs", 10, "made")
+    arrays = {salt: [array("i", one) for one in tenant] for salt, tenant in lists.items()}
+    file.save(arrays)
+    assert file.load() == arrays
+
+
+def test_no_file_is_an_empty_store_and_no_directory_an_error(file: StoreFile, tmp_path: Path) -> None:
+    assert file.load() == {}
+    with pytest.raises(UsageError, match="its directory does not exist"):
+        replace(file, path=tmp_path / "nowhere" / "past.store").load()
+    with pytest.raises(UsageError, match="can't be read"):
+        replace(file, path=tmp_path).load()
+
+
+def test_a_file_for_something_else_is_refused_by_what_it_is(file: StoreFile) -> None:
+    file.save(LISTS)
+    with pytest.raises(UsageError, match=r"strategy made: store=.*past.store.*vocabulary of 10, this target has 11$"):
+        replace(file, vocab_size=11).load()
+    with pytest.raises(UsageError, match="it holds outputs, not choices"):
+        replace(file, kind="choices").load()
+
+
+def test_any_damage_is_noticed(file: StoreFile) -> None:
+    """Each byte changed, and each length cut to."""
+    file.save(LISTS)
+    data = file.path.read_bytes()
+    for place in range(len(data)):
+        file.path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(UsageError, match="can't be used"):
+            file.load()
+        file.path.write_bytes(data[:place])
+        with pytest.raises(UsageError, match="can't be used"):
+            file.load()
+
+
+def test_a_file_whose_checksum_is_right_but_whose_lists_are_not_is_refused(
+    file: StoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.save({"": [array("i", [10])]})
+    with pytest.raises(UsageError, match="token outside the vocabulary of 10"):
+        file.load()
+    for payload in (struct.pack("<IIb", 1, 0, -1), struct.pack("<III", 0, 1, 1 << 31), b"\0"):
+        with monkeypatch.context() as patch:
+            patch.setattr(store_files, "_encode", lambda lists, payload=payload: payload)
+            file.save({})
+        with pytest.raises(UsageError, match="it is damaged"):
+            file.load()
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    file: StoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.save(LISTS)
+
+    def fail(source: str, target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(store_files.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        file.save({})
+    assert file.load() == LISTS
+    assert [path.name for path in file.path.parent.iterdir()] == ["past.store"]
