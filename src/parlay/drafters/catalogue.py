@@ -25,6 +25,7 @@ from parlay.drafters.families import (
     plain,
     self_speculation,
     stores,
+    trees,
 )
 from parlay.types import Drafter, Rule
 
@@ -53,6 +54,7 @@ _ENTRIES = (
     *self_speculation.ENTRIES,
     *models.ENTRIES,
     *other_vocabularies.ENTRIES,
+    *trees.ENTRIES,
     *combined.ENTRIES,
     *cascades.ENTRIES,
 )

@@ -1,0 +1,108 @@
+"""The best tree of a given size by how often each rank of guesses is right, and the record that tells it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_FIRST, _FALL = 0.6, 0.3  # acceptance of the likeliest token before anything was seen, and what each rank leaves of it
+_WEIGHT = 8.0  # observations that this guess, or the record of all depths, is worth
+_DECAY = 0.995  # of a depth's record, per observation
+
+Acceptance = Sequence[Sequence[float]]
+"""``[d][r]``: how often the token of rank r is the right one, d levels below the root, given that its parent is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tree without tokens, best node first: its first n nodes are the best tree of n nodes."""
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    depths: tuple[int, ...]
+    scores: tuple[float, ...]
+    """Of each node given its parent."""
+    reaches: tuple[float, ...]
+    """Of the whole path to each node."""
+
+    @property
+    def expected(self) -> float:
+        """Tokens per step: 1 plus the chance of every node's path (F4 of tree verification)."""
+        return 1 + sum(self.reaches)
+
+    @property
+    def levels(self) -> int:
+        return max(self.depths, default=0)
+
+
+def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> Shape:
+    """The tree of at most ``nodes`` nodes and ``levels`` levels with the most expected tokens.
+
+    It has the highest products of acceptance along their paths, and is closed under parents because none exceeds 1, as
+    long as no rank is better than the one before. That is what Sequoia's recurrence T(m, l, b) finds, without a table.
+    Nodes that are never right are left out.
+    """
+    grown: list[tuple[int, int, int, float, float]] = []
+    candidates: list[tuple[float, int, int, int]] = []  # -reach, depth, parent, rank
+
+    def offer(parent: int, depth: int, rank: int, above: float) -> None:
+        if depth < min(levels, len(acceptance)) and rank < len(acceptance[depth]) and acceptance[depth][rank] > 0:
+            heapq.heappush(candidates, (-above * acceptance[depth][rank], depth, parent, rank))
+
+    offer(-1, 0, 0, 1.0)
+    while candidates and len(grown) < nodes:
+        reach, depth, parent, rank = heapq.heappop(candidates)
+        node = len(grown)
+        grown.append((parent, rank, depth + 1, acceptance[depth][rank], -reach))
+        offer(parent, depth, rank + 1, grown[parent][4] if parent >= 0 else 1.0)
+        offer(node, depth + 1, 0, -reach)
+    return Shape(*(tuple(column) for column in zip(*grown, strict=True))) if grown else Shape((), (), (), (), ())
+
+
+def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> Shape:
+    """The best tree of any depth, by tokens over time: one target forward, and ``level_cost`` of one for each level."""
+    trees = [best_tree(acceptance, nodes, levels) for levels in range(1, len(acceptance) + 1)]
+    return max(trees, key=lambda tree: tree.expected / (1 + level_cost * tree.levels))
+
+
+class RankRecord:
+    """How often each rank was right at each depth, lately; a depth leans on all depths, and these on a guess."""
+
+    def __init__(self, levels: int, width: int) -> None:
+        guess = [_FIRST * _FALL**rank for rank in range(width)]
+        self._all = _Counts(guess)
+        self._depths = [_Counts([0.0] * width) for _ in range(levels)]
+
+    def learn(self, depth: int, rank: int | None) -> None:
+        """The right token ``depth`` levels below the root had this rank; None: a worse one."""
+        self._all.learn(rank)
+        if depth < len(self._depths):
+            self._depths[depth].learn(rank)
+
+    @property
+    def acceptance(self) -> list[list[float]]:
+        """Never better at a later rank than at an earlier one."""
+        overall = self._all.shares([0.0] * len(self._all.right), 0.0)
+        return [_falling(counts.shares(overall, _WEIGHT)) for counts in self._depths]
+
+
+class _Counts:
+    def __init__(self, guess: Sequence[float]) -> None:
+        self.right = [_WEIGHT * share for share in guess]
+        self.seen = _WEIGHT if any(guess) else 0.0
+
+    def learn(self, rank: int | None) -> None:
+        self.right = [count * _DECAY for count in self.right]
+        self.seen = self.seen * _DECAY + 1
+        if rank is not None:
+            self.right[rank] += 1
+
+    def shares(self, lean: Sequence[float], weight: float) -> list[float]:
+        return [(count + weight * share) / (self.seen + weight) for count, share in zip(self.right, lean, strict=True)]
+
+
+def _falling(shares: list[float]) -> list[float]:
+    for rank in range(1, len(shares)):
+        shares[rank] = min(shares[rank], shares[rank - 1])
+    return shares
