@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from parlay import models
 from parlay.cost.measured import calibrate
+from parlay.documents import Document, Documents, references
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve
@@ -75,14 +76,20 @@ class LLM:
         sampling_params: PerPrompt = None,
         *,
         strategy: str | Sequence[str] | None = None,
+        documents: Documents | None = None,
+        store: bool = True,
     ) -> list[RequestOutput]:
         """Decode all prompts together and return one output per prompt, in order.
 
-        ``sampling_params`` and ``strategy`` are one for all or one per prompt. Raises ValueError for a prompt or
-        parameter that can't be used, before anything runs, and RequestFailed (which holds all outputs) when a
-        sample failed while the others went on.
+        ``sampling_params`` and ``strategy`` are one for all or one per prompt. ``documents`` are texts (or token ids)
+        that outputs may repeat, say what a search has found: one list for all prompts or one per prompt. Strategies
+        that copy draft from them; no text depends on them, and they are no part of the prompt. ``store=False`` keeps
+        strategies that learn from many requests from learning from these.
+
+        Raises ValueError for a prompt, parameter or document that can't be used, before anything runs, and
+        RequestFailed (which holds all outputs) when a sample failed while the others went on.
         """
-        jobs = self._jobs(prompts, sampling_params, strategy)
+        jobs = self._jobs(prompts, sampling_params, strategy, documents=documents, store=store)
         for _ in self._run(jobs):
             pass
         outputs = [job.output() for job in jobs]
@@ -97,11 +104,13 @@ class LLM:
         sampling_params: PerPrompt = None,
         *,
         strategy: str | Sequence[str] | None = None,
+        documents: Documents | None = None,
+        store: bool = True,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self._factory.chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, strategy=strategy)
+        return self.generate(prompts, sampling_params, strategy=strategy, documents=documents, store=store)
 
     def stream(
         self,
@@ -109,11 +118,13 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         strategy: str | None = None,
+        documents: Sequence[Document] | None = None,
+        store: bool = True,
     ) -> Stream:
         """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
         if not isinstance(prompt, str | Mapping):
             prompt = self._factory.chat(prompt)
-        jobs = self._jobs(prompt, sampling_params, strategy)
+        jobs = self._jobs(prompt, sampling_params, strategy, documents=documents, store=store)
         return Stream(self._run(jobs), jobs[0])
 
     @property
@@ -135,13 +146,22 @@ class LLM:
 
     # ----------------------------------------------------------------------------------------------------- requests
 
-    def _jobs(self, prompts: Prompts, params: PerPrompt, strategy: str | Sequence[str] | None) -> list[Job]:
+    def _jobs(
+        self,
+        prompts: Prompts,
+        params: PerPrompt,
+        strategy: str | Sequence[str] | None,
+        *,
+        documents: Documents | None,
+        store: bool,
+    ) -> list[Job]:
         listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         each_params = _one_each(params, SamplingParams(), len(listed), "sampling_params")
         each_strategy = _one_each(strategy, self._default, len(listed), "strategy")
+        each_documents = references(documents, len(listed), self.tokenizer, self.runner.spec.vocab_size)
         return [
-            self._factory.job(prompt, own, name)
-            for prompt, own, name in zip(listed, each_params, each_strategy, strict=True)
+            self._factory.job(prompt, own, name, references=texts, store=store)
+            for prompt, own, name, texts in zip(listed, each_params, each_strategy, each_documents, strict=True)
         ]
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:

@@ -118,7 +118,15 @@ class RequestFactory:
         self._seeds = _seeds(seed)
         self._names = itertools.count()
 
-    def job(self, prompt: Prompt, params: SamplingParams, strategy: str) -> Job:
+    def job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        strategy: str,
+        *,
+        references: tuple[tuple[int, ...], ...] = (),
+        store: bool = True,
+    ) -> Job:
         """Raises ValueError for a prompt or a parameter that can't be used."""
         text, ids = self._encode(prompt)
         name = f"request-{next(self._names)}"
@@ -127,22 +135,23 @@ class RequestFactory:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         limit = self._max_context - len(ids)
         params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
-        samples = [self._sample(name, ids, params, NoiseKey(seed, index), strategy) for index in range(params.n)]
-        return Job(name, text, samples)
-
-    def _sample(self, name: str, ids: tuple[int, ...], params: SamplingParams, key: NoiseKey, strategy: str) -> Sample:
-        text = TextStream(self._tokenizer, params) if self._tokenizer is not None else None
         eos = frozenset() if params.ignore_eos else self._eos_ids
-        request = Request(
-            id=f"{name}.{key.sample_index}",
+        first = Request(
+            id=name,
             prompt=ids,
             params=params,
-            key=key,
+            key=NoiseKey(seed),
             stop_ids=eos | frozenset(params.stop_token_ids),
-            stop_checker=text,
+            references=references,
+            store=store,
             group=name if params.n > 1 else "",
         )
-        return Sample(request, text, strategy)
+        return Job(name, text, [self._sample(first, index, strategy) for index in range(params.n)])
+
+    def _sample(self, request: Request, index: int, strategy: str) -> Sample:
+        text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
+        key = replace(request.key, sample_index=index)
+        return Sample(replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text), text, strategy)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from contextlib import closing
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
@@ -30,15 +31,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     parser.add_argument("--strategy", metavar="NAME[:KEY=VALUE,...]", help="how to decode; see parlay strategies")
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    parser.add_argument(
+        "--document",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="text that the output may repeat: strategies that copy draft from it; may be given several times",
+    )
+    parser.add_argument(
+        "--store",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="strategies that learn from many requests may learn from this one",
+    )
     add_sampling_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     params = sampling_params(options)
     prompt = _prompt(options)
+    documents = [_read_document(name) for name in options.document]
     tint = Tint(sys.stdout)
     with _open(options) as llm, Interrupt() as interrupt:
-        stream = llm.stream(prompt, params)
+        stream = llm.stream(prompt, params, documents=documents, store=options.store)
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
     if options.json:
@@ -99,6 +114,17 @@ def _read_stdin() -> str:
             f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def _read_document(name: str) -> str:
+    try:
+        return Path(name).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"can't read the document {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"document {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv"
+        ) from None
 
 
 def _check_unicode(name: str, text: str) -> None:

@@ -1,0 +1,88 @@
+"""Documents that a request may copy from, say those that a search has found: from what users give to ids per prompt.
+
+They are no part of the prompt: drafters may copy from them, and the text does not depend on them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Document = str | Sequence[int]
+"""A text, or token ids."""
+
+Documents = Sequence[Document] | Sequence[Sequence[Document]]
+"""One list for all prompts, or a list for each."""
+
+Ids = tuple[int, ...]
+
+
+def references(
+    documents: Documents | None, prompts: int, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+) -> list[tuple[Ids, ...]]:
+    """For each prompt the ids of its documents, without special tokens; empty ones are left out.
+
+    Equal texts are tokenised once. Raises ValueError for what is neither text nor ids of the vocabulary, and for a
+    list per prompt that has another length than the prompts.
+    """
+    known: dict[str, Ids] = {}
+
+    def ids_of(document: Document) -> Ids:
+        if not isinstance(document, str):
+            return _checked(document, vocab_size)
+        if document not in known:
+            known[document] = _encode(document, tokenizer)
+        return known[document]
+
+    lists = per_prompt(documents, prompts)
+    if all(each is lists[0] for each in lists):  # so that prompts share what they have in common
+        return [tuple(filter(None, map(ids_of, each))) for each in lists[:1]] * prompts
+    return [tuple(filter(None, map(ids_of, each))) for each in lists]
+
+
+def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Document]]:
+    """The documents of each prompt. A list in which anything is a text or a list of ids is one for all."""
+    if documents is None:
+        return [()] * prompts
+    if isinstance(documents, str | bytes) or not isinstance(documents, Sequence):
+        raise ValueError("documents must be a list: put a single document in brackets")
+    if not documents or any(map(_is_document, documents)):
+        return [documents] * prompts  # type: ignore[list-item]
+    if len(documents) != prompts:
+        raise ValueError(
+            f"documents has {len(documents)} lists for {prompts} prompts: give one list for all or one for each"
+        )
+    return list(documents)  # type: ignore[arg-type]
+
+
+def _is_document(value: object) -> bool:
+    """An empty list is none: it may be that of a prompt which has no documents."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return True  # what is neither text nor list is refused as a document
+    return len(value) > 0 and not isinstance(value[0], str | Sequence)
+
+
+def _checked(ids: object, vocab_size: int) -> Ids:
+    if isinstance(ids, bytes) or not isinstance(ids, Sequence):
+        raise ValueError(f"a document must be text or a list of token ids, not {type(ids).__name__}")
+    try:
+        result = tuple(map(operator.index, ids))
+    except TypeError:
+        raise ValueError("a document must be text or a list of token ids: one holds something else") from None
+    if result and not 0 <= min(result) <= max(result) < vocab_size:
+        raise ValueError(f"a document has a token id outside the vocabulary of {vocab_size}")
+    return result
+
+
+def _encode(text: str, tokenizer: PreTrainedTokenizerBase | None) -> Ids:
+    if tokenizer is None:
+        raise ValueError("this model came without a tokenizer: give documents as lists of token ids")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("a document is not valid Unicode text") from None
+    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
