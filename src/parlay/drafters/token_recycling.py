@@ -51,8 +51,8 @@ class TokenRecycling:
         self._told: set[int] = set()
         self._file = StoreFile(Path(store), "choices", self._vocab_size, SOURCE) if store else None
         if self._file is not None:
-            for salt, (tokens, rows) in self._file.load().items():
-                self._matrices[salt] = _Matrix(self._vocab_size, tokens, rows)
+            for salt, (tokens, candidates) in self._file.load().items():
+                self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
 
     @property
     def needs(self) -> Needs:
@@ -116,10 +116,11 @@ class TokenRecycling:
 class _Matrix:
     """Rows of candidates by token; entries are token + 1, so that untouched memory says unknown."""
 
-    def __init__(self, vocab_size: int, tokens: Sequence[int] = (), rows: Sequence[int] = ()) -> None:
+    def __init__(self, vocab_size: int, tokens: Sequence[int] = (), candidates: Sequence[int] = ()) -> None:
         self._rows_VK: NDArray[np.int32] = np.zeros((vocab_size, WIDTH), np.int32)
-        if len(tokens):
-            self._rows_VK[np.asarray(tokens)] = np.asarray(rows, np.int32).reshape(-1, WIDTH)
+        _, firsts, widths = np.unique(np.asarray(tokens, np.int32), return_index=True, return_counts=True)
+        ranks = np.arange(len(tokens)) - np.repeat(firsts, widths)
+        self._rows_VK[np.asarray(tokens, np.int32), ranks] = np.asarray(candidates, np.int32) + 1
 
     def row(self, token: int) -> Row:
         return tuple([entry - 1 for entry in self._rows_VK[token].tolist() if entry])
@@ -129,9 +130,10 @@ class _Matrix:
         self._rows_VK[token] = entries + [0] * (WIDTH - len(entries))
 
     def lists(self) -> list[array[int]]:
-        """The known tokens, and their rows one after the other."""
-        tokens = np.flatnonzero(self._rows_VK[:, 0])
-        return [array("i", tokens.tolist()), array("i", self._rows_VK[tokens].ravel().tolist())]
+        """The token of every entry, and its candidate, row by row and best first."""
+        tokens, ranks = np.nonzero(self._rows_VK)
+        candidates = self._rows_VK[tokens, ranks] - 1
+        return [array("i", tokens.tolist()), array("i", candidates.tolist())]
 
 
 def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
