@@ -13,6 +13,8 @@ import torch
 from parlay import trees
 from parlay.drafters.cascade import Cascade
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.testing.conformance import subject_of, toy_stage
+from parlay.testing.conformance.stage import Ask, decode
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View
 
 VOCAB = 12
@@ -347,13 +349,46 @@ def test_a_missing_model_is_said_when_built() -> None:
         build(parse("cascade"), nothing)
 
 
-def test_it_differs_from_its_relatives(toy_runner: MakeRunner) -> None:
-    """Where the copy is wrong the union keeps both, the draft model alone takes more forwards, the cascade neither."""
-    tokens = [1, 2, 3, 4, 5, 1, 2, 3]
-    runners = [toy_runner() for _ in range(3)]
-    cascade = propose(made("cascade:levels=prompt-lookup+draft-model(k=16,min_p=0)", runners[0]), Sight(0, tokens), 6)
-    alone = propose(made("draft-model:min_p=0", runners[1]), Sight(0, tokens), 6)
-    union = propose(made("union:of=prompt-lookup+draft-model(min_p=0)", runners[2]), Sight(0, tokens), 6)
-    assert cascade.tree == alone.tree
-    assert union.tree != cascade.tree
-    assert set(union.sources) == {"prompt-lookup", "draft-model"}
+def test_no_two_ways_to_join_two_drafters_propose_the_same(toy_runner: MakeRunner) -> None:
+    """A copy that is right for three tokens: who is asked first, who verifies whom, who goes on."""
+
+    def short_sighted() -> Any:
+        runner = toy_runner()
+        logits = runner.logits
+        runner.logits = lambda prefix: logits(prefix[-2:])
+        return runner
+
+    own = short_sighted().continuation([1, 2], 4)
+    tokens = [1, 2, *own[:3], (own[3] + 1) % VOCAB, 1, 2]
+    ways = {
+        "alone": "draft-model:min_p=0",
+        "union": "union:of=prompt-lookup+draft-model(min_p=0)",
+        "cascade": "cascade:levels=prompt-lookup+draft-model(k=16,min_p=0)",
+        "horizontal": "horizontal:levels=draft-model(k=2,min_p=0)+prompt-lookup",
+        "cs-drafting": "cs-drafting:drafters=draft-model(min_p=0)+prompt-lookup,matrix=2/5+0/4",
+    }
+    drafts = {name: propose(made(text, short_sighted()), Sight(0, tokens), 6) for name, text in ways.items()}
+    assert drafts["cascade"].tree == drafts["alone"].tree  # but fewer forwards, and other sources
+    proposals = {(draft.tree, draft.sources) for draft in drafts.values()}
+    assert len(proposals) == len(ways)
+
+
+def test_a_level_that_fails_during_a_run_costs_its_request_the_drafts_and_no_token() -> None:
+    """The engine isolates it: the broken request goes on plainly, the one beside it keeps drafting."""
+    stage = toy_stage("toy", 12)
+    subject = subject_of("cascade:levels=toy_levels:Scripted+draft-model(k=16,min_p=0)")
+    strategy = subject.strategy(stage, 6)
+
+    def broken(view: View, budget: int) -> Draft:
+        if view.request.prompt[0] == 1 and len(view.tokens) > 30:
+            raise RuntimeError("broken")
+        return trees.chain([2, 3][:budget], "script")
+
+    Scripted.last.write = broken
+    asks = [Ask((first, 5, 6), SamplingParams(max_tokens=60), seed=first) for first in (1, 2)]
+    samples = decode(stage.open_runner(4096), [(ask, strategy) for ask in asks])
+    for ask, sample in zip(asks, samples, strict=True):
+        assert sample.tokens == stage.expected(ask).output
+    assert [sample.metrics.drafter_faults for sample in samples] == [1, 0]
+    assert samples[0].metrics.accepted_tokens > 0
+    assert samples[1].metrics.steps < samples[0].metrics.steps
