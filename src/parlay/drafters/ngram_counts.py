@@ -9,6 +9,12 @@ from typing import NamedTuple
 
 from parlay.drafters.history import History
 
+LIMIT = 16  # tokens of the longest n-grams that can be counted
+_DOUBT = [
+    0.0,
+    *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1)),
+]  # sightings that an n-gram's length is worth less
+
 
 class Favourite(NamedTuple):
     """The token that followed an n-gram most often, how often it did, and how often any did."""
@@ -23,7 +29,8 @@ class Favourite(NamedTuple):
         There a single sighting held in .29, .51, .61, .84 of all cases after 1, 2, 3, 4 tokens, and a favourite with
         half of the sightings in .10 to .20.
         """
-        return (self.times / self.total) ** 2 * self.times / (self.times + 2.5 / (size * math.sqrt(size)))
+        share = self.times / self.total
+        return share * share * self.times / (self.times + _DOUBT[size])
 
 
 class NgramCounts:
@@ -35,6 +42,7 @@ class NgramCounts:
     """
 
     def __init__(self, longest: int, vocab_size: int) -> None:
+        assert longest <= LIMIT
         self.longest = longest
         self._bits = vocab_size.bit_length()
         self._masks = [(1 << self._bits * size) - 1 for size in range(1, longest + 1)]

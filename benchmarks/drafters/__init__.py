@@ -1,0 +1,1 @@
+"""What drafters without a model cost: `python -m benchmarks.drafters.propose --help`."""
