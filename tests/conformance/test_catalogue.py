@@ -20,6 +20,13 @@ COUNTED = {*FIRST, *(spec for spec in SPECS if subject_of(spec).rule().exactness
 """Each entry's first toy, and those that promise a law alone: counting draws takes longest, and under the shared noise
 the law does not hang on a drafter's parameters."""
 
+BRIEF = {
+    "native bfloat16": frozenset({"greedy", "sampled", "mixed"}),
+    "toy recurrent": frozenset({"greedy", "mixed", "endings", "forks", "preemption"}),
+}
+"""What these stages are here for; all else does not hang on a dtype or on how state is cut back. The long form runs
+everything everywhere."""
+
 CASES = [
     pytest.param(spec, stage, check, id=f"{spec}-{stage}-{check}")
     for spec in SPECS
