@@ -1,4 +1,5 @@
-"""The built-in model under every catalogue entry: no token differs from plain decoding, in fp32 and in bf16."""
+"""The built-in model under every catalogue entry: no token that is promised differs from plain decoding, in fp32 and in
+bf16."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from parlay.drafters.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
+from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, Ask, decode
 from parlay.types import Exactness, SamplingParams
 
@@ -78,7 +80,8 @@ def test_no_token_differs_alone(spec: str, dtype: str) -> None:
     for index in (0, 1):
         strategy = subject_of(spec).strategy(here, 6)
         (sample,) = decode(here.open_runner(0), [(asks()[index], strategy)])
-        assert sample.tokens == plain(dtype)[index]
+        if comparable(strategy, asks()[index]):
+            assert sample.tokens == plain(dtype)[index]
 
 
 @pytest.mark.parametrize("spec", catalogue_specs())
@@ -91,4 +94,6 @@ def test_no_token_differs_in_a_mixed_batch_of_eight(spec: str, dtype: str) -> No
     )
     strategies = (shared, shared, none, other, shared, none, other, shared)
     samples = decode(here.open_runner(0), list(zip(asks(), strategies, strict=True)))
-    assert [sample.tokens for sample in samples] == plain(dtype)
+    for index, (strategy, sample) in enumerate(zip(strategies, samples, strict=True)):
+        if comparable(strategy, asks()[index]):
+            assert sample.tokens == plain(dtype)[index]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections.abc import Iterator, Mapping
 
-from parlay.drafters.catalogue import Entry, catalogue, listing
+from parlay.drafters.accept_rules import RULES, RuleEntry
+from parlay.drafters.catalogue import Entry, Parameter, catalogue, listing
 from parlay.types import Exactness
 
 WIDTH = 80
@@ -28,8 +30,10 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(listing(), indent=2))
         return 0
     print("\n\n".join(_describe(entry) for entry in entries))
-    print("\nUse one: parlay generate --strategy NAME[:KEY=VALUE,...]\nExactness:")
-    for level in dict.fromkeys(entry.exactness for entry in entries):
+    print("\nUse one: parlay generate --strategy NAME[:KEY=VALUE,...]\n\nAccept rules (rule=NAME):\n")
+    print("\n\n".join(_describe_rule(rule) for rule in RULES.values()))
+    print("\nExactness:")
+    for level in dict.fromkeys([*(entry.exactness for entry in entries), *(rule.exactness for rule in RULES.values())]):
         print(_wrap(f"{level}: {LEVELS[level]}"))
     return 0
 
@@ -39,11 +43,23 @@ def _describe(entry: Entry) -> str:
     lines = [entry.name, _wrap(entry.summary), _wrap(facts)]
     if entry.reference:
         lines.append(_wrap(entry.reference))
-    width = max(map(len, entry.parameters), default=0)
-    for name, parameter in entry.parameters.items():
+    own = {name: parameter for name, parameter in entry.parameters.items() if "." not in name}  # the rules' stand there
+    return "\n".join([*lines, *_describe_parameters(own)])
+
+
+def _describe_rule(rule: RuleEntry) -> str:
+    lines = [rule.name, _wrap(rule.summary), _wrap(f"exactness {rule.exactness}; drafts: {rule.law.replace('_', ' ')}")]
+    if rule.reference:
+        lines.append(_wrap(rule.reference))
+    own = {f"{rule.name}.{name}": parameter for name, parameter in rule.parameters.items()}
+    return "\n".join([*lines, *_describe_parameters(own)])
+
+
+def _describe_parameters(parameters: Mapping[str, Parameter]) -> Iterator[str]:
+    width = max(map(len, parameters), default=0)
+    for name, parameter in parameters.items():
         default = "+".join(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-        lines.append(_wrap(f"{name:{width}}  {parameter.help} (default: {default})", indent=4, hang=width + 6))
-    return "\n".join(lines)
+        yield _wrap(f"{name:{width}}  {parameter.help} (default: {default})", indent=4, hang=width + 6)
 
 
 def _wrap(text: str, indent: int = 2, hang: int | None = None) -> str:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from parlay.drafters.parameters import Parameter, UsageError, Value
 from parlay.types import Exactness, Law, Rule
@@ -144,21 +144,3 @@ def build(settings: Mapping[str, Value]) -> Rule:
     return cast(_Factory, factory)(
         **{key: settings.get(f"{name}.{key}", value.default) for key, value in entry.parameters.items()}
     )
-
-
-def listing() -> list[dict[str, Any]]:
-    """The rules as plain data that JSON can carry."""
-    return [
-        {
-            "name": entry.name,
-            "law": entry.law,
-            "exactness": str(entry.exactness),
-            "summary": entry.summary,
-            "reference": entry.reference,
-            "parameters": {
-                key: {"type": value.type.__name__, "default": value.default, "help": value.help}
-                for key, value in entry.parameters.items()
-            },
-        }
-        for entry in _RULES
-    ]

@@ -20,7 +20,7 @@ ENTRIES = (
             "shape": Parameter(
                 str, "auto", "shape of the drafts; auto: what suits the rule", choices=("auto", "chain", "tree", "beam")
             ),
-            "width": Parameter(int, 3, "nodes expanded per forward and children of each; chains, beam", low=1, high=64),
+            "width": Parameter(int, 3, "nodes per forward and children of each; drawn: chains, children, beam", low=1, high=64),
             "branching": Parameter(tuple, (), "drawn trees: children per node by depth, such as 3+2+1; empty: width"),
             "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
             **budget(8, (*accept_rules.GUESSED, *accept_rules.DRAWN)),
