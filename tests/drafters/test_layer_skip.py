@@ -13,6 +13,7 @@ from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.layer_skip import LayerSkip
 from parlay.sampling.sampler import sample
+from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import default_stages, run_check, subject_of
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.testing.toys import RandomLogits, text_hash
@@ -138,6 +139,14 @@ def test_a_target_that_can_not_skip_is_an_error_with_both_names(target: RunnerSp
     with pytest.raises(UsageError, match="strategy layer-skip") as caught:
         made(target=target)
     assert target is None or "foreign" in str(caught.value)
+
+
+def test_a_model_behind_the_adapter_is_such_a_target() -> None:
+    from parlay.models.adapter import AdapterRunner
+
+    runner = AdapterRunner(random_model("gpt2"), name="tiny-gpt2")
+    with pytest.raises(UsageError, match=r"strategy layer-skip .* runner of tiny-gpt2 can't skip any"):
+        made(target=runner.spec)
 
 
 # -------------------------------------------------------------------------------------------------- what is drafted
