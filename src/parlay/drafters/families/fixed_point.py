@@ -28,4 +28,22 @@ ENTRIES = (
         },
         factory="parlay.drafters.jacobi:Jacobi",
     ),
+    Entry(
+        name="lookahead",
+        family="fixed point",
+        exactness=Exactness.BITS,
+        training="none",
+        needs="nothing",
+        summary="Collects n-grams from a window of parallel Jacobi iterations and verifies them when their token comes.",
+        reference="Fu et al. 2024 (LADE), arXiv:2402.02057",
+        parameters={
+            "window": Parameter(int, 5, "columns of the window (W); 0: n-grams of the text alone", low=0, high=128),
+            "ngram": Parameter(int, 4, "tokens of an n-gram (N); the window has one row less", low=2, high=32),
+            "guesses": Parameter(int, 5, "n-grams verified at once, and kept per first token (G)", low=0, high=128),
+            "copy": Parameter(bool, True, "take n-grams from prompt and output, too"),
+            **budget(64),
+        },
+        factory="parlay.drafters.lookahead:Lookahead",
+        toys=("window=4,ngram=3,guesses=3",),
+    ),
 )
