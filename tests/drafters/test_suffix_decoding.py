@@ -142,7 +142,7 @@ def test_the_best_match_length_wins_and_of_equal_ones_the_longer(
             found = grow(suffixes, state, length, rule, -1.0)
             if found is not None and found.score > best.score:
                 best = found
-    assert speculate(suffixes, suffixes.ends(*suffixes.match(query)), rule, NOTHING) == best
+    assert speculate(suffixes, *suffixes.match(query), rule, NOTHING) == best
 
 
 def test_a_longer_match_gets_a_larger_budget() -> None:
@@ -178,6 +178,13 @@ def test_match_and_draft_stay_within_the_depth() -> None:
     for matching in range(1, 12):
         draft = propose(SuffixDecoding(RESOURCES, depth=8, factor=8.0), [0, *text, *text[:matching]], 30)
         assert 1 <= len(draft) < 8
+
+
+def test_a_very_long_match_still_leaves_room_for_a_draft() -> None:
+    """As long as the whole depth, it would leave one token; half as long a match has the same continuations."""
+    text = list(range(1, 50)) * 4
+    for budget in (1, 8, 32):
+        assert list(propose(SuffixDecoding(RESOURCES), text, budget).tree.tokens) == text[:budget]
 
 
 def test_references_and_own_text_come_before_equal_past_outputs() -> None:

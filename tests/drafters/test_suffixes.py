@@ -72,17 +72,14 @@ def test_the_longest_match_is_that_of_a_search_of_every_place(
 
 
 @given(text=letters.filter(bool), depth=depths)
-def test_the_ends_of_a_text_are_all_that_can_be_told_apart(text: list[int], depth: int) -> None:
-    """For each length below the depth, the ends name a state that the substring of that length belongs to."""
+def test_every_end_of_a_text_below_the_depth_is_named_once_with_its_state(text: list[int], depth: int) -> None:
     suffixes = Suffixes(depth)
     suffixes.add(text)
-    ends = list(suffixes.ends(suffixes.window, suffixes.window_length))
-    assert [length for _, length in ends] == sorted({length for _, length in ends}, reverse=True)
-    for state, length in ends:
-        assert state_of(suffixes, text[-length:]) == state
-        assert length < depth
-    named = {state for state, _ in ends}
-    assert named == {state_of(suffixes, text[-length:]) for length in range(1, min(len(text), depth - 1) + 1)}
+    lengths: list[int] = []
+    for state, shortest, longest in suffixes.ends(suffixes.window, suffixes.window_length):
+        assert all(state_of(suffixes, text[-length:]) == state for length in range(shortest, longest + 1))
+        lengths += range(longest, shortest - 1, -1)
+    assert lengths == list(range(min(len(text), depth - 1), 0, -1))
 
 
 @given(references=st.lists(letters, max_size=3), text=letters.filter(bool))

@@ -111,9 +111,9 @@ def _verbatim(text: LiveText, place: int, length: int, budget: int, view: View) 
 
 def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: View) -> Draft:
     """Along the most frequent tokens, from the longest end of the match that anything followed."""
-    for end, matched in past.ends(state, length):
-        growth = Growth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
-        found = grow(past, end, matched, growth, NOTHING.score)
+    growth = Growth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
+    for end, shortest, longest in past.ends(state, length):
+        found = grow(past, end, growth.match_length(shortest, longest, past.depth), growth, NOTHING.score)
         if found is not None:
             return found.draft(SOURCE)
     return NO_DRAFT

@@ -62,10 +62,10 @@ class SuffixDecoding:
             text = self._texts[view.sequence] = LiveText(self._depth, request.references)
         growth = Growth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
         own = text.follow(view.tokens)
-        best = speculate(own, own.ends(own.window, own.window_length), growth, NOTHING)
+        best = speculate(own, own.window, own.window_length, growth, NOTHING)
         past = self._stores.of(request)
         if past is not None:
-            best = speculate(past, past.ends(*past.match(view.tokens)), growth, best)
+            best = speculate(past, *past.match(view.tokens), growth, best)
         return best.draft(SOURCE)
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from parlay.drafters.suffixes import Suffixes, chance
@@ -51,13 +51,22 @@ class Growth:
     def budget(self, match_length: int) -> int:
         return min(self.k, int(self.factor * match_length + self.offset))
 
+    def match_length(self, shortest: int, longest: int, depth: int) -> int:
+        """Of the ends that the same texts follow, the longest that leaves a chain of its budget room in the depth."""
+        while longest > shortest and longest + self.budget(longest) > depth:
+            longest -= 1
+        return longest
 
-def speculate(suffixes: Suffixes, ends: Iterator[tuple[int, int]], growth: Growth, best: Speculation) -> Speculation:
-    """The speculation of highest score over ``ends``, longest first, if it beats ``best``; so ties go to the longer."""
-    for state, length in ends:
-        if growth.budget(length) <= best.score:
+
+def speculate(suffixes: Suffixes, state: int, length: int, growth: Growth, best: Speculation) -> Speculation:
+    """The speculation of highest score after the state's substring of that length or one of its ends, if it beats
+    ``best``; ties go to the longer.
+    """
+    for end, shortest, longest in suffixes.ends(state, length):
+        if growth.budget(longest) <= best.score:
             break  # no path probability is above 1, and shorter matches have smaller budgets
-        found = grow(suffixes, state, length, growth, best.score)
+        match_length = growth.match_length(shortest, longest, suffixes.depth)
+        found = grow(suffixes, end, match_length, growth, best.score)
         if found is not None:
             best = found
     return best

@@ -91,8 +91,8 @@ class Suffixes:
                 state, length = target, length + 1
         return state, length
 
-    def ends(self, state: int, length: int) -> Iterator[tuple[int, int]]:
-        """The state's substring of that length and the longest of its ends in each further state, as state and length.
+    def ends(self, state: int, length: int) -> Iterator[tuple[int, int, int]]:
+        """The state's substring of that length and all its ends: state by state, the shortest and the longest there.
 
         None is longer than ``depth - 1``, so that what follows it is counted.
         """
@@ -100,7 +100,7 @@ class Suffixes:
             above = self._parents[state]
             shortest = self._lengths[above] + 1
             if shortest < self.depth:
-                yield state, min(length, self.depth - 1)
+                yield state, shortest, min(length, self.depth - 1)
             state, length = above, shortest - 1
 
     def first_copy(self) -> tuple[int, int]:

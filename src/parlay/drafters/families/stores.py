@@ -50,7 +50,7 @@ ENTRIES = (
             **budget(32),
         },
         factory="parlay.drafters.suffix_decoding:SuffixDecoding",
-        toys=("max_tokens=300,offset=2", "shape=path"),
+        toys=("max_tokens=300,offset=2",),
     ),
     Entry(
         name="suffix-automaton",
@@ -68,7 +68,7 @@ ENTRIES = (
             **budget(40),
         },
         factory="parlay.drafters.suffix_automaton:SuffixAutomaton",
-        toys=("max_tokens=300,bias=0", "fallback=token-recycling"),
+        toys=("max_tokens=300,bias=0,fallback=token-recycling",),
     ),
     Entry(
         name="token-recycling",
