@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.vocabularies import Codec, Retold, continuation, intersection, open_codecs, scores
+from parlay.drafters.vocabularies import Codec, Retold, codecs, continuation, intersection, scores
 from parlay.sampling.sampler import sample
 from parlay.testing.conformance import Stage, subject_of
 from parlay.testing.conformance.compare import same_tokens
@@ -312,7 +312,7 @@ def test_without_tokenizers_or_a_model_the_error_says_so(toy_runner: MakeRunner,
 
 def test_special_tokens_that_the_draft_model_lacks_have_no_text_for_it() -> None:
     ours = byte_level(LINES, 300, specials=["<end>", "<turn>"])
-    target, drafter = open_codecs(resources(None, ours, THEIRS), "toy", "toy")
+    target, drafter = codecs(ours, THEIRS)
     ids = ours.encode("a<turn>b<end>", add_special_tokens=False)
     assert target.decode(ids) == "ab<end>"
     assert THEIRS.convert_tokens_to_ids("<end>") in drafter.encode("ab<end>").ids

@@ -11,7 +11,7 @@ from parlay import trees
 from parlay.drafters.chains import Chain, ChainWriter, Sight
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
-from parlay.drafters.vocabularies import Codec, intersection, open_codecs, open_tokenizers
+from parlay.drafters.vocabularies import Codec, codecs, intersection, open_tokenizers
 from parlay.sampling.sampler import ranked
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
@@ -34,11 +34,12 @@ class IntersectionDraft:
         if not name:
             raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
         runner = resources.open_runner(name)
-        self._codecs = open_codecs(resources, SOURCE, name)
+        tokenizers = open_tokenizers(resources, SOURCE, name)
+        self._codecs = codecs(*tokenizers)
         self._vocab_size = resources.vocab_size
         common = {
             theirs: ours
-            for theirs, ours in intersection(*open_tokenizers(resources, SOURCE, name)).items()
+            for theirs, ours in intersection(*tokenizers).items()
             if theirs < runner.spec.vocab_size and ours < resources.vocab_size
         }
         if not common:

@@ -9,7 +9,7 @@ from torch import Tensor
 from parlay import trees
 from parlay.drafters.chains import Chain, ChainWriter, Sight
 from parlay.drafters.entries import Resources, UsageError
-from parlay.drafters.vocabularies import INCOMPLETE, Retold, continuation, open_codecs, scores
+from parlay.drafters.vocabularies import INCOMPLETE, Retold, codecs, continuation, open_tokenizers, scores
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 SOURCE = "universal-draft"
@@ -30,7 +30,7 @@ class UniversalDraft:
         name = model or resources.default_draft
         if not name:
             raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
-        self._target, self._drafter = open_codecs(resources, SOURCE, name)
+        self._target, self._drafter = codecs(*open_tokenizers(resources, SOURCE, name))
         runner = resources.open_runner(name)
         self._vocab_size = resources.vocab_size
         self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without text

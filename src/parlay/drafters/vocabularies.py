@@ -62,9 +62,8 @@ class Codec:
         return self.decode(ids[-_LONGEST_CHARACTER:]).endswith(INCOMPLETE)
 
 
-def open_codecs(resources: Resources, strategy: str, model: str) -> tuple[Codec, Codec]:
+def codecs(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> tuple[Codec, Codec]:
     """Those of the target and of the draft model. Special tokens that the draft model lacks have no text for it."""
-    target, drafter = open_tokenizers(resources, strategy, model)
     known = drafter.get_vocab()
     lost = [token for token, text in _specials(target).items() if text not in known]
     return Codec(target, lost), Codec(drafter)
