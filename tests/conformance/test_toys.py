@@ -174,7 +174,7 @@ KINDS = ["token", "negative token", "parent", "length", "sources", "scores", "la
 @pytest.mark.parametrize("stage", [STAGE, RECURRENT], ids=["tree", "chain"])
 def test_a_malformed_draft_costs_nothing_but_the_drafts(kind: str, stage: Stage) -> None:
     jobs = [(Ask(prompt(STAGE, 5, 12), SAMPLED, seed=4), drafting(malformed(kind), 5))]
-    assert agree(stage, jobs) == []
+    assert agree(stage, jobs, faults=True) == []
 
 
 class Careless:
@@ -192,7 +192,7 @@ class Careless:
 
 def test_a_wrong_number_of_drafts_costs_nothing_but_the_drafts() -> None:
     jobs = [(Ask(prompt(STAGE, seed, 12), SAMPLED, seed), drafting(Careless(), 5)) for seed in range(3)]
-    assert agree(STAGE, jobs) == []
+    assert agree(STAGE, jobs, faults=True) == []
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3, 8])

@@ -77,7 +77,7 @@ def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
                 (Ask(prompt(stage, 29 + index, 21), replace(VARIETY[index], max_tokens=25), index), strategy)
                 for index, strategy in enumerate((broken, healthy, broken))
             ]
-            excuses += agree(stage, jobs)
+            excuses += agree(stage, jobs, faults=True)
     return excuses
 
 

@@ -74,14 +74,19 @@ def agree(
     *,
     capacity: int = CAPACITY,
     runner: Runner | None = None,
+    faults: bool = False,
 ) -> list[Excuse]:
-    """Decode the jobs together; each must give the reference's tokens, ending and logprobs, if its rule promises so."""
+    """Decode the jobs together; each must give the reference's tokens, ending and logprobs, if its rule promises so.
+
+    Unless ``faults`` no drafter may raise: the engine would go on without it, and nothing would be tested.
+    """
     samples = decode(runner or stage.open_runner(capacity), jobs, limits)
     excuses: list[Excuse] = []
     for (ask, strategy), sample in zip(jobs, samples, strict=True):
         error = sample.last.error if sample.last else "it never ended"
         assert error is None, f"a request failed: {error}"
         same_counts(sample)
+        assert faults or not sample.metrics.drafter_faults, f"the drafter of {strategy.name} raised"
         if comparable(strategy, ask):
             excuse = same_tokens(stage, ask, stage.expected(ask).output, sample)
             if excuse is not None:
