@@ -1,0 +1,92 @@
+"""The lossy rules accept what their papers say, on laws small enough to work out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from parlay import trees
+from parlay.sampling.rules.threshold import Threshold
+from parlay.sampling.rules.typical import Typical, entropy
+from parlay.testing.reference import Text
+from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict
+
+MakeView = Callable[..., Text]
+
+
+def rows(*laws: list[float]) -> torch.Tensor:
+    return torch.tensor(laws).log()
+
+
+def path(verdict: Verdict | Fault) -> tuple[int, ...]:
+    assert isinstance(verdict, Verdict)
+    return verdict.path
+
+
+@pytest.mark.parametrize(
+    ("law", "passes"),
+    [
+        ([0.92, 0.08], False),  # entropy .279: the floor is min(.09, .3 * .757) = .09
+        ([0.90, 0.10], True),
+        ([0.5, 0.5], True),
+    ],
+)
+def test_typical_acceptance_by_hand_on_two_tokens(law: list[float], passes: bool, view: MakeView) -> None:
+    (verdict,) = Typical().accept([view(SamplingParams())], [trees.chain([1], "x")], rows(law, law), [0])
+    assert (path(verdict) == (0,)) == passes
+
+
+def test_typical_acceptance_asks_less_where_the_target_is_undecided(view: MakeView) -> None:
+    """Of 100 equal tokens none has probability .09; the floor is .3 exp(-H) = .003."""
+    law = [0.01] * 100
+    assert entropy(torch.tensor(law).double().numpy()) == pytest.approx(math.log(100), abs=1e-6)
+    (verdict,) = Typical().accept([view(SamplingParams())], [trees.chain([7], "x")], rows(law, law), [0])
+    assert path(verdict) == (0,)
+    (verdict,) = Typical(delta=1.0).accept([view(SamplingParams())], [trees.chain([7], "x")], rows(law, law), [0])
+    assert path(verdict) == ()
+
+
+def test_the_longest_path_wins_and_of_equals_the_likeliest(view: MakeView) -> None:
+    draft = Draft(Tree((0, 1, 2, 0, 1), (-1, -1, 1, 1, 0)), sources=("x",) * 5)
+    root, after = [0.5, 0.3, 0.2], [0.3, 0.2, 0.5]
+    logits_RV = rows(root, after, after, after, after, after)
+    (verdict,) = Typical().accept([view(SamplingParams())], [draft], logits_RV, [0])
+    assert path(verdict) == (1, 2)  # .3 * .5, before .3 * .3 and .5 * .2
+    assert isinstance(verdict, Verdict)
+    assert verdict.sampled[:2] == (1, 2)
+
+
+def test_typical_acceptance_of_greedy_requests_is_exact_match(view: MakeView) -> None:
+    greedy = view(SamplingParams(temperature=0))
+    law = [0.6, 0.4]
+    (verdict,) = Typical().accept([greedy], [trees.chain([1], "x")], rows(law, law), [0])
+    assert verdict == Verdict((), (0,))
+
+
+@pytest.mark.parametrize(
+    ("beta", "tau", "accepted"),
+    [(1, 3.0, set()), (2, 3.0, {1}), (5, 3.0, {1, 2}), (5, 0.5, {1}), (2, math.inf, {1}), (99, 9.0, {1, 2, 3})],
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_threshold_acceptance_is_by_rank_and_distance(
+    beta: int, tau: float, accepted: set[int], temperature: float, view: MakeView
+) -> None:
+    """Greedy requests, too: the rule was made for them. Their last token is the best one."""
+    logits_RV = torch.tensor([[5.0, 4.6, 3.0, 0.0]] * 2)
+    for token in (1, 2, 3):
+        text = view(SamplingParams(temperature=temperature))
+        (verdict,) = Threshold(beta, tau).accept([text], [trees.chain([token], "x")], logits_RV, [0])
+        assert (path(verdict) == (0,)) == (token in accepted)
+        assert isinstance(verdict, Verdict)
+        assert temperature or verdict.sampled[-1] == 0
+
+
+def test_the_best_token_of_ties_is_the_lowest(view: MakeView) -> None:
+    greedy = view(SamplingParams(temperature=0))
+    logits_RV = torch.zeros(2, 4)
+    for token in range(4):
+        (verdict,) = Threshold(beta=1).accept([greedy], [trees.chain([token], "x")], logits_RV, [0])
+        assert (path(verdict) == (0,)) == (token == 0)
