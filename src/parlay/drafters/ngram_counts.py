@@ -10,10 +10,8 @@ from typing import NamedTuple
 from parlay.drafters.history import History
 
 LIMIT = 16  # tokens of the longest n-grams that can be counted
-_DOUBT = [
-    0.0,
-    *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1)),
-]  # sightings that an n-gram's length is worth less
+# How many sightings are worth one half, after n-grams of each length.
+_DOUBT = [0.0, *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1))]
 
 
 class Favourite(NamedTuple):
