@@ -2,6 +2,7 @@
 
 import json
 
+from parlay.drafters.accept_rules import RULES
 from parlay.drafters.catalogue import catalogue
 from tests.cli.conftest import Cli
 
@@ -9,8 +10,23 @@ from tests.cli.conftest import Cli
 def test_people_see_every_strategy_and_what_it_promises(cli: Cli) -> None:
     result = cli("strategies")
     assert result.code == 0
-    assert all(f"\n{name}\n" in f"\n{result.out}" for name in catalogue())
+    assert all(f"\n  {name} " in f"\n{result.out}" for name in [*catalogue(), *RULES])
     assert all(len(line) <= 80 for line in result.out.splitlines())
+
+
+def test_people_see_all_parameters_of_what_they_name(cli: Cli) -> None:
+    for name, entry in catalogue().items():
+        out = cli("strategies", name).out
+        assert out.startswith(f"{name}\n")
+        assert all(f"    {parameter} " in out for parameter in entry.parameters if "." not in parameter)
+    assert "rejection\n" in cli("strategies", "jacobi", "rejection").out
+
+
+def test_a_name_that_is_none_is_one_line_that_says_which_is_near(cli: Cli) -> None:
+    result = cli("strategies", "lookhaead")
+    assert result.code == 2
+    assert "lookahead" in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_json_has_every_fact_of_every_strategy(cli: Cli) -> None:

@@ -6,12 +6,14 @@ import argparse
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from parlay.drafters.accept_rules import RULES, RuleEntry
-from parlay.drafters.catalogue import Entry, Parameter, catalogue, listing
+from parlay.drafters.catalogue import Entry, Parameter, catalogue, find, listing
 from parlay.types import Exactness
 
 WIDTH = 80
+_NAME_WIDTH = 20
 LEVELS = {
     Exactness.BITS: "same tokens as plain decoding, to the last bit where the model's kernels allow it",
     Exactness.SEED: "same tokens as plain decoding for the same seed, up to numerical noise",
@@ -21,21 +23,41 @@ LEVELS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="strategies or accept rules to tell everything about")
     parser.add_argument("--json", action="store_true", help="print the catalogue as one JSON array")
 
 
 def run(options: argparse.Namespace) -> int:
-    entries = list(catalogue().values())
     if options.json:
         print(json.dumps(listing(), indent=2))
-        return 0
-    print("\n\n".join(_describe(entry) for entry in entries))
-    print("\nUse one: parlay generate --strategy NAME[:KEY=VALUE,...]\n\nAccept rules (rule=NAME):\n")
-    print("\n\n".join(_describe_rule(rule) for rule in RULES.values()))
-    print("\nExactness:")
+    elif options.names:
+        print("\n\n".join(_find(name) for name in options.names))
+    else:
+        _overview(list(catalogue().values()))
+    return 0
+
+
+def _find(name: str) -> str:
+    """Everything about a strategy or a rule. Raises UsageError for what is neither."""
+    return _describe_rule(RULES[name]) if name in RULES else _describe(find(name))
+
+
+def _overview(entries: list[Entry]) -> None:
+    """A line or two for each strategy, by family, and for each accept rule."""
+    for family, members in groupby(entries, key=lambda entry: entry.family):
+        print(f"{family}:")
+        print("\n".join(_brief(entry.name, entry.summary) for entry in members), end="\n\n")
+    print("accept rules (rule=NAME):")
+    print("\n".join(_brief(rule.name, f"{rule.summary} [{rule.exactness}]") for rule in RULES.values()))
+    print("\nExactness is `bits` unless said otherwise; it follows the rule:")
     for level in dict.fromkeys([*(entry.exactness for entry in entries), *(rule.exactness for rule in RULES.values())]):
         print(_wrap(f"{level}: {LEVELS[level]}"))
-    return 0
+    print("\nParameters: parlay strategies NAME")
+    print("Use one:    parlay generate --strategy NAME[:KEY=VALUE,...]")
+
+
+def _brief(name: str, summary: str) -> str:
+    return _wrap(f"{name:{_NAME_WIDTH}} {summary}", hang=_NAME_WIDTH + 3)
 
 
 def _describe(entry: Entry) -> str:
