@@ -1,0 +1,1 @@
+"""How strategies scale with what they may spend per step."""
