@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from parlay.drafters.history import History
 
-_MANY = 32  # children of one state; after a common token there are thousands
+_MANY = 24  # children of one state; after a common token there are thousands
+_FIRST, _LAST = 192, 64  # of which so many are looked at
 END = -1  # stands between texts: never in a query, never proposed
 
 
@@ -63,19 +64,28 @@ class Suffixes:
         return found
 
     def frequent(self, state: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """How often something followed the state's substrings, and the children, or the most frequent of very many."""
+        """How often something followed the state's substrings, and the children, or the most frequent of very many.
+
+        Then those seen first and last are looked at: what is frequent anywhere was seen early, what is so here lately.
+        """
         more = self._more.get(state)
-        if more is None or len(more) < _MANY:
+        if more is None:  # nearly all states
+            token, target = self._tokens[state], self._targets[state]
+            count = self.counts[target] if token >= 0 else 0
+            return count, [(token, count, target)] if count else []
+        if len(more) < _MANY:
             children = self.children(state)
             return sum([count for _, count, _ in children]), children
-        total = self.counts[state]  # ends of texts among them
+        counts, total = self.counts, self.counts[state]  # ends of texts among them
         asked_at, tokens = self._frequent.get(state, (0, ()))
         if not 0.9 * total < asked_at < 1.1 * total:
-            best = heapq.nlargest(_MANY // 2, self.children(state), key=lambda child: child[1])
-            tokens = tuple([token for token, _, _ in best])
+            looked_at = {self._tokens[state], *islice(more, _FIRST), *islice(reversed(more), _LAST)}
+            ranked = sorted([(-counts[self.follow(state, token)], token) for token in looked_at])
+            tokens = tuple([token for _, token in ranked[: _MANY // 2]])
             self._frequent[state] = (total, tokens)
         targets = [self.follow(state, token) for token in tokens]
-        return total, [(token, self.counts[target], target) for token, target in zip(tokens, targets, strict=True)]
+        pairs = zip(tokens, targets, strict=True)
+        return total, [(token, counts[target], target) for token, target in pairs if counts[target]]
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
         """State and length of the longest end of ``tokens``, at most ``depth`` of them, that occurs in the texts."""
