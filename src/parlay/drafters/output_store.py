@@ -30,7 +30,7 @@ class OutputStore:
 
     An automaton can't shrink. So once outputs go, new ones are also taken into a successor, which replaces the
     automaton when all that it holds is younger: nothing is ever rebuilt at once, and no more than about three times
-    what is kept is ever held, at 100 to 150 bytes a token.
+    what is kept is ever held, at 80 to 100 bytes a token.
     """
 
     def __init__(self, depth: int) -> None:
