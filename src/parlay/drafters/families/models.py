@@ -20,7 +20,9 @@ ENTRIES = (
             "shape": Parameter(
                 str, "auto", "shape of the drafts; auto: what suits the rule", choices=("auto", "chain", "tree", "beam")
             ),
-            "width": Parameter(int, 3, "nodes per forward and children of each; drawn: chains, children, beam", low=1, high=64),
+            "width": Parameter(
+                int, 3, "nodes per forward and children of each; drawn: chains, children, beam", low=1, high=64
+            ),
             "branching": Parameter(tuple, (), "drawn trees: children per node by depth, such as 3+2+1; empty: width"),
             "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
             **budget(8, (*accept_rules.GUESSED, *accept_rules.DRAWN)),
@@ -38,5 +40,21 @@ ENTRIES = (
             "rule=typical,min_p=0",
             "rule=threshold,min_p=0",
         ),
+    ),
+    Entry(
+        name="merged-drafts",
+        family="model",
+        exactness=Exactness.DISTRIBUTION,
+        training="small models",
+        needs="two or more models with the target's vocabulary",
+        summary="Several smaller language models draw a chain each, and one tree of them all is verified.",
+        reference="Miao et al. 2024 (SpecInfer), arXiv:2305.09781",
+        parameters={
+            "models": Parameter(tuple, (), "draft models, by name or directory, joined by +"),
+            "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
+            **budget(8, ("multi-candidate",)),
+        },
+        factory="parlay.drafters.merged_drafts:MergedDrafts",
+        toys=("models=parlay-mini+parlay-mini-draft,min_p=0",),
     ),
 )
