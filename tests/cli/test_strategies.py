@@ -32,5 +32,5 @@ def test_a_name_that_is_none_is_one_line_that_says_which_is_near(cli: Cli) -> No
 def test_json_has_every_fact_of_every_strategy(cli: Cli) -> None:
     entries = json.loads(cli("strategies", "--json").out)
     assert [entry["name"] for entry in entries] == list(catalogue())
-    facts = {"name", "family", "exactness", "training", "needs", "summary", "reference", "parameters"}
+    facts = {"name", "family", "exactness", "training", "needs", "summary", "when", "reference", "parameters"}
     assert all(set(entry) == facts for entry in entries)

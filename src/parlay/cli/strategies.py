@@ -62,7 +62,10 @@ def _brief(name: str, summary: str) -> str:
 
 def _describe(entry: Entry) -> str:
     facts = f"family {entry.family}; exactness {entry.exactness}; training: {entry.training}; needs: {entry.needs}"
-    lines = [entry.name, _wrap(entry.summary), _wrap(facts)]
+    lines = [entry.name, _wrap(entry.summary)]
+    if entry.when:
+        lines.append(_wrap(f"use it where: {entry.when}"))
+    lines.append(_wrap(facts))
     if entry.reference:
         lines.append(_wrap(entry.reference))
     own = {name: parameter for name, parameter in entry.parameters.items() if "." not in name}  # the rules' stand there

@@ -189,6 +189,7 @@ def listing() -> list[dict[str, Any]]:
             "training": entry.training,
             "needs": entry.needs,
             "summary": entry.summary,
+            "when": entry.when,
             "reference": entry.reference,
             "parameters": {
                 key: {"type": parameter.type.__name__, "default": parameter.default, "help": parameter.help}

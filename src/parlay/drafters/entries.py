@@ -48,9 +48,9 @@ class Entry:
     """One strategy of the catalogue. ``factory`` is ``module:Class``, imported on first use; empty: nothing drafts.
 
     The class is called as ``Class(resources, **parameters)`` with its own parameters by keyword. ``exactness`` is
-    what its accept rule promises on a runner that can give it. ``toys`` are parameter settings, written as in a
-    spec, under which the conformance kit runs the entry with toy resources. ``model_level``: its ``model`` can verify
-    what other drafters propose, as a level of a cascade.
+    what its accept rule promises on a runner that can give it. ``when`` ends the sentence "use it where". ``toys`` are
+    parameter settings, written as in a spec, under which the conformance kit runs the entry with toy resources.
+    ``model_level``: its ``model`` can verify what other drafters propose, as a level of a cascade.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Entry:
     needs: str
     summary: str
     reference: str
+    when: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     factory: str = ""
     toys: tuple[str, ...] = ("",)

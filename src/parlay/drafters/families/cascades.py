@@ -13,6 +13,7 @@ ENTRIES: tuple[Entry, ...] = (
         training="that of its levels",
         needs="what its levels need",
         summary="A cheap drafter writes for a small model, that one for a larger one, the last for the target.",
+        when="the draft model is itself slow enough to be worth speeding up",
         reference="Spector and Re 2023 (staged speculative decoding), arXiv:2308.04623; "
         "Chen et al. 2023 (CS Drafting, vertical), arXiv:2312.11462",
         parameters={
@@ -37,6 +38,7 @@ ENTRIES: tuple[Entry, ...] = (
         training="that of its levels",
         needs="what its levels need",
         summary="The dearest drafter writes the first tokens of a draft, cheaper ones go on from there.",
+        when="early tokens deserve a model, later ones only a guess",
         reference="Chen et al. 2023 (CS Drafting, horizontal), arXiv:2312.11462",
         parameters={
             "levels": Parameter(
@@ -57,6 +59,7 @@ ENTRIES: tuple[Entry, ...] = (
         training="that of its drafters",
         needs="what its drafters need",
         summary="Vertical and horizontal cascades of several drafters, laid out by one matrix of draft lengths.",
+        when="several drafters of different price, laid out by hand",
         reference="Chen et al. 2023 (CS Drafting), arXiv:2312.11462",
         parameters={
             "drafters": Parameter(

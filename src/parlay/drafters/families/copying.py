@@ -13,6 +13,7 @@ ENTRIES = (
         training="none",
         needs="nothing",
         summary="Copies what followed the longest earlier match of the latest tokens, in prompt, output or references.",
+        when="the answer repeats the prompt, a reference or itself: edits, quotes, code, JSON; the default",
         reference="Saxena 2023, prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding",
         parameters={
             "max_ngram": Parameter(int, 32, "matches longer than this count as this long", low=1, high=256),
@@ -30,6 +31,7 @@ ENTRIES = (
         training="none",
         needs="nothing",
         summary="Three n-gram caches (this request, past requests, a corpus) and thresholds for what each may draft.",
+        when="many requests look alike, and chains are enough",
         reference="llama.cpp, example `lookup`, github.com/ggml-org/llama.cpp",
         parameters={
             "static": Parameter(str, "", "file of a corpus's bigrams (parlay.drafters.bigram_file); empty: none"),
@@ -45,6 +47,7 @@ ENTRIES = (
         training="none",
         needs="requests with references",
         summary="Copies from the request's references what follows the output's last tokens there.",
+        when="a text is given that the answer will follow: retrieved documents, predicted outputs",
         reference="Yang et al. 2023 (LLMA), arXiv:2304.04487",
         parameters={
             "max_ngram": Parameter(int, 5, "longest match that is looked for", low=1, high=32),
@@ -62,6 +65,7 @@ ENTRIES = (
         training="none",
         needs="nothing; best with the source as a reference",
         summary="Takes the output for its source: drafts all that is left of references or prompt.",
+        when="the answer is the prompt with few changes: corrections, rewriting",
         reference="Sun et al. 2021 and Ge et al. 2022 (input-guided aggressive decoding), arXiv:2205.10350",
         parameters={
             "ngram": Parameter(int, 3, "most tokens that must be found, once, to go on in the source", low=1, high=32),
@@ -76,6 +80,7 @@ ENTRIES = (
         training="none",
         needs="nothing",
         summary="An n-gram model of prompt and output, with back-off to shorter n-grams, writes ahead.",
+        when="long outputs of one style, without a match to copy",
         reference="Ou et al. 2024 (ANPD), arXiv:2404.08698",
         parameters={
             "ngram": Parameter(int, 5, "longest n-gram, the drafted token included", low=2, high=16),

@@ -13,6 +13,7 @@ ENTRIES = (
         training="none",
         needs="a datastore file, made by `parlay datastore build`",
         summary="What followed the latest tokens in a corpus, the most frequent continuations as one tree.",
+        when="answers resemble a corpus that is known beforehand",
         reference="He et al. 2023 (REST), arXiv:2311.08252",
         parameters={
             "file": Parameter(str, "", "the datastore; `parlay datastore build` makes one"),

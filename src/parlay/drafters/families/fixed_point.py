@@ -13,6 +13,7 @@ ENTRIES = (
         training="none",
         needs="nothing",
         summary="Guesses a block of tokens and lets the target correct all of them at once until nothing changes.",
+        when="models tuned for it (consistency models); a yardstick otherwise",
         reference="Santilli et al. 2023, arXiv:2305.10427; for tuned targets Kou et al. 2024 (CLLM), arXiv:2403.00835",
         parameters={
             "variant": Parameter(
@@ -34,7 +35,8 @@ ENTRIES = (
         exactness=Exactness.BITS,
         training="none",
         needs="nothing",
-        summary="Collects n-grams from a window of parallel Jacobi iterations and verifies them when their token comes.",
+        summary="Collects n-grams from a window of parallel Jacobi iterations; verifies them when their token comes.",
+        when="idle arithmetic (a GPU at batch 1), no draft model, text that repeats little",
         reference="Fu et al. 2024 (LADE), arXiv:2402.02057",
         parameters={
             "window": Parameter(int, 5, "columns of the window (W); 0: n-grams of the text alone", low=0, high=128),

@@ -14,6 +14,7 @@ ENTRIES = (
         training="a small model",
         needs="a model with the target's vocabulary",
         summary="A smaller language model writes ahead, as a chain or as a tree of its best guesses.",
+        when="a small model with the target's tokenizer exists: any text",
         reference="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
         parameters={
             "model": Parameter(str, "", "draft model, by name or directory; empty: the one that goes with the target"),
@@ -48,6 +49,7 @@ ENTRIES = (
         training="small models",
         needs="two or more models with the target's vocabulary",
         summary="Several smaller language models draw a chain each, and one tree of them all is verified.",
+        when="several small models, each good at another kind of text; sampled requests",
         reference="Miao et al. 2024 (SpecInfer), arXiv:2305.09781",
         parameters={
             "models": Parameter(tuple, (), "draft models, by name or directory, joined by +"),

@@ -16,6 +16,7 @@ ENTRIES = (
         training="a small model",
         needs="a model with any tokenizer, and the target's tokenizer",
         summary="A smaller model with any tokenizer writes ahead as text, which is cut into the target's tokens.",
+        when="the only small model has another tokenizer",
         reference="Timor et al. 2025 (SLEM), arXiv:2502.05202; universal assisted generation of transformers",
         parameters={
             "model": _MODEL,
@@ -33,6 +34,7 @@ ENTRIES = (
         training="a small model",
         needs="a model whose vocabulary shares tokens with the target's, and the target's tokenizer",
         summary="A smaller model with another vocabulary writes ahead in the tokens that both have.",
+        when="the small model's vocabulary overlaps the target's widely",
         reference="Timor et al. 2025 (TLI), arXiv:2502.05202",
         parameters={"model": _MODEL, "min_p": _MIN_P, **budget(8)},
         factory="parlay.drafters.intersection_draft:IntersectionDraft",

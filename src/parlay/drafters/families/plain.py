@@ -13,6 +13,7 @@ ENTRIES = (
         training="none",
         needs="nothing",
         summary="Plain decoding: one token per step. The yardstick.",
+        when="drafting can not pay: high load, or text that nothing foretells",
         reference="",
     ),
 )

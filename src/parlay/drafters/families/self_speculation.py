@@ -15,6 +15,7 @@ ENTRIES = (
         training="none",
         needs=_NEEDS,
         summary="The target writes ahead for itself with some of its attentions and MLPs left out.",
+        when="deep targets without a draft model",
         reference="Zhang et al. 2023 (Draft & Verify), arXiv:2309.08168",
         parameters={
             "attention": Parameter(tuple, (), "layers whose attention is left out, from 0, joined by +"),
@@ -41,6 +42,7 @@ ENTRIES = (
         training="none",
         needs=_NEEDS,
         summary="The target writes ahead for itself and finds out meanwhile which of its layers it can leave out.",
+        when="deep targets without a draft model, long outputs of one kind",
         reference="Xia et al. 2024 (SWIFT), arXiv:2410.06916",
         parameters={
             "ratio": Parameter(float, 0.45, "share of the inner layers' halves to leave out", low=0, high=1),

@@ -20,6 +20,7 @@ ENTRIES = (
         training="none",
         needs="nothing; past requests help",
         summary="The branches that most often followed the last tokens, in this request and in past outputs.",
+        when="a service whose answers repeat each other",
         reference="Zhao et al. 2023 (Lookahead), arXiv:2312.12728",
         parameters={
             "branch_length": Parameter(int, 12, "most tokens in a branch", low=1, high=64),
@@ -39,6 +40,7 @@ ENTRIES = (
         training="none",
         needs="nothing; past requests help",
         summary="The likeliest continuations of what matches here or in past outputs; long matches get more of them.",
+        when="agents: the same tools and phrases again and again, over many requests",
         reference="Oliaro et al. 2024 (SuffixDecoding), arXiv:2411.04975",
         parameters={
             "depth": Parameter(int, 64, "most tokens of match and draft together", low=2, high=256),
@@ -59,6 +61,7 @@ ENTRIES = (
         training="none",
         needs="nothing; past requests help",
         summary="Copies from the longest match in this request, or in past outputs if that is longer by a margin.",
+        when="as suffix-decoding, with one long chain, or another drafter where matches are short",
         reference="Hu et al. 2024 (SAM decoding), arXiv:2411.10666",
         parameters={
             "min_match": Parameter(int, 5, "shorter matches leave the draft to the fallback", low=1, high=64),
@@ -77,6 +80,7 @@ ENTRIES = (
         training="none",
         needs="nothing; past requests help",
         summary="The tokens that the target nearly chose after a token, tried when the token comes again.",
+        when="no text to copy from, and no draft model at hand",
         reference="Luo et al. 2024 (Token Recycling), arXiv:2408.08696",
         parameters={
             "tenants": Parameter(

@@ -13,6 +13,7 @@ ENTRIES = (
         training="a small model",
         needs="a model with the target's vocabulary",
         summary="A smaller model fills the tree that is best for how often each rank of its guesses was right.",
+        when="verification is cheap for many rows, drafting is dear",
         reference="Chen et al. 2024 (Sequoia), arXiv:2402.12374",
         parameters={
             "model": Parameter(str, "", "draft model, by name or directory; empty: the one that goes with the target"),
