@@ -60,11 +60,11 @@ class Entry:
     needs: str
     summary: str
     reference: str
-    when: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     factory: str = ""
     toys: tuple[str, ...] = ("",)
     model_level: bool = False
+    when: str = ""
 
     @property
     def draws(self) -> bool:
