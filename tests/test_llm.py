@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +187,12 @@ def test_a_failed_sample_keeps_the_others(llm: LLM) -> None:
     with pytest.raises(RequestFailed, match="boom") as failure:
         llm.generate(PROMPTS[:2], params)
     assert len(failure.value.outputs[1].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("name", ["trie-lookahead", "suffix-decoding", "suffix-automaton", "token-recycling"])
+def test_what_a_store_learned_is_in_its_file_when_the_model_closes(name: str, tmp_path: Path) -> None:
+    """However few requests there were: the command line runs one at a time."""
+    store = tmp_path / "store"
+    with LLM(strategy=f"{name}:store={store}") as llm:
+        llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
+    assert store.stat().st_size > 0

@@ -65,6 +65,7 @@ class LLM:
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=self.runner.spec,
         )
+        self._closing = resources.closing
         self._strategies = StrategyBook(resources, self.engine.cost)
         self._default = strategy
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
@@ -133,7 +134,8 @@ class LLM:
         return self._drafts.names
 
     def close(self) -> None:
-        """Free models and caches; the LLM can't be used afterwards."""
+        """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards."""
+        self._closing.close()
         del self._strategies, self._drafts, self.engine, self.runner
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,8 @@ class Resources:
     """What drafters are built from; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
-    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys.
+    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``closing`` runs when the
+    engine's owner closes: what outlives the process registers its last saving there.
     """
 
     vocab_size: int
@@ -112,6 +114,7 @@ class Resources:
     open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
+    closing: ExitStack = field(default_factory=ExitStack)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -96,12 +96,18 @@ class OutputStores:
             return
         self._learn(view.request.salt, _output(view))
         self._unsaved += 1
-        if self._file is not None and self._unsaved >= self._save_every:
-            try:
-                self.save()
-            except OSError as error:
-                logger.warning("the store %s could not be written: %s", self._file.path, error)
-                self._unsaved = 0  # not again at once
+        if self._unsaved >= self._save_every:
+            self.save_or_warn()
+
+    def save_or_warn(self) -> None:
+        """`save` what is new; a file that can't be written costs a warning, and is not tried again at once."""
+        if self._file is None or not self._unsaved:
+            return
+        try:
+            self.save()
+        except OSError as error:
+            logger.warning("the store %s could not be written: %s", self._file.path, error)
+            self._unsaved = 0
 
     def save(self) -> None:
         """Write the file now, if one is named. Raises OSError."""

@@ -48,6 +48,7 @@ class SuffixAutomaton:
         self._fallback = members.build(SOURCE, catalogue.parse(fallback[0]), resources) if fallback else None
         self._texts: dict[int, LiveText] = {}
         self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
+        resources.closing.callback(self._stores.save_or_warn)
 
     @property
     def needs(self) -> Needs:

@@ -46,6 +46,7 @@ class SuffixDecoding:
         self._branching = shape == "tree"
         self._texts: dict[int, LiveText] = {}
         self._stores = OutputStores(depth, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
+        resources.closing.callback(self._stores.save_or_warn)
 
     @property
     def needs(self) -> Needs:

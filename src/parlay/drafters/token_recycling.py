@@ -53,6 +53,7 @@ class TokenRecycling:
         if self._file is not None:
             for salt, (tokens, candidates) in self._file.load().items():
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
+        resources.closing.callback(self._save_or_warn)
 
     @property
     def needs(self) -> Needs:
@@ -90,12 +91,18 @@ class TokenRecycling:
         if sequence in self._told:
             self._told.remove(sequence)
             self._unsaved += 1
-            if self._file is not None and self._unsaved >= self._save_every:
-                try:
-                    self.save()
-                except OSError as error:
-                    logger.warning("the store %s could not be written: %s", self._file.path, error)
-                    self._unsaved = 0  # not again at once
+            if self._unsaved >= self._save_every:
+                self._save_or_warn()
+
+    def _save_or_warn(self) -> None:
+        """`save` what is new; a file that can't be written costs a warning, and is not tried again at once."""
+        if self._file is None or not self._unsaved:
+            return
+        try:
+            self.save()
+        except OSError as error:
+            logger.warning("the store %s could not be written: %s", self._file.path, error)
+            self._unsaved = 0
 
     def save(self) -> None:
         """Write the store's file now, if one is named. Raises OSError."""

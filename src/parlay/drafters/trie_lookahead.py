@@ -47,6 +47,7 @@ class TrieLookahead:
         self._texts: dict[int, LiveText] = {}
         options = StoreOptions(store, max_tokens, save_every)
         self._stores = OutputStores(self._depth, options, resources.vocab_size, SOURCE)
+        resources.closing.callback(self._stores.save_or_warn)
 
     @property
     def needs(self) -> Needs:
