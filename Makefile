@@ -20,7 +20,7 @@ check: $(VENV)/.dev  ## install development extras, then lint, format, strict ty
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow
-	$(BIN)/python -m parlay.testing.conformance --long --write docs/conformance.md
+	$(BIN)/python -m parlay.testing.conformance --long --processes 2 --write docs/conformance.md
 
 bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)

@@ -98,10 +98,15 @@ class Replayed:
 
 
 def replay(spec: str, records: Sequence[Recorded], vocab_size: int, measured_from: int = 0) -> Replayed:
-    """Decode the answers one after another; those before ``measured_from`` only teach what learns across requests."""
+    """Decode the answers one after another; those before ``measured_from`` only teach what learns across requests.
+
+    Raises ValueError for a strategy that can't be replayed.
+    """
     runner = ReplayRunner({record.prompt: record.answer for record in records}, vocab_size)
     engine = Engine(runner, StubCost())
     strategy = StrategyBook(Resources(vocab_size, no_model), engine.cost).get(spec)
+    if strategy.drafter is not None and strategy.drafter.needs.choices:
+        raise ValueError("it looks at what the target prefers, which was not recorded")
     total: list[Metrics] = []
     same = True
     for number, record in enumerate(records):

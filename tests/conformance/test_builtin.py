@@ -36,13 +36,16 @@ CHOICES = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_
 
 @cache
 def stage(dtype: str) -> Stage:
-    """The built-in target with its own draft model, both in ``dtype``."""
+    """The built-in target with its own draft model, both in ``dtype``, whatever name a toy setting gives to one."""
     runner = models.load(MODEL, dtype=dtype, cache_tokens=2048)
-    shelf = RunnerShelf(lambda name: models.load(name, dtype=dtype, cache_tokens=2048))
+    shelf = RunnerShelf(lambda _: models.load(BUILT_IN_DRAFTS[MODEL], dtype=dtype, cache_tokens=2048))
+    tokenizer = load_tokenizer(resolve(MODEL))
     resources = Resources(
         runner.spec.vocab_size,
         shelf,
         default_draft=BUILT_IN_DRAFTS[MODEL],
+        tokenizer=tokenizer,
+        open_tokenizer=lambda _: tokenizer,
         target=runner.spec,
         open_datastore=lambda _: Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size),
     )

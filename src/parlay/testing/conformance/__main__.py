@@ -7,8 +7,11 @@ import datetime
 import logging
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -23,20 +26,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("strategies", nargs="*", metavar="STRATEGY", help="default: every entry of the catalogue")
     parser.add_argument("--long", action="store_true", help=f"{LONG.tokens} tokens and {LONG.draws} draws")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the result there as Markdown")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="strategies tested side by side")
     options = parser.parse_args(arguments)
-    logging.getLogger("parlay").setLevel(logging.ERROR)  # drafters that fail on purpose are no news
     effort = LONG if options.long else SHORT
     reports: list[Report] = []
     try:
-        for spec in options.strategies or catalogue_specs():
-            reports.append(check_strategy(spec, effort=effort))
-            print(reports[-1], flush=True)
+        for report in run(options.strategies or catalogue_specs(), effort, options.processes):
+            reports.append(report)
+            print(report, flush=True)
     except ParlayError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.write:
         options.write.write_text(as_markdown(reports, effort), encoding="utf-8")
     return 0 if all(report.passed for report in reports) else 1
+
+
+def run(specs: Sequence[str], effort: Effort, processes: int) -> Iterator[Report]:
+    """A report for each strategy, in order, as they come."""
+    if processes <= 1:
+        yield from (check_quietly(spec, effort) for spec in specs)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        yield from pool.map(check_quietly, specs, repeat(effort))
+
+
+def check_quietly(spec: str, effort: Effort) -> Report:
+    """Without the engine's warnings: drafters that fail on purpose are no news."""
+    logger = logging.getLogger("parlay")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return check_strategy(spec, effort=effort)
+    finally:
+        logger.setLevel(level)
 
 
 def as_markdown(reports: Iterable[Report], effort: Effort) -> str:

@@ -34,7 +34,7 @@ class Effort:
 
 
 SHORT = Effort(tokens=200, draws=10_000)
-LONG = Effort(tokens=2000, draws=100_000)
+LONG = Effort(tokens=400, draws=40_000)
 
 GREEDY = SamplingParams(temperature=0.0)
 
