@@ -14,6 +14,7 @@ from benchmarks.figures.compare import one_line
 from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.strategies.guide import guide
 from benchmarks.strategies.recorded import KINDS, read
 from benchmarks.strategies.replay import replay
 from benchmarks.strategies.report import report
@@ -38,6 +39,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="start the file anew")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    parser.add_argument("--guide", type=Path, metavar="FILE", help="write the table of docs/strategies.md there")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="keeps models made")
     return parser.parse_args(arguments)
 
@@ -46,7 +48,6 @@ def main() -> int:
     """Measure, and write the report."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
     name = "strategies-quick" if options.quick else "strategies"
     out = options.out or ROOT / "benchmarks" / "results" / f"{name}.jsonl"
     words = ["python -m benchmarks.strategies", *(["--data DIR"] if options.data else [])]
@@ -57,11 +58,15 @@ def main() -> int:
         return 1
     setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
     if "replay" in options.only and options.data is not None:
+        torch.set_num_threads(1)  # nothing is computed there
         replays(setup, results, options.strategies or without_models(), 10 if options.quick else options.records)
+    torch.set_num_threads(options.threads)
     for part, model in (("speed", MINI), ("speed-100m", WIDE)):
         if part in options.only:
             speed(setup, results, model, options.strategies or everything())
     out.with_suffix(".md").write_text(report(results.header, results.rows), encoding="utf-8")
+    if options.guide is not None:
+        options.guide.write_text(guide(results.header, results.rows, MINI), encoding="utf-8")
     print(f"wrote {out} and {out.with_suffix('.md').name}")
     return 0
 
@@ -100,7 +105,7 @@ def replays(setup: Setup, results: Results, specs: list[str], count: int) -> Non
                     values={"propose_us": 1e6 * done.propose_seconds},
                 )
             except Exception as error:  # the row says so
-                row = Row(**block._asdict(), system=spec, error=one_line(error))
+                row = Row(**block._asdict(), system=spec, error=str(error) or one_line(error))
             results.add([row])
             logger.info("replay: %s on %s", spec, kind)
 

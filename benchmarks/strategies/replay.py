@@ -87,7 +87,7 @@ class ReplayRunner:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one strategy made of a set of answers; ``propose_seconds`` is the mean of a step that drafted."""
+    """What one strategy made of a set of answers; ``propose_seconds`` is what drafting took in the mean step."""
 
     tokens: int
     steps: int
@@ -106,7 +106,7 @@ def replay(spec: str, records: Sequence[Recorded], vocab_size: int, measured_fro
     engine = Engine(runner, StubCost())
     strategy = StrategyBook(Resources(vocab_size, no_model), engine.cost).get(spec)
     if strategy.drafter is not None and strategy.drafter.needs.choices:
-        raise ValueError("it looks at what the target prefers, which was not recorded")
+        raise ValueError("looks at the target")
     total: list[Metrics] = []
     same = True
     for number, record in enumerate(records):
@@ -118,13 +118,13 @@ def replay(spec: str, records: Sequence[Recorded], vocab_size: int, measured_fro
                 if event.metrics is not None and number >= measured_from:
                     total.append(event.metrics)
         same = same and tuple(tokens) == record.answer
-    drafting = sum(one.draft_steps for one in total)
+    steps = sum(one.steps for one in total)
     return Replayed(
         tokens=sum(one.completion_tokens for one in total),
-        steps=sum(one.steps for one in total),
+        steps=steps,
         draft_tokens=sum(one.draft_tokens for one in total),
         accepted_tokens=sum(one.accepted_tokens for one in total),
-        propose_seconds=sum(one.draft_seconds for one in total) / max(1, drafting),
+        propose_seconds=sum(one.draft_seconds for one in total) / max(1, steps),
         same=same,
     )
 

@@ -35,7 +35,7 @@ def replay_tables(rows: Sequence[Row]) -> list[str]:
         return []
     kinds = list(dict.fromkeys(row.kind for row in own))
     by_cell = {(row.system, row.kind): row for row in own}
-    lines = [table_head(["strategy", *kinds, "us per proposal"])]
+    lines = [table_head(["strategy", *kinds, "us of drafting a step"])]
     for system in dict.fromkeys(row.system for row in own):
         cells = [by_cell.get((system, kind)) for kind in kinds]
         slowest = max((cell.values or {}).get("propose_us", 0.0) for cell in cells if cell)

@@ -1,0 +1,86 @@
+"""`docs/strategies.md`: every strategy, where to use it, and what it came to in the last measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.figures import summary
+from benchmarks.figures.ours import PLAIN
+from benchmarks.figures.results import Row
+from benchmarks.strategies.report import cell, heading, line, table_head
+from parlay.drafters.accept_rules import RULES
+from parlay.drafters.catalogue import Entry, catalogue
+
+INTRODUCTION = """\
+A strategy is named `NAME[:KEY=VALUE,...]`, on the command line, in the Python API, per request. `parlay strategies`
+lists them, `parlay strategies NAME` tells the parameters with their defaults, and the docstring of the drafter names
+the paper and what was decided where it is silent. All give the very text of plain decoding (`bits` where the model's
+kernels allow it, see [architecture](architecture.md)) unless another accept rule is asked for.
+
+Cells are the speed against plain decoding, with tokens per step in brackets, at batch 1, greedy, tokens before any loop
+only, under the default policy, which stops drafting where it does not pay: a cell near 1.00 (1.0) says that nothing was
+to be had. The target is a test model of 7 M parameters whose forward takes about 2 ms; there a drafter must be cheap to
+pay at all. Bold: the best of its column. Larger targets favour the drafters that cost more.
+"""
+
+
+def guide(header: dict[str, object], rows: Sequence[Row], model: str) -> str:
+    """Markdown."""
+    own = [row for row in rows if row.part == "speed" and row.model == model]
+    where = heading(header).split("\n\n")[1]
+    parts = [
+        "# Strategies",
+        INTRODUCTION.rstrip(),
+        f"Measured on {where}, by `python -m benchmarks.strategies --data DIR --guide docs/strategies.md`.",
+        table(own),
+        "## Accept rules",
+        "`rule=NAME`. Those of `distribution` keep the law of the text but not the text; they want drafts that were "
+        "drawn, which the draft models make when such a rule is named.",
+        rules(),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each entry of the catalogue."""
+    kinds = summary.kinds(rows)
+    best = {kind: fastest(rows, kind) for kind in kinds}
+    lines = [table_head(["strategy", "what it does", "use it where", *kinds])]
+    for entry in catalogue().values():
+        own = [row for row in rows if row.system == entry.name]
+        cells = [bold(cell(rows, own, entry.name, kind), best[kind] == entry.name) for kind in kinds]
+        lines.append(
+            line([f"`{entry.name}`", what(entry), entry.when, *(cells if own else not_run(entry, len(kinds)))])
+        )
+    return "\n".join(lines)
+
+
+def what(entry: Entry) -> str:
+    """Summary and source."""
+    return f"{entry.summary} ({entry.reference})" if entry.reference else entry.summary
+
+
+def not_run(entry: Entry, count: int) -> list[str]:
+    """What stands in the row of an entry that needs more than the built-in models."""
+    return [f"not run: needs {entry.needs}", *[""] * (count - 1)] if count else []
+
+
+def fastest(rows: Sequence[Row], kind: str) -> str:
+    """The strategy with the best ratio on a kind of text."""
+    here = [row for row in rows if row.kind == kind]
+    ratios = {system: summary.ratio(here, system, PLAIN) for system in summary.systems(here)}
+    return max(ratios, key=lambda system: ratio.middle if (ratio := ratios[system]) is not None else 0.0)
+
+
+def bold(text: str, wanted: bool) -> str:
+    """The text, in bold if wanted."""
+    return f"**{text}**" if wanted and text else text
+
+
+def rules() -> str:
+    """A line for each accept rule."""
+    lines: Iterable[str] = (
+        line([f"`{rule.name}`", rule.summary, str(rule.exactness), rule.law.replace("_", " "), rule.reference])
+        for rule in RULES.values()
+    )
+    return "\n".join([table_head(["rule", "what it does", "exactness", "drafts", "source"]), *lines])

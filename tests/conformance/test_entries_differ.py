@@ -1,0 +1,79 @@
+"""No two entries of the catalogue are one machine under two names: somewhere their proposals differ.
+
+The mechanisms by which near relatives differ have inputs of their own in `tests/drafters`; this holds for every pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
+
+import pytest
+
+from parlay.drafters.catalogue import catalogue
+from parlay.testing.conformance import default_stages, subject_of
+from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.universal import CAPACITY, prompt
+from parlay.types import Draft, Drafter, Needs, Observation, SamplingParams, Strategy, Tree, View
+
+BUDGET = 7
+STAGE = default_stages()["toy"]
+ENTRIES = [name for name, entry in catalogue().items() if entry.factory]
+
+
+class Witness:
+    """Passes everything on to a drafter and remembers the trees that it proposed."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.proposed: list[Tree] = []
+        self._inner = inner
+
+    @property
+    def needs(self) -> Needs:
+        return self._inner.needs
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        drafts = self._inner.propose(views, budgets)
+        self.proposed += [draft.tree for draft in drafts]
+        return drafts
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self._inner.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._inner.release(sequence)
+
+
+def asks() -> list[Ask]:
+    """A text that comes again, with and without something to copy from, greedy and sampled."""
+    text = prompt(STAGE, 3, 40)
+    return [
+        Ask(text, SamplingParams(temperature=0.0, max_tokens=30)),
+        Ask(text, SamplingParams(temperature=0.0, max_tokens=30)),
+        Ask(text[:9], SamplingParams(temperature=1.0, max_tokens=30), seed=2, references=(text[4:], text[20:])),
+    ]
+
+
+@cache
+def proposals(name: str) -> tuple[Tree, ...]:
+    """What the entry's first toy proposes, request after request."""
+    entry = catalogue()[name]
+    subject = subject_of(f"{name}:{entry.toys[0]}" if entry.toys[0] else name)
+    made = subject.strategy(STAGE, BUDGET)
+    assert made.drafter is not None
+    witness = Witness(made.drafter)
+    runner = STAGE.open_runner(CAPACITY)
+    for ask in asks():
+        decode(runner, [(ask, Strategy(name, witness, made.rule, made.policy))])
+    return tuple(witness.proposed)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_drafts_here(name: str) -> None:
+    assert any(map(len, proposals(name)))
+
+
+@pytest.mark.parametrize(("one", "other"), combinations(ENTRIES, 2))
+def test_every_two_entries_differ(one: str, other: str) -> None:
+    assert proposals(one) != proposals(other)
