@@ -72,8 +72,8 @@ def main() -> int:
 
 
 def everything() -> list[str]:
-    """Every entry that runs without a file or a model of the user's own, at its defaults."""
-    return [name for name, entry in catalogue().items() if "file" not in entry.parameters]
+    """Every entry that runs without a file or models of the user's own, at its defaults."""
+    return [name for name, entry in catalogue().items() if not entry.parameters.keys() & {"file", "models"}]
 
 
 def without_models() -> list[str]:

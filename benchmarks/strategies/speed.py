@@ -2,7 +2,11 @@
 
 Ideal seconds of a request are those of its forwards alone, at what a forward of so many rows costs here, and of its
 drafting: F2 and F4 with measured acceptance (tokens over steps), measured v(rows, context) and measured drafting. What
-the measured speed lacks of that is the engine's own time, and steps that are not like the mean step.
+the measured speed lacks of that is the engine's own time, and steps that are not like the mean step. Rows of probes
+are in no count of drafted tokens, and so in no ideal.
+
+Every request is decoded several times, so none may feed a store: it would find its own text there the next time. What
+stores win from other requests is seen in the replays.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def priced(llm: LLM, spec: str) -> System:
     def decode(prompt: Prompt, most: int) -> Timed:
         watch = Stopwatch()
         params = SamplingParams(temperature=0.0, max_tokens=most)
-        stream = llm.stream({"prompt_token_ids": prompt.ids}, params, strategy=spec)
+        stream = llm.stream({"prompt_token_ids": prompt.ids}, params, strategy=spec, store=False)
         for event in stream:
             watch.emit(event.token_ids)
         metrics = stream.output.outputs[0].metrics
