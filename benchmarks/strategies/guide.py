@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.figures import summary
 from benchmarks.figures.ours import PLAIN
 from benchmarks.figures.results import Row
-from benchmarks.strategies.report import cell, heading, line, table_head
+from benchmarks.strategies.report import cell, gap_table, heading, line, table_head
 from parlay.drafters.accept_rules import RULES
 from parlay.drafters.catalogue import Entry, catalogue
 
@@ -24,6 +24,15 @@ pay at all. Bold: the best of its column. Larger targets favour the drafters tha
 """
 
 
+FORMULA = """\
+The ideal is F2 and F4 of the literature with everything in them measured here: tokens per step, the seconds of forwards
+of so many rows, and those of drafting. `rows` are those of the mean verified draft and its root. What is marked lacks
+more than 15 %. For `lookahead` it is the window: its rows are probes, verified in each step but no proposals, so that
+they are in no count and the ideal has them for nothing. Near 1.00, where a drafter has one short draft now and then, the
+ideal of so few rows is as uncertain as the timing of single forwards.
+"""
+
+
 def guide(header: dict[str, object], rows: Sequence[Row], model: str) -> str:
     """Markdown."""
     own = [row for row in rows if row.part == "speed" and row.model == model]
@@ -33,6 +42,9 @@ def guide(header: dict[str, object], rows: Sequence[Row], model: str) -> str:
         INTRODUCTION.rstrip(),
         f"Measured on {where}, by `python -m benchmarks.strategies --data DIR --guide docs/strategies.md`.",
         table(own),
+        "## Measured against the formula",
+        FORMULA.rstrip(),
+        gap_table(own),
         "## Accept rules",
         "`rule=NAME`. Those of `distribution` keep the law of the text but not the text; they want drafts that were "
         "drawn, which the draft models make when such a rule is named.",

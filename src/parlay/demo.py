@@ -31,7 +31,7 @@ EXCERPT_LINES = 12
 FIRST_SECONDS, FIRST_TOKENS = 1.5, 32
 SECONDS_PER_CONTENDER = 0.7
 MOST_ROUNDS = 7
-SLOW_LINES = 4
+SLOW_LINES = 5
 FAREWELL = """
 Tokens per second are those after the prompt. For your own model:
   parlay demo --model HUB_ID_OR_FOLDER
@@ -92,7 +92,7 @@ def _show_text(llm: LLM, out: TextIO) -> None:
 
 def _race(llm: LLM, workload: Workload, strategies: Sequence[str]) -> list[Contender]:
     """The strategies take turns on the workload, after a plain run that sets the length."""
-    stream = llm.stream(_prompt(llm, workload), _params(MAX_TOKENS), strategy=PLAIN)
+    stream = llm.stream(_prompt(llm, workload), _params(MAX_TOKENS), strategy=PLAIN, store=False)
     for _ in _first_seconds(stream):
         pass
     first = stream.output.outputs[0]
@@ -122,7 +122,7 @@ def _contender(samples: Sequence[CompletionOutput]) -> Contender:
 
 
 def _run(llm: LLM, workload: Workload, strategy: str, tokens: int) -> CompletionOutput:
-    stream = llm.stream(_prompt(llm, workload), _params(tokens), strategy=strategy)
+    stream = llm.stream(_prompt(llm, workload), _params(tokens), strategy=strategy, store=False)
     for _ in stream:
         pass
     return stream.output.outputs[0]
@@ -149,9 +149,10 @@ def _row(workload: Workload, plain: Contender, fast: Contender) -> str:
 
 
 def _forced(llm: LLM) -> Iterator[tuple[str, bool]]:
-    """A line per strategy that always drafts, and whether it kept its promise; what can't run here says why."""
-    names = [name for name, entry in catalogue().items() if "policy" in entry.parameters]
-    for name in names[:SLOW_LINES]:
+    """A line for one strategy of each family, always drafting, and whether it kept its promise."""
+    firsts = {entry.family: entry for entry in reversed(catalogue().values()) if "policy" in entry.parameters}
+    runnable = [entry.name for entry in reversed(firsts.values()) if "file" not in entry.parameters]
+    for name in runnable[:SLOW_LINES]:
         strategy = f"{name}:policy=fixed"
         try:
             plain, forced = _race(llm, PROSE, [PLAIN, strategy])
