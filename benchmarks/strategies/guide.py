@@ -28,8 +28,8 @@ FORMULA = """\
 The ideal is F2 and F4 of the literature with everything in them measured here: tokens per step, the seconds of forwards
 of so many rows, and those of drafting. `rows` are those of the mean verified draft and its root. What is marked lacks
 more than 15 %. For `lookahead` it is the window: its rows are probes, verified in each step but no proposals, so that
-they are in no count and the ideal has them for nothing. Near 1.00, where a drafter has one short draft now and then, the
-ideal of so few rows is as uncertain as the timing of single forwards.
+they are in no count and the ideal has them for nothing. Near 1.00, where a drafter has one short draft now and then,
+the ideal of so few rows is as uncertain as the timing of single forwards.
 """
 
 
