@@ -150,9 +150,11 @@ def _row(workload: Workload, plain: Contender, fast: Contender) -> str:
 
 def _forced(llm: LLM) -> Iterator[tuple[str, bool]]:
     """A line for one strategy of each family, always drafting, and whether it kept its promise."""
-    firsts = {entry.family: entry for entry in reversed(catalogue().values()) if "policy" in entry.parameters}
-    runnable = [entry.name for entry in reversed(firsts.values()) if "file" not in entry.parameters]
-    for name in runnable[:SLOW_LINES]:
+    firsts: dict[str, str] = {}
+    for name, entry in catalogue().items():
+        if "policy" in entry.parameters and "file" not in entry.parameters:
+            firsts.setdefault(entry.family, name)
+    for name in list(firsts.values())[:SLOW_LINES]:
         strategy = f"{name}:policy=fixed"
         try:
             plain, forced = _race(llm, PROSE, [PLAIN, strategy])
