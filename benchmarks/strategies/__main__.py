@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--strategies", nargs="+", metavar="SPEC", help="instead of the whole catalogue")
     parser.add_argument("--records", type=int, default=100, help="recorded answers of each kind (default: 100)")
+    parser.add_argument("--prompts", type=int, default=FULL.wide_prompts, help="prompts of each kind (default: 6)")
+    parser.add_argument("--rounds", type=int, default=FULL.wide_rounds, help="rounds over them (default: 2)")
     parser.add_argument("--quick", action="store_true", help="few prompts, short answers")
     parser.add_argument("--fresh", action="store_true", help="start the file anew")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
@@ -56,7 +59,8 @@ def main() -> int:
     except ValueError as error:
         print(f"benchmarks.strategies: {error}", file=sys.stderr)
         return 1
-    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+    scale = QUICK if options.quick else replace(FULL, wide_prompts=options.prompts, wide_rounds=options.rounds)
+    setup = Setup(scale, options.data, options.cache)
     if "replay" in options.only and options.data is not None:
         torch.set_num_threads(1)  # nothing is computed there
         replays(setup, results, options.strategies or without_models(), 10 if options.quick else options.records)
