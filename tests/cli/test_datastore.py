@@ -154,6 +154,15 @@ def test_a_damaged_file_is_refused_by_info_and_by_the_strategy(cli: Cli, folder:
     failed(cli("generate", "x", "--strategy", f"datastore:file={file}"), 1, "checksum")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where the suite runs in the background and inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("where", ["encode", "sort", "write"])
 def test_ctrl_c_leaves_no_half_file(
     cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

@@ -74,6 +74,6 @@ def test_every_entry_drafts_here(name: str) -> None:
     assert any(map(len, proposals(name)))
 
 
-@pytest.mark.parametrize(("one", "other"), combinations(ENTRIES, 2))
+@pytest.mark.parametrize(("one", "other"), list(combinations(ENTRIES, 2)))
 def test_every_two_entries_differ(one: str, other: str) -> None:
     assert proposals(one) != proposals(other)
