@@ -13,10 +13,11 @@ import torch
 from benchmarks.figures.__main__ import CACHE
 from benchmarks.figures.compare import one_line
 from benchmarks.figures.provenance import ROOT, provenance
-from benchmarks.figures.results import Block, Results, Row
+from benchmarks.figures.results import Block, Results, Row, read
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.strategies.guide import guide
-from benchmarks.strategies.recorded import KINDS, read
+from benchmarks.strategies.recorded import KINDS
+from benchmarks.strategies.recorded import read as read_recorded
 from benchmarks.strategies.replay import replay
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
@@ -70,7 +71,8 @@ def main() -> int:
             speed(setup, results, model, options.strategies or everything())
     out.with_suffix(".md").write_text(report(results.header, results.rows), encoding="utf-8")
     if options.guide is not None:
-        options.guide.write_text(guide(results.header, results.rows, MINI), encoding="utf-8")
+        others = [read(path)[1] for path in sorted(out.parent.glob(f"{out.stem}-*.jsonl"))]
+        options.guide.write_text(guide(results.header, [results.rows, *others], MINI), encoding="utf-8")
     print(f"wrote {out} and {out.with_suffix('.md').name}")
     return 0
 
@@ -90,7 +92,7 @@ def replays(setup: Setup, results: Results, specs: list[str], count: int) -> Non
     assert setup.data is not None
     tokenizer = setup.tokenizer()
     for kind in KINDS:
-        records = read(kind, setup.data, tokenizer, 2 * count if kind == LEARNING else count)
+        records = read_recorded(kind, setup.data, tokenizer, 2 * count if kind == LEARNING else count)
         first = len(records) // 2 if kind == LEARNING else 0
         for number, spec in enumerate(specs):
             block = Block("replay", spec, kind, number, 0)

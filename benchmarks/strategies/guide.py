@@ -20,7 +20,8 @@ kernels allow it, see [architecture](architecture.md)) unless another accept rul
 Cells are the speed against plain decoding, with tokens per step in brackets, at batch 1, greedy, tokens before any loop
 only, under the default policy, which stops drafting where it does not pay: a cell near 1.00 (1.0) says that nothing was
 to be had. The target is a test model of 7 M parameters whose forward takes about 2 ms; there a drafter must be cheap to
-pay at all. Bold: the best of its column. Larger targets favour the drafters that cost more.
+pay at all. Bold: the best of its column. Larger targets favour the drafters that cost more. `books.store` holds 2 M
+tokens of public-domain books.
 """
 
 
@@ -33,18 +34,22 @@ the ideal of so few rows is as uncertain as the timing of single forwards.
 """
 
 
-def guide(header: dict[str, object], rows: Sequence[Row], model: str) -> str:
-    """Markdown."""
-    own = [row for row in rows if row.part == "speed" and row.model == model]
+def guide(header: dict[str, object], runs: Sequence[Sequence[Row]], model: str) -> str:
+    """Markdown. ``runs`` were measured apart: ratios are taken within each, and the first decides what is best."""
+    own = [[row for row in rows if row.part == "speed" and row.model == model] for rows in runs]
     where = heading(header).split("\n\n")[1]
     parts = [
         "# Strategies",
         INTRODUCTION.rstrip(),
-        f"Measured on {where}, by `python -m benchmarks.strategies --data DIR --guide docs/strategies.md`.",
+        f"Measured on {where}, by `python -m benchmarks.strategies --data DIR --guide docs/strategies.md`; "
+        "[raw rows and more tables](../benchmarks/results/strategies.md), "
+        "[on 100 M parameters](../benchmarks/results/strategies-100m.md), "
+        "[what proposing costs](../benchmarks/results/propose.md), "
+        "[the scaling law of lookahead](../benchmarks/results/scaling/lookahead.md).",
         table(own),
         "## Measured against the formula",
         FORMULA.rstrip(),
-        gap_table(own),
+        gap_table(own[0]),
         "## Accept rules",
         "`rule=NAME`. Those of `distribution` keep the law of the text but not the text; they want drafts that were "
         "drawn, which the draft models make when such a rule is named.",
@@ -53,18 +58,24 @@ def guide(header: dict[str, object], rows: Sequence[Row], model: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(runs: Sequence[Sequence[Row]]) -> str:
     """A line for each entry of the catalogue."""
-    kinds = summary.kinds(rows)
-    best = {kind: fastest(rows, kind) for kind in kinds}
+    kinds = summary.kinds(runs[0])
+    best = {kind: fastest(runs[0], kind) for kind in kinds}
     lines = [table_head(["strategy", "what it does", "use it where", *kinds])]
     for entry in catalogue().values():
-        own = [row for row in rows if row.system == entry.name]
-        cells = [bold(cell(rows, own, entry.name, kind), best[kind] == entry.name) for kind in kinds]
-        lines.append(
-            line([f"`{entry.name}`", what(entry), entry.when, *(cells if own else not_run(entry, len(kinds)))])
-        )
+        rows, system = next((found for rows in runs if (found := measured(rows, entry.name))), ([], ""))
+        own = [row for row in rows if row.system == system]
+        cells = [bold(cell(rows, own, system, kind), best[kind] == system) for kind in kinds]
+        named = f"`{system or entry.name}`"
+        lines.append(line([named, what(entry), entry.when, *(cells if own else not_run(entry, len(kinds)))]))
     return "\n".join(lines)
+
+
+def measured(rows: Sequence[Row], name: str) -> tuple[Sequence[Row], str] | None:
+    """The rows and the spec under which they know a strategy; None if they don't."""
+    spec = next((row.system for row in rows if row.system.partition(":")[0] == name), None)
+    return None if spec is None else (rows, spec)
 
 
 def what(entry: Entry) -> str:
