@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -231,10 +232,10 @@ def test_sequences_are_told_apart_and_forgotten() -> None:
 
 def test_the_store_named_by_the_user_is_loaded_and_saved(tmp_path: Path) -> None:
     spec = parse(f"suffix-decoding:store={tmp_path / 'past.store'}")
-    first = build(spec, RESOURCES)
-    assert isinstance(first, SuffixDecoding)
-    learn(first, [1, 2, 3])
-    first.save()
+    with ExitStack() as closing:
+        first = build(spec, replace(RESOURCES, closing=closing))
+        assert isinstance(first, SuffixDecoding)
+        learn(first, [1, 2, 3])
     second = build(spec, RESOURCES)
     assert isinstance(second, SuffixDecoding)
     assert propose(second, [0, 1, 2], 4).tree.tokens == (3,)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.drafters.store_files import StoreFile
+from parlay.drafters.store_files import Saving, StoreFile
 from parlay.drafters.suffixes import Suffixes
 from parlay.types import Observation, Request, View
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +64,14 @@ class OutputStores:
     def __init__(self, depth: int, options: StoreOptions, vocab_size: int, strategy: str) -> None:
         self._depth = depth
         self._max_tokens = options.max_tokens
-        self._save_every = options.save_every
         self._stores: dict[str, OutputStore] = {}
         self._order: deque[str] = deque()  # the tenant of each output, oldest first
         self._tokens = 0
-        self._unsaved = 0
         self._views: dict[int, View] = {}
-        self._file = StoreFile(Path(options.path), "outputs", vocab_size, strategy) if options.path else None
-        if self._file is not None:
-            self._load(self._file)
+        file = StoreFile(Path(options.path), "outputs", vocab_size, strategy) if options.path else None
+        self._saving = Saving(file, options.save_every, self._texts)
+        if file is not None:
+            self._load(file)
 
     def of(self, request: Request) -> Suffixes | None:
         """The suffixes of what the request's tenant has put out so far; None if that is nothing."""
@@ -95,25 +91,14 @@ class OutputStores:
         if view is None:
             return
         self._learn(view.request.salt, _output(view))
-        self._unsaved += 1
-        if self._unsaved >= self._save_every:
-            self.save_or_warn()
-
-    def save_or_warn(self) -> None:
-        """`save` what is new; a file that can't be written costs a warning, and is not tried again at once."""
-        if self._file is None or not self._unsaved:
-            return
-        try:
-            self.save()
-        except OSError as error:
-            logger.warning("the store %s could not be written: %s", self._file.path, error)
-            self._unsaved = 0
+        self._saving.changed()
 
     def save(self) -> None:
-        """Write the file now, if one is named. Raises OSError."""
-        if self._file is not None:
-            self._file.save({salt: list(store.texts) for salt, store in self._stores.items()})
-            self._unsaved = 0
+        """Write what is new to the file, if one is named."""
+        self._saving.save()
+
+    def _texts(self) -> dict[str, list[array[int]]]:
+        return {salt: list(store.texts) for salt, store in self._stores.items()}
 
     def _load(self, file: StoreFile) -> None:
         texts = [(salt, text) for salt, tenant in file.load().items() for text in tenant]

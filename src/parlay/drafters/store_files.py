@@ -7,18 +7,21 @@ tenant the length of its salt and the number of its lists (two uint32), the salt
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import tempfile
 import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from parlay.drafters.entries import UsageError
+
+logger = logging.getLogger(__name__)
 
 Lists = dict[str, list["array[int]"]]
 """Lists of whole numbers by tenant."""
@@ -95,6 +98,37 @@ class StoreFile:
 
     def _refuse(self, reason: str) -> UsageError:
         return UsageError(f"strategy {self.strategy}: store={self.path} can't be used: {reason}")
+
+
+class Saving:
+    """When a file is written: after every ``every`` requests that changed its store, and on `save` at the end.
+
+    ``lists`` gives what the store holds now. Without a file nothing is ever written.
+    """
+
+    def __init__(
+        self, file: StoreFile | None, every: int, lists: Callable[[], Mapping[str, Sequence[array[int]]]]
+    ) -> None:
+        self._file = file
+        self._every = every
+        self._lists = lists
+        self._unsaved = 0
+
+    def changed(self) -> None:
+        """A request has changed the store."""
+        self._unsaved += 1
+        if self._unsaved >= self._every:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is new; a file that can't be written costs a warning, and is not tried again at once."""
+        if self._file is None or not self._unsaved:
+            return
+        try:
+            self._file.save(self._lists())
+        except OSError as error:
+            logger.warning("the store %s could not be written: %s", self._file.path, error)
+        self._unsaved = 0
 
 
 def _encode(lists: Mapping[str, Sequence[array[int]]]) -> bytes:

@@ -9,7 +9,7 @@ from parlay.drafters import catalogue, members
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.output_store import OutputStores, StoreOptions
 from parlay.drafters.suffix_tree import NOTHING, Growth, grow
-from parlay.drafters.suffixes import END, LiveText, Suffixes, chance
+from parlay.drafters.suffixes import END, LiveText, LiveTexts, Suffixes, chance
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 SOURCE = "suffix-automaton"
@@ -46,9 +46,9 @@ class SuffixAutomaton:
         if len(fallback) > 1:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter or none")
         self._fallback = members.build(SOURCE, catalogue.parse(fallback[0]), resources) if fallback else None
-        self._texts: dict[int, LiveText] = {}
+        self._texts = LiveTexts(_DEPTH)
         self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
-        resources.closing.callback(self._stores.save_or_warn)
+        resources.closing.callback(self._stores.save)
 
     @property
     def needs(self) -> Needs:
@@ -70,9 +70,7 @@ class SuffixAutomaton:
 
     def _copy(self, view: View, budget: int) -> tuple[int, Draft]:
         """The length of the match that counts, the bias taken off, and what followed it."""
-        text = self._texts.get(view.sequence)
-        if text is None or text.references != view.request.references:
-            text = self._texts[view.sequence] = LiveText(_DEPTH, view.request.references)
+        text = self._texts.of(view)
         place, length = text.follow(view.tokens).first_copy()
         past = self._stores.of(view.request)
         state, past_length = past.match(view.tokens) if past is not None else (0, 0)
@@ -86,14 +84,10 @@ class SuffixAutomaton:
             self._fallback.observe(observations)
 
     def release(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
+        self._texts.release(sequence)
         self._stores.release(sequence)
         if self._fallback is not None:
             self._fallback.release(sequence)
-
-    def save(self) -> None:
-        """Write the store's file now, if one is named. Raises OSError."""
-        self._stores.save()
 
 
 def _verbatim(text: LiveText, place: int, length: int, budget: int, view: View) -> Draft:

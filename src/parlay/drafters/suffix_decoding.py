@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from parlay.drafters.entries import Resources
 from parlay.drafters.output_store import OutputStores, StoreOptions
 from parlay.drafters.suffix_tree import NOTHING, Growth, speculate
-from parlay.drafters.suffixes import LiveText
+from parlay.drafters.suffixes import LiveTexts
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 SOURCE = "suffix-decoding"
@@ -39,14 +39,13 @@ class SuffixDecoding:
         max_tokens: int = 250_000,
         save_every: int = 8,
     ) -> None:
-        self._depth = depth
         self._factor = factor
         self._offset = offset
         self._min_prob = min_prob
         self._branching = shape == "tree"
-        self._texts: dict[int, LiveText] = {}
+        self._texts = LiveTexts(depth)
         self._stores = OutputStores(depth, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
-        resources.closing.callback(self._stores.save_or_warn)
+        resources.closing.callback(self._stores.save)
 
     @property
     def needs(self) -> Needs:
@@ -58,9 +57,7 @@ class SuffixDecoding:
 
     def _propose(self, view: View, budget: int) -> Draft:
         request = view.request
-        text = self._texts.get(view.sequence)
-        if text is None or text.references != request.references:
-            text = self._texts[view.sequence] = LiveText(self._depth, request.references)
+        text = self._texts.of(view)
         growth = Growth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
         own = text.follow(view.tokens)
         best = speculate(own, own.window, own.window_length, growth, NOTHING)
@@ -73,9 +70,5 @@ class SuffixDecoding:
         self._stores.observe(observations)
 
     def release(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
+        self._texts.release(sequence)
         self._stores.release(sequence)
-
-    def save(self) -> None:
-        """Write the store's file now, if one is named. Raises OSError."""
-        self._stores.save()

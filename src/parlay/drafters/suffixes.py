@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from parlay.drafters.history import History
+from parlay.types import View
 
 _MANY = 24  # children of one state; after a common token there are thousands
 _FIRST, _LAST = 192, 64  # of which so many are looked at
@@ -258,6 +259,24 @@ class LiveText:
         for token in new:
             self.suffixes.append(token)
         return self.suffixes
+
+
+class LiveTexts:
+    """The `LiveText` of each sequence, made when it is first asked for."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._texts: dict[int, LiveText] = {}
+
+    def of(self, view: View) -> LiveText:
+        references = view.request.references
+        text = self._texts.get(view.sequence)
+        if text is None or text.references != references:
+            text = self._texts[view.sequence] = LiveText(self._depth, references)
+        return text
+
+    def release(self, sequence: int) -> None:
+        self._texts.pop(sequence, None)
 
 
 def chance(share: float, length: int) -> float:

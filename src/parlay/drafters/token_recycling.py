@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parlay.drafters.entries import Resources
-from parlay.drafters.store_files import StoreFile
+from parlay.drafters.store_files import Saving, StoreFile
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, View
-
-logger = logging.getLogger(__name__)
 
 SOURCE = "token-recycling"
 WIDTH = 8  # candidates kept per token
@@ -44,16 +41,15 @@ class TokenRecycling:
     def __init__(self, resources: Resources, *, tenants: int = 16, store: str = "", save_every: int = 8) -> None:
         self._vocab_size = resources.vocab_size
         self._tenants = tenants
-        self._save_every = save_every
-        self._unsaved = 0
         self._matrices: OrderedDict[str, _Matrix] = OrderedDict()
         self._private: dict[int, dict[int, Row]] = {}
         self._told: set[int] = set()
-        self._file = StoreFile(Path(store), "choices", self._vocab_size, SOURCE) if store else None
-        if self._file is not None:
-            for salt, (tokens, candidates) in self._file.load().items():
+        file = StoreFile(Path(store), "choices", self._vocab_size, SOURCE) if store else None
+        self._saving = Saving(file, save_every, self._lists)
+        if file is not None:
+            for salt, (tokens, candidates) in file.load().items():
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
-        resources.closing.callback(self._save_or_warn)
+        resources.closing.callback(self._saving.save)
 
     @property
     def needs(self) -> Needs:
@@ -90,25 +86,10 @@ class TokenRecycling:
         self._private.pop(sequence, None)
         if sequence in self._told:
             self._told.remove(sequence)
-            self._unsaved += 1
-            if self._unsaved >= self._save_every:
-                self._save_or_warn()
+            self._saving.changed()
 
-    def _save_or_warn(self) -> None:
-        """`save` what is new; a file that can't be written costs a warning, and is not tried again at once."""
-        if self._file is None or not self._unsaved:
-            return
-        try:
-            self.save()
-        except OSError as error:
-            logger.warning("the store %s could not be written: %s", self._file.path, error)
-            self._unsaved = 0
-
-    def save(self) -> None:
-        """Write the store's file now, if one is named. Raises OSError."""
-        if self._file is not None:
-            self._file.save({salt: matrix.lists() for salt, matrix in self._matrices.items()})
-            self._unsaved = 0
+    def _lists(self) -> dict[str, list[array[int]]]:
+        return {salt: matrix.lists() for salt, matrix in self._matrices.items()}
 
     def _matrix(self, request: Request) -> _Matrix:
         """The tenant's matrix, now the latest used; another tenant's may have to go for it."""

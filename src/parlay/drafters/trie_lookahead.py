@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from parlay.drafters.entries import Resources
 from parlay.drafters.output_store import OutputStores, StoreOptions
-from parlay.drafters.suffixes import LiveText, Suffixes, chance
+from parlay.drafters.suffixes import LiveTexts, Suffixes, chance
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 
 SOURCE = "trie-lookahead"
@@ -43,11 +43,11 @@ class TrieLookahead:
         self._branch_length = branch_length
         self._output_weight = output_weight
         self._branching = shape == "tree"
-        self._depth = max_query + branch_length
-        self._texts: dict[int, LiveText] = {}
+        depth = max_query + branch_length
+        self._texts = LiveTexts(depth)
         options = StoreOptions(store, max_tokens, save_every)
-        self._stores = OutputStores(self._depth, options, resources.vocab_size, SOURCE)
-        resources.closing.callback(self._stores.save_or_warn)
+        self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
+        resources.closing.callback(self._stores.save)
 
     @property
     def needs(self) -> Needs:
@@ -59,9 +59,7 @@ class TrieLookahead:
 
     def _propose(self, view: View, budget: int) -> Draft:
         request = view.request
-        text = self._texts.get(view.sequence)
-        if text is None or text.references != request.references:
-            text = self._texts[view.sequence] = LiveText(self._depth, request.references)
+        text = self._texts.of(view)
         own, past = text.follow(view.tokens), self._stores.of(request)
         query = view.tokens[-self._max_query :]
         crop = _Crop(own, past, self._output_weight, self._branching)
@@ -75,12 +73,8 @@ class TrieLookahead:
         self._stores.observe(observations)
 
     def release(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
+        self._texts.release(sequence)
         self._stores.release(sequence)
-
-    def save(self) -> None:
-        """Write the store's file now, if one is named. Raises OSError."""
-        self._stores.save()
 
 
 _Candidate = tuple[float, float, int, int, int, float, int, int]

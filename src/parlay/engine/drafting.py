@@ -137,8 +137,6 @@ class Drafting:
             raise ValueError(f"drafted token outside the vocabulary of {self._spec.vocab_size}")
         if any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
             raise ValueError("drafted node whose parent does not come before it")
-        if draft.probes and any(parent >= nodes - draft.probes for parent in tree.parents[: nodes - draft.probes]):
-            raise ValueError("drafted node below a probe")
         if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
             raise ValueError("drawn draft that does not tell the law each node was drawn from")
         return trees.first(draft, budget)
