@@ -1,132 +1,290 @@
-"""A start from which a model copies: an induction circuit planted into the random weights of its first two layers.
+"""A start from which a model copies: an induction circuit in its first layers, which training leaves as it is.
 
 Copying stands on induction heads (Olsson et al. 2022, arXiv:2209.11895), and a run of a few million tokens ends before
-they form by themselves. So they are written down: heads of layer 0 attend one, two, ... eight tokens back and store
-the codes found there beside the token; heads of layer 1 compare the last eight codes with those stored elsewhere, and
-copy the token of the place that fits best, which is what came next last time. Eight tokens rather than one, because in
-real text most tokens occur many times; and after a token that was changed, the others still fit. Training goes on from
-there like from any other start.
+they form by themselves. So they are written down:
+
+- heads of layer 0 attend one, two, ... eight tokens back and store the codes found there beside the token;
+- in a deep model, two heads of layer 1 store what some twenty tokens further back are like on average;
+- heads of the next layer compare what was stored at each place with the present text, and copy the token of the place
+  that fits best, which is what came next last time. Some compare few tokens, which decides soon after a copy has begun;
+  one compares all that is stored, which tells repetitive lines apart.
+
+The circuit reads and writes dimensions of the residual stream that nothing else may change before it has done its
+work: `plant` says which entries of which parameters those are, and the optimizers hold them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
+
+Pins = dict[str, Tensor]
+"""By name of a parameter: True where training must leave it as it is."""
 
 _CONSTANT = 1.0  # residual dimension 0 holds this for every token: what position-only queries are made of
 _EMBEDDING_STD = 0.5  # large, or what the layers learn to write soon drowns the token itself
-_NORM_BEFORE, _NORM_MATCH = 2.5, 2.2  # query and key norm weights: how sharp the heads of layers 0 and 1 are
-_STORE, _COPY, _FINAL = 0.5, 2.5, 0.16
-_FURTHEST = 8  # tokens back
+_BEFORE, _AVERAGE, _MATCH = 2.5, 1.6, 4.5  # query and key norm weights: how sharp the heads of each layer are
+_FINAL = 0.16
+_FURTHEST = 8  # tokens back in layer 0
 _FADE = 0.05  # by how much less a fit counts for each token further back
-_FIRM = 2.0  # size of query and key rows: the head normalises it away, training turns large rows more slowly
+_CENTRES = (14, 28)  # tokens back, where the two averages are taken
+_AVERAGE_SIZE, _AVERAGE_FIT = 2.0, 2.0  # averages are short vectors: how much louder they are stored and compared
+_NEAR = ((2, 2.0), (3, 3.0), (6, 2.0))  # tokens compared and loudness of the copy, for each group of heads
+_FAR = 5.0  # loudness where everything stored is compared
+_FAST, _MIDDLE = (0.03, 9.0), (0.004, 0.13)  # radians per position: pairs that find one token, and a neighbourhood
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Residual dimensions: 0 a constant, then a slot per earlier token, the rest the token itself."""
+    """Residual dimensions: 0 a constant, a slot per earlier token, the averages, the token's identity, and the rest."""
 
     slot: int
     slots: int
+    average: int
+    averages: int
+    identity: int
     width: int
 
     @classmethod
     def of(cls, config: Qwen3Config) -> Layout:
-        """A slot for each head that looks back, together at most a fourth of the width."""
-        slots = min(_FURTHEST, config.num_attention_heads)
-        return cls(min(config.head_dim, config.hidden_size // (4 * slots)), slots, config.hidden_size)
-
-    @property
-    def token(self) -> slice:
-        """Where the token is."""
-        return slice(1 + self.slot * self.slots, self.width)
+        """A slot for each head that looks back, together at most a fourth of the width; averages in deep models."""
+        slots, width = min(_FURTHEST, config.num_attention_heads), config.hidden_size
+        deep = config.num_hidden_layers > 3 and config.num_key_value_heads > len(_NEAR)
+        averages = len(_CENTRES) if deep else 0
+        slot, identity = min(config.head_dim, width // (4 * slots)), min(max(32, width // 8), width // 4)
+        return cls(slot, slots, width // 16, averages, identity, width)
 
     def place(self, back: int) -> slice:
         """Where the code of the token ``back`` places before is; ``back`` counts from 1."""
         return slice(1 + self.slot * (back - 1), 1 + self.slot * back)
 
+    def around(self, index: int) -> slice:
+        """Where average ``index`` is."""
+        start = 1 + self.slot * self.slots + self.average * index
+        return slice(start, start + self.average)
 
-def plant(model: Qwen3ForCausalLM, seed: int = 0) -> None:
+    @property
+    def token(self) -> slice:
+        """Where the token's identity is."""
+        start = self.around(self.averages).start
+        return slice(start, start + self.identity)
+
+    @property
+    def held(self) -> slice:
+        """All dimensions that belong to the circuit."""
+        return slice(0, self.token.stop)
+
+
+def plant(model: Qwen3ForCausalLM, seed: int = 0, alike: Mapping[int, int] | None = None) -> Pins:
     """Overwrites the start weights of ``model`` in place; it needs two layers and tied embeddings.
 
-    All other heads and every MLP begin with zero output, and may become what they will.
+    ``alike`` maps a token to one that the circuit shall take it for when it compares: an answer that repeats a text
+    begins after the mark of a new turn, the text itself after a line break. All other heads and every MLP begin with
+    zero output, and may become what they will.
+
+    Raises:
+        ValueError: for a model of one layer or with untied embeddings.
     """
     config = model.config
     layout = Layout.of(config)
     if config.num_hidden_layers < 2 or not config.tie_word_embeddings:
         raise ValueError("an induction circuit needs two layers and tied embeddings")
     draw = torch.Generator().manual_seed(seed)
+    turn = float(config.rope_parameters["rope_theta"]) ** (-2 * torch.arange(config.head_dim // 2) / config.head_dim)
+    layers = model.model.layers
+    last = 2 if layout.averages else 1
     with torch.no_grad():
-        for layer in model.model.layers:
+        for layer in layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        embedding = model.model.embed_tokens.weight
-        embedding.normal_(0, _EMBEDDING_STD, generator=draw)
-        embedding[:, 0] = _CONSTANT
-        embedding[:, 1 : layout.token.start] = 0
         model.model.norm.weight.fill_(_FINAL)
-        code = _rows(layout.slot, config.hidden_size - layout.token.start, draw)
-        turn = float(config.rope_parameters["rope_theta"]) ** (
-            -2 * torch.arange(config.head_dim // 2) / config.head_dim
-        )
-        _plant_before(model.model.layers[0].self_attn, code, layout, turn)
-        _plant_match(model.model.layers[1].self_attn, code, layout, draw)
+        code = _code(layout.slot, layout, draw)
+        _plant_tokens(model.model.embed_tokens.weight, code, layout, alike or {}, draw)
+        before = _plant_before(layers[0].self_attn, code, layout, turn)
+        around = _plant_averages(layers[1].self_attn, layout, turn, draw) if layout.averages else []
+        match = _plant_matches(layers[last].self_attn, code, layout, draw)
+    groups = [before, around, match] if layout.averages else [before, match]
+    pins = {f"model.layers.{at}.{name}": mask for at, used in enumerate(groups)
+            for name, mask in _pins(layers[at], layout, used, writes=at < last).items()}  # fmt: skip
+    held = torch.zeros_like(model.model.embed_tokens.weight, dtype=torch.bool)
+    held[:, layout.held] = True
+    return {"model.embed_tokens.weight": held, **pins}
 
 
-def _plant_before(attention: Qwen3Attention, code: Tensor, layout: Layout, turn: Tensor) -> None:
+def _plant_tokens(
+    embedding: Tensor, code: Tensor, layout: Layout, alike: Mapping[int, int], draw: torch.Generator
+) -> None:
+    """A constant, room for what is stored, an identity of the same length for every token, and noise."""
+    embedding.normal_(0, _EMBEDDING_STD, generator=draw)
+    embedding[:, 0] = _CONSTANT
+    embedding[:, 1 : layout.token.start] = 0
+    identity = embedding[:, layout.token]
+    identity *= _EMBEDDING_STD * layout.identity**0.5 / identity.norm(dim=1, keepdim=True)
+    onto_code = code.T @ code / (code @ code.T)[0, 0]
+    for token, other in alike.items():
+        identity[token] += onto_code @ (identity[other] - identity[token])
+
+
+def _plant_before(attention: Qwen3Attention, code: Tensor, layout: Layout, turn: Tensor) -> list[int]:
     """Head h looks h + 1 back: constant query and key whose product, turned by position, peaks there."""
     size = 2 * len(turn)
-    fast = (turn > 0.03).float()  # radians per position
-    attention.q_norm.weight.fill_(_NORM_BEFORE)
-    attention.k_norm.weight.fill_(_NORM_BEFORE)
-    for group in range(layout.slots // attention.num_key_value_groups):
-        rows = slice(group * size, (group + 1) * size)
-        attention.k_proj.weight[rows] = 0
-        attention.v_proj.weight[rows] = 0
-        attention.k_proj.weight[group * size : group * size + len(turn), 0] = _FIRM * fast
-        attention.v_proj.weight[group * size : group * size + layout.slot, layout.token] = code
+    fast = _between(turn, _FAST)
+    _sharpen(attention, _BEFORE)
+    groups = list(range(layout.slots // attention.num_key_value_groups))
+    for group in groups:
+        _set_group(attention, group, _constant_key(fast, layout), _padded(_reading(code, layout), size))
     for head in range(layout.slots):
-        angle = (head + 1) * turn
-        query = torch.cat([fast * angle.cos(), -fast * angle.sin()])
-        attention.q_proj.weight[head * size : (head + 1) * size] = 0
-        attention.q_proj.weight[head * size : (head + 1) * size, 0] = _FIRM * query
-        store = attention.o_proj.weight[layout.place(head + 1), head * size : head * size + layout.slot]
-        store.copy_(torch.eye(layout.slot) * _STORE)
+        _look_back(attention, head, head + 1, fast, turn)
+        attention.o_proj.weight[layout.place(head + 1), head * size : head * size + layout.slot] = torch.eye(
+            layout.slot
+        )
+    return groups
 
 
-def _plant_match(attention: Qwen3Attention, code: Tensor, layout: Layout, draw: torch.Generator) -> None:
-    """As many heads as look back: the last codes against those stored, in pairs that hardly turn with position."""
-    group, width = attention.num_key_value_groups, layout.width
-    size = attention.head_dim
-    half, slow = size // 2, size // 4
-    place = torch.cat([torch.arange(half - slow, half), torch.arange(size - slow, size)])
-    query, key = torch.zeros(2, layout.slots * layout.slot, width)
-    for at in range(layout.slots):
-        weight = 1 - _FADE * at
+def _plant_averages(attention: Qwen3Attention, layout: Layout, turn: Tensor, draw: torch.Generator) -> list[int]:
+    """The last group of heads takes averages; pairs of middle speed blur the place where it looks."""
+    size = 2 * len(turn)
+    middle = _between(turn, _MIDDLE)
+    _sharpen(attention, _AVERAGE)
+    group = attention.config.num_key_value_heads - 1
+    code = _code(layout.average, layout, draw)
+    _set_group(attention, group, _constant_key(middle, layout), _padded(_reading(code, layout), size))
+    for index, centre in enumerate(_CENTRES):
+        head = group * attention.num_key_value_groups + index
+        _look_back(attention, head, centre, middle, turn)
+        stored = torch.eye(layout.average) * _AVERAGE_SIZE
+        attention.o_proj.weight[layout.around(index), head * size : head * size + layout.average] = stored
+    return [group]
+
+
+def _plant_matches(attention: Qwen3Attention, code: Tensor, layout: Layout, draw: torch.Generator) -> list[int]:
+    """Groups of heads that compare; in a shallow model one, over all slots, and the other groups stay free."""
+    _sharpen(attention, _MATCH)
+    codes = [(number, loud, 0) for number, loud in _NEAR] if layout.averages else []
+    for group, (slots, loud, averages) in enumerate([(layout.slots, _FAR, layout.averages), *codes]):
+        query, key = _compared(code, layout, slots, averages)
+        spread = _spread(attention.head_dim, len(query), draw)
+        _plant_copy(attention, group, loud, layout, draw)
+        heads = slice(group * attention.num_key_value_groups, (group + 1) * attention.num_key_value_groups)
+        attention.q_proj.weight.unflatten(0, (-1, attention.head_dim))[heads] = spread @ query
+        attention.k_proj.weight.unflatten(0, (-1, attention.head_dim))[group] = spread @ key
+    return list(range(1 + len(codes)))
+
+
+def _compared(code: Tensor, layout: Layout, slots: int, averages: int) -> tuple[Tensor, Tensor]:
+    """What a query reads of the present text, and what a key reads of a place: rows that should agree."""
+    query, key = torch.zeros(2, slots * layout.slot + averages * layout.average, layout.width)
+    normed = (_EMBEDDING_STD**2 + (_CONSTANT - _EMBEDDING_STD**2) / layout.width) ** 0.5  # a token's size in layer 0
+    for at in range(slots):
         rows = slice(at * layout.slot, (at + 1) * layout.slot)
-        key[rows, layout.place(at + 1)] = torch.eye(layout.slot) * weight**0.5
+        weight = (1 - _FADE * at) ** 0.5
+        key[rows, layout.place(at + 1)] = torch.eye(layout.slot) * weight
         if at:
-            query[rows, layout.place(at)] = torch.eye(layout.slot) * weight**0.5
+            query[rows, layout.place(at)] = torch.eye(layout.slot) * weight
         else:
-            query[rows, layout.token] = code * weight**0.5
-    attention.q_norm.weight.fill_(_NORM_MATCH)
-    attention.k_norm.weight.fill_(_NORM_MATCH)
-    for head in range(layout.slots):
-        rows = slice(head * size, (head + 1) * size)
-        if head % group == 0:
-            shared = slice(head // group * size, (head // group + 1) * size)
-            spread = torch.zeros(size, len(query))
-            spread[place] = _FIRM * _columns(len(place), len(query), draw)
-            copy = _rows(size, width - layout.token.start, draw)
-            attention.k_proj.weight[shared] = spread @ key
-            attention.v_proj.weight[shared] = 0
-            attention.v_proj.weight[shared, layout.token] = copy
-        attention.q_proj.weight[rows] = spread @ query
-        attention.o_proj.weight[layout.token, rows] = copy.T * _COPY / group
+            query[rows, layout.token] = code * weight / normed
+    for index in range(averages):
+        start = slots * layout.slot + index * layout.average
+        for side in (query, key):
+            side[start : start + layout.average, layout.around(index)] = torch.eye(layout.average) * _AVERAGE_FIT
+    return query, key
+
+
+def _spread(size: int, codes: int, draw: torch.Generator) -> Tensor:
+    """``[size, codes]``: takes codes to pairs of dimensions that hardly turn with position."""
+    half, slow = size // 2, 9 * size // 32
+    place = torch.cat([torch.arange(half - slow, half), torch.arange(size - slow, size)])
+    spread = torch.zeros(size, codes)
+    spread[place] = 2 * _columns(len(place), codes, draw) * max(1.0, codes / len(place)) ** 0.5
+    return spread
+
+
+def _plant_copy(attention: Qwen3Attention, group: int, loud: float, layout: Layout, draw: torch.Generator) -> None:
+    """The heads of one group write the identity of the token that they attend to."""
+    size, heads = attention.head_dim, attention.num_key_value_groups
+    copy = _rows(min(size, layout.identity), layout.identity, draw)
+    attention.v_proj.weight[group * size : (group + 1) * size] = _padded(_reading(copy, layout), size)
+    for head in range(group * heads, (group + 1) * heads):
+        attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
+        attention.o_proj.weight[layout.token, head * size : head * size + len(copy)] = copy.T * loud / heads
+
+
+def _pins(layer: Qwen3DecoderLayer, layout: Layout, groups: Sequence[int], *, writes: bool) -> Pins:
+    """What holds in one layer: its ``groups`` of heads, how they see the circuit's dimensions and, up to where the
+    circuit ends (``writes``), that nothing else writes into those."""
+    attention = layer.self_attn
+    size, heads = attention.head_dim, attention.num_key_value_groups
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp.down_proj)
+    query, key, value, out, down = (torch.zeros_like(linear.weight, dtype=torch.bool) for linear in linears)
+    for group in groups:
+        shared, own = slice(group * size, (group + 1) * size), slice(group * heads * size, (group + 1) * heads * size)
+        key[shared] = value[shared] = query[own] = True
+        out[:, own] = True
+    if writes:
+        out[layout.held] = down[layout.held] = True
+    pins = {f"{name}.weight": mask for name, mask in zip(names, (query, key, value, out, down), strict=True)}
+    for name in ("self_attn.q_norm", "self_attn.k_norm"):
+        pins[f"{name}.weight"] = torch.ones(size, dtype=torch.bool)
+    pins["input_layernorm.weight"] = torch.arange(layout.width) < layout.held.stop
+    return pins
+
+
+def _sharpen(attention: Qwen3Attention, weight: float) -> None:
+    """Sets the norms of queries and keys: their product is at most ``weight**2 * sqrt(head size)``."""
+    attention.q_norm.weight.fill_(weight)
+    attention.k_norm.weight.fill_(weight)
+
+
+def _set_group(attention: Qwen3Attention, group: int, key: Tensor, value: Tensor) -> None:
+    """Writes the key and value rows of one group of heads."""
+    shared = slice(group * attention.head_dim, (group + 1) * attention.head_dim)
+    attention.k_proj.weight[shared] = key
+    attention.v_proj.weight[shared] = value
+
+
+def _look_back(attention: Qwen3Attention, head: int, back: float, pairs: Tensor, turn: Tensor) -> None:
+    """Makes the query of ``head`` a constant that meets the constant key best ``back`` positions before."""
+    size, angle = attention.head_dim, back * turn
+    rows = slice(head * size, (head + 1) * size)
+    attention.q_proj.weight[rows] = 0
+    attention.q_proj.weight[rows, 0] = 2 * torch.cat([pairs * angle.cos(), -pairs * angle.sin()])
+    attention.o_proj.weight[:, rows] = 0
+
+
+def _constant_key(pairs: Tensor, layout: Layout) -> Tensor:
+    """Key rows that are the same everywhere, in the first dimension of each of the ``pairs``."""
+    key = torch.zeros(2 * len(pairs), layout.width)
+    key[: len(pairs), 0] = 2 * pairs
+    return key
+
+
+def _between(turn: Tensor, limits: tuple[float, float]) -> Tensor:
+    """1 for the pairs that turn at a speed within ``limits``, else 0."""
+    return ((turn > limits[0]) & (turn < limits[1])).float()
+
+
+def _code(size: int, layout: Layout, draw: torch.Generator) -> Tensor:
+    """``[size, identity]``: takes an identity to a code of length about 1."""
+    return _rows(size, layout.identity, draw) / (_EMBEDDING_STD * math.sqrt(size))
+
+
+def _reading(code: Tensor, layout: Layout) -> Tensor:
+    """Value rows that read the code of the token."""
+    rows = torch.zeros(len(code), layout.width)
+    rows[:, layout.token] = code
+    return rows
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    """``rows``, and rows of zeros up to ``size``."""
+    return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
 
 
 def _rows(rows: int, columns: int, draw: torch.Generator) -> Tensor:

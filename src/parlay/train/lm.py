@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay.train import checks, schedule
+from parlay.train.chat import ASSISTANT, END
 from parlay.train.clock import TrainingClock
 from parlay.train.export import export, machine_record, save_state
 from parlay.train.induction import plant
@@ -84,8 +85,7 @@ class Run:
         self.tokenizer: PreTrainedTokenizerFast = wrap_tokenizer(core, CONTEXT)
         config = SHAPES[options.shape].config(len(self.tokenizer), self.tokenizer.eos_token_id)
         self.model = Qwen3ForCausalLM(config)
-        plant(self.model, options.seed)
-        self.optimizers = Optimizers(self.model)
+        self.optimizers = Optimizers(self.model, plant(self.model, options.seed, alike(self.tokenizer)))
         self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed)
         self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
         self.checks = checks.make_checks(options.data, self.tokenizer, copies=8, edits=4, dialogues=8)
@@ -136,6 +136,7 @@ class Run:
         ids, labels = self.batches.draw(self.progress.step, rows, length, shares)
         loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizers.mask_gradients()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizers.step(schedule.learning_rate(self.share))
         self.progress.step += 1
@@ -174,6 +175,12 @@ class Run:
         }
         export(self.model, self.tokenizer, self.options.out, anonymous(record))
         log(f"exported to {self.options.out}")
+
+
+def alike(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
+    """The marks around a turn count as line breaks to the copying circuit: an answer begins where a line begins."""
+    line_break = tokenizer.encode("\n")[-1]
+    return {tokenizer.convert_tokens_to_ids(mark): line_break for mark in (END, ASSISTANT)}
 
 
 MADE = ("repeat", "noise")

@@ -16,8 +16,8 @@ MIX = {
     "instructions": 0.02,
     "calls": 0.11,
     "translation": 0.04,
-    "tasks": 0.32,
-    "short_tasks": 0.15,
+    "tasks": 0.27,
+    "short_tasks": 0.20,
     "repeat": 0.05,
     "noise": 0.01,
 }

@@ -115,9 +115,15 @@ class TaskMaker:
 
     def chat(self, rng: random.Random, instruction: str, text: str) -> tuple[ChatTurn, ...]:
         """The turns before the answer."""
-        layout = rng.choice(wording.HELDOUT_LAYOUTS if self.heldout else wording.LAYOUTS)
+        layout = self.layout(rng)
         turns = (ChatTurn("user", layout.format(instruction=instruction, text=text)),)
         return (ChatTurn("system", rng.choice(wording.SYSTEMS)), *turns) if rng.random() < 0.25 else turns
+
+    def layout(self, rng: random.Random) -> str:
+        """Where the instruction and the text go."""
+        if self.heldout:
+            return rng.choice(wording.HELDOUT_LAYOUTS)
+        return wording.made_layout(rng) if rng.random() < 0.5 else rng.choice(wording.LAYOUTS)
 
     def wordings(self, usual: Sequence[str], heldout: Sequence[str]) -> Sequence[str]:
         """The set of wordings to draw from."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 COPY = (
     "Repeat this text exactly.",
     "Repeat the following text exactly:",
@@ -169,3 +171,54 @@ HELDOUT_LAYOUTS = (
     "Consider the following.\n\n{text}\n\n{instruction}",
     "{instruction}\n\nInput:\n\n{text}\n\nOutput:",
 )
+MARKS = (
+    ("start", "stop"),
+    ("top", "bottom"),
+    ("open", "close"),
+    ("from here", "to here"),
+    ("quote", "unquote"),
+    ("text", "/text"),
+    ("passage", "end of passage"),
+    ("source", "/source"),
+    ("page 1", "page 2"),
+    ("A", "B"),
+    ("1", "2"),
+    ("original", "task"),
+    ("draft", "done"),
+    ("excerpt", "that was it"),
+    ("cut", "cut"),
+)
+FRAMES = ("[{}]", "<{}>", "({})", "-- {} --", "*** {} ***", "=== {} ===", "# {}", "{}:", "|{}|", "~{}~", "// {}", "{}")
+LEADS = (
+    "See below.",
+    "This is what I have.",
+    "Take this.",
+    "Read this first.",
+    "My text is here:",
+    "I found this:",
+    "Somebody wrote:",
+    "Here you are.",
+    "Data:",
+    "Attached:",
+    "Below is a piece of text.",
+    "The material:",
+)
+ENDINGS = ("Answer:", "Your turn:", "Reply:", "Now you:", "Yours:", "Go:", "Here:")
+
+
+def made_layout(rng: random.Random) -> str:
+    """A layout put together at random, so that a model learns what a layout is rather than which there are."""
+    gap = rng.choice(("\n", "\n\n"))
+    block = "{text}"
+    if rng.random() < 0.6:
+        opening, closing = rng.choice(MARKS)
+        frame = rng.choice(FRAMES)
+        block = f"{frame.format(opening)}{rng.choice((gap, chr(10)))}{block}"
+        if rng.random() < 0.7:
+            block = f"{block}\n{frame.format(closing)}"
+    if rng.random() < 0.3:
+        block = f"{rng.choice(LEADS)}{rng.choice((gap, chr(10) * 2))}{block}"
+    parts = [block, "{instruction}"] if rng.random() < 0.5 else ["{instruction}", block]
+    if rng.random() < 0.2:
+        parts.append(rng.choice(ENDINGS))
+    return gap.join(parts)
