@@ -13,7 +13,7 @@ from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job, Prompt, RequestFactory
+from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf, StrategyBook
 from parlay.types import ParlayError, SamplingParams
 
@@ -24,7 +24,6 @@ DEFAULT_STRATEGY = "prompt-lookup"
 
 Prompts = Prompt | Sequence[Prompt]
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
-Messages = Sequence[Mapping[str, str]]
 T = TypeVar("T")
 
 
@@ -67,9 +66,10 @@ class LLM:
         )
         self._closing = resources.closing
         self._strategies = StrategyBook(resources, self.engine.cost)
-        self._default = strategy
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
-        self._factory = RequestFactory(self.tokenizer, self.runner.spec.eos_ids, self.engine.max_context, seed)
+        self._factory = RequestFactory(
+            self.tokenizer, self.runner.spec.eos_ids, self.engine.max_context, strategy=strategy, seed=seed
+        )
 
     def generate(
         self,
@@ -123,10 +123,34 @@ class LLM:
         store: bool = True,
     ) -> Stream:
         """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
+        options = RequestOptions(strategy=strategy, documents=documents or (), store=store)
+        job = self.job(prompt, sampling_params, options)
+        return Stream(self._run([job]), job)
+
+    def job(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+    ) -> Job:
+        """A prompt or conversation made ready to run. Any thread may call this. Raises ValueError or ParlayError."""
+        options = options or RequestOptions()
         if not isinstance(prompt, str | Mapping):
             prompt = self._factory.chat(prompt)
-        jobs = self._jobs(prompt, sampling_params, strategy, documents=documents, store=store)
-        return Stream(self._run(jobs), jobs[0])
+        (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
+        return self._factory.job(prompt, sampling_params or SamplingParams(), options, references=texts)
+
+    def add(self, job: Job) -> None:
+        """Put a job's samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
+        added: list[str] = []
+        try:
+            for sample in job.samples:
+                self.engine.add(sample.request, self._strategies.get(sample.strategy))
+                added.append(sample.request.id)
+        except Exception:
+            for name in added:
+                self.engine.abort(name)
+            raise
 
     @property
     def draft_models(self) -> tuple[str, ...]:
@@ -159,10 +183,10 @@ class LLM:
     ) -> list[Job]:
         listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         each_params = _one_each(params, SamplingParams(), len(listed), "sampling_params")
-        each_strategy = _one_each(strategy, self._default, len(listed), "strategy")
+        each_strategy = _one_each(strategy, "", len(listed), "strategy")
         each_documents = references(documents, len(listed), self.tokenizer, self.runner.spec.vocab_size)
         return [
-            self._factory.job(prompt, own, name, references=texts, store=store)
+            self._factory.job(prompt, own, RequestOptions(strategy=name or None, store=store), references=texts)
             for prompt, own, name, texts in zip(listed, each_params, each_strategy, each_documents, strict=True)
         ]
 
@@ -172,8 +196,8 @@ class LLM:
         live = dict.fromkeys(owners)
         engine = self.engine  # a stream may outlive the LLM's close
         try:
-            for _, sample in owners.values():
-                engine.add(sample.request, self._strategies.get(sample.strategy))
+            for job in jobs:
+                self.add(job)
             while live:
                 for event in engine.step():
                     if event.finish_reason is not None:

@@ -7,10 +7,11 @@ import random
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from jinja2 import TemplateError
 
+from parlay.documents import Document
 from parlay.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
 from parlay.text import TextStream
 from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
@@ -26,6 +27,23 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | TokensPrompt
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: {"role": ..., "content": ...} each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What may be said of a request beside its prompt and its sampling; no text depends on any of it.
+
+    ``strategy`` None takes the LLM's default. ``documents`` and ``store`` are those of `LLM.generate`. ``salt`` names
+    the tenant, whose cached prefixes and stores are its own. Lower ``priority`` is more urgent.
+    """
+
+    strategy: str | None = None
+    documents: Sequence[Document] = ()
+    store: bool = True
+    salt: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -110,9 +128,12 @@ class RequestFactory:
         tokenizer: PreTrainedTokenizerBase | None,
         eos_ids: Sequence[int],
         max_context: int,
+        *,
+        strategy: str,
         seed: int | None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._strategy = strategy
         self._eos_ids = frozenset(eos_ids)
         self._max_context = max_context
         self._seeds = _seeds(seed)
@@ -122,12 +143,11 @@ class RequestFactory:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        strategy: str,
+        options: RequestOptions,
         *,
         references: tuple[tuple[int, ...], ...] = (),
-        store: bool = True,
     ) -> Job:
-        """Raises ValueError for a prompt or a parameter that can't be used."""
+        """``references`` are the documents' ids. Raises ValueError for a prompt or a parameter that can't be used."""
         text, ids = self._encode(prompt)
         name = f"request-{next(self._names)}"
         seed = params.seed if params.seed is not None else next(self._seeds)
@@ -143,9 +163,12 @@ class RequestFactory:
             key=NoiseKey(seed),
             stop_ids=eos | frozenset(params.stop_token_ids),
             references=references,
-            store=store,
+            salt=options.salt,
+            store=options.store,
             group=name if params.n > 1 else "",
+            priority=options.priority,
         )
+        strategy = options.strategy or self._strategy
         return Job(name, text, [self._sample(first, index, strategy) for index in range(params.n)])
 
     def _sample(self, request: Request, index: int, strategy: str) -> Sample:
@@ -160,7 +183,7 @@ class RequestFactory:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
         return prompt, tuple(self._tokenizer.encode(prompt))
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> Prompt:
+    def chat(self, messages: Messages) -> Prompt:
         """The conversation in the model's own chat format, ready for the assistant's turn."""
         if self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")

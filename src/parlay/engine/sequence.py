@@ -24,6 +24,7 @@ class Tally:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -35,6 +36,7 @@ class Tally:
             self.first_step_tokens = committed
         self.steps += 1
         proposed = len(draft) - draft.probes
+        self.outcomes[proposed, len(path)] += 1
         if proposed:
             self.draft_steps += 1
             self.drafted_by_source.update(draft.sources[:proposed])
@@ -106,6 +108,7 @@ class Sequence:
             drafted_by_source=dict(tally.drafted_by_source),
             accepted_by_depth=_by_depth(tally.accepted_by_depth),
             drafted_by_depth=_by_depth(tally.drafted_by_depth),
+            outcomes=dict(tally.outcomes),
             drafter_faults=tally.drafter_faults,
             layer_rows=tally.layer_rows,
             layer_seconds=tally.layer_seconds,

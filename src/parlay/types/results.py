@@ -25,7 +25,8 @@ class Metrics:
     ``steps`` are target forwards that committed; an early prefill chunk is no step. Prefill lasts until the first
     step is done, and ``first_step_tokens`` are the tokens that step committed. ``accepted_by_depth[d]`` counts
     accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
-    that the target verified, probes left out. ``drafter_faults`` counts drafters that raised and were dropped.
+    that the target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps
+    without a draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped.
     ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
     ``draft_seconds`` that this took.
     """
@@ -44,6 +45,7 @@ class Metrics:
     drafted_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_depth: tuple[int, ...] = ()
     drafted_by_depth: tuple[int, ...] = ()
+    outcomes: Mapping[tuple[int, int], int] = field(default_factory=dict)
     drafter_faults: int = 0
     layer_rows: int = 0
     layer_seconds: float = 0.0
