@@ -45,8 +45,8 @@ def read(kind: str, data: Path, tokenizer: PreTrainedTokenizerBase, count: int) 
     for prompt, answer, references in KINDS[kind](data):
         record = Recorded(
             tuple(tokenizer.encode(prompt)),
-            tuple(tokenizer.encode(answer)),
-            tuple(tuple(tokenizer.encode(text)) for text in references),
+            tuple(tokenizer.encode(answer, add_special_tokens=False)),
+            tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in references),
         )
         if len(record.answer) >= FEWEST and len(record.prompt) + len(record.answer) <= LONGEST:
             found.append(record)

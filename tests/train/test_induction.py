@@ -8,6 +8,8 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from parlay.train.induction import plant
+from parlay.train.objective import START_WEIGHTS, make_loss, weights_of
+from parlay.train.optimizers import Optimizers
 from parlay.train.shapes import SHAPES, Shape
 
 VOCABULARY = 1024
@@ -35,11 +37,48 @@ def test_random_tokens_are_copied_before_training(name: str, length: int) -> Non
     model = Qwen3ForCausalLM(SHAPES[name].config(VOCABULARY, 4)).eval()
     ids = repeated(length)
     assert share_copied(model, ids) < 0.1
-    plant(model)
+    plant(model, rest=0)
     assert share_copied(model, ids) > 0.8
+
+
+def test_a_text_that_does_not_repeat_is_left_alone() -> None:
+    """Where nothing fits, the heads rest on the first token, and write next to nothing."""
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(SHAPES["mini"].config(VOCABULARY, 4)).eval()
+    plant(model, rest=0)
+    ids = torch.cat([torch.zeros(2, 1, dtype=torch.int64), repeated(200)], dim=1)
+    with torch.inference_mode():
+        _, _, before, after, *_ = model(input_ids=ids, output_hidden_states=True).hidden_states
+    written = (after - before).norm(dim=-1)
+    assert written[:, 30:200].median() < 0.2 * written[:, 230:].median()
+
+
+def test_pinned_entries_stay_through_training() -> None:
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(SHAPES["tiny"].config(64, 4))
+    pins = plant(model, rest=0)
+    optimizers = Optimizers(model, pins)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    ids = torch.randint(64, (4, 32))
+    loss = make_loss(model, None, answer_mark=3)
+    for _ in range(3):
+        loss(ids, ids.roll(-1, 1)).backward()
+        optimizers.mask_gradients()
+        optimizers.step(1.0)
+    moved = 0
+    for name, parameter in model.named_parameters():
+        pinned = pins.get(name, torch.zeros_like(parameter, dtype=torch.bool))
+        assert torch.equal(parameter[pinned], before[name][pinned]), name
+        moved += int((parameter != before[name]).sum())
+    assert moved > 1000
+
+
+def test_the_first_tokens_of_an_answer_count_more() -> None:
+    ids = torch.tensor([[7, 3, 8, 9, 10, 11]])
+    assert weights_of(ids, 3).tolist() == [[1, *START_WEIGHTS, 1, 1]]
 
 
 def test_a_shape_without_room_for_the_circuit_is_refused() -> None:
     shape = Shape(hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32)
     with pytest.raises(ValueError, match="two layers"):
-        plant(Qwen3ForCausalLM(shape.config(VOCABULARY, 4)))
+        plant(Qwen3ForCausalLM(shape.config(VOCABULARY, 4)), rest=0)

@@ -34,7 +34,8 @@ def test_labels_are_the_next_tokens(kind: str) -> None:
 def test_short_documents_start_rows() -> None:
     ids, _ = BATCHES.draw(0, 8, 200, {"tasks": 1.0})
     starts = {tuple(STREAM.document(index)[:6]) for index in range(STREAM.documents)}
-    assert all(tuple(row[:6]) in starts for row in ids)
+    assert all(tuple(row[1:7]) in starts for row in ids)
+    assert all(row[0] == BATCHES.start for row in ids)
 
 
 def test_noise_asks_only_for_what_was_seen_before() -> None:

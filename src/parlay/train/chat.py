@@ -12,6 +12,7 @@ OPENERS = {"system": SYSTEM, "tool": SYSTEM, "user": USER, "assistant": ASSISTAN
 
 # A tool's result arrives as a system turn: the vocabulary has no token of its own for it.
 CHAT_TEMPLATE = (
+    "{{- '<|endoftext|>' -}}"
     "{%- for message in messages -%}"
     "{{- '<|' + ('system' if message['role'] == 'tool' else message['role']) + '|>' -}}"
     "{{- message['content'] + '<|end|>' -}}"

@@ -58,7 +58,7 @@ def make_copies(maker: TaskMaker, tokenizer: PreTrainedTokenizerFast, each: int,
     while any(len(tasks) < each for tasks in chosen.values()):
         task = maker.copy(rng, rng.randint(150, 900))
         assert task is not None
-        bucket = bucket_of(len(tokenizer.encode(task.answer)))
+        bucket = bucket_of(len(tokenizer.encode(task.answer, add_special_tokens=False)))
         if bucket in chosen and len(chosen[bucket]) < each:
             chosen[bucket].append(task)
     return [task for tasks in chosen.values() for task in tasks]
@@ -132,7 +132,9 @@ def exact(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: li
     One forward on prompt and answer tells: greedy decoding walks along the answer exactly while the
     arg-max at every position is the answer's next token.
     """
-    rows = [(tokenizer.encode(task.prompt), tokenizer.encode(task.answer + END)) for task in tasks]
+    rows = [
+        (tokenizer.encode(task.prompt), tokenizer.encode(task.answer + END, add_special_tokens=False)) for task in tasks
+    ]
     order = sorted(range(len(rows)), key=lambda at: len(rows[at][0]) + len(rows[at][1]))
     result = [Outcome(False, False)] * len(rows)
     for start in range(0, len(order), ROWS):
@@ -212,7 +214,7 @@ def copy_rates(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, task
     by_length: dict[str, list[Outcome]] = defaultdict(list)
     by_kind: dict[str, list[Outcome]] = defaultdict(list)
     for task, outcome in zip(tasks, exact(model, tokenizer, tasks), strict=True):
-        low, high = bucket_of(len(tokenizer.encode(task.answer)))
+        low, high = bucket_of(len(tokenizer.encode(task.answer, add_special_tokens=False)))
         by_length[f"{low}-{high - 1}"].append(outcome)
         by_kind[f"{task.name} {task.source}"].append(outcome)
     return rates(by_length), rates(by_kind)

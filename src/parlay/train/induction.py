@@ -7,7 +7,8 @@ they form by themselves. So they are written down:
 - in a deep model, two heads of layer 1 store what some twenty tokens further back are like on average;
 - heads of the next layer compare what was stored at each place with the present text, and copy the token of the place
   that fits best, which is what came next last time. Some compare few tokens, which decides soon after a copy has begun;
-  one compares all that is stored, which tells repetitive lines apart.
+  one compares all that is stored, which tells repetitive lines apart;
+- where nothing fits, they rest on the token with which every text begins: its identity is zero, so nothing is copied.
 
 The circuit reads and writes dimensions of the residual stream that nothing else may change before it has done its
 work: `plant` says which entries of which parameters those are, and the optimizers hold them.
@@ -35,9 +36,21 @@ _FURTHEST = 8  # tokens back in layer 0
 _FADE = 0.05  # by how much less a fit counts for each token further back
 _CENTRES = (14, 28)  # tokens back, where the two averages are taken
 _AVERAGE_SIZE, _AVERAGE_FIT = 2.0, 2.0  # averages are short vectors: how much louder they are stored and compared
-_NEAR = ((2, 2.0), (3, 3.0), (6, 2.0))  # tokens compared and loudness of the copy, for each group of heads
-_FAR = 5.0  # loudness where everything stored is compared
+_REST = 0.35  # share of the constant in a key that has codes beside it; a key without codes is nothing but constant
 _FAST, _MIDDLE = (0.03, 9.0), (0.004, 0.13)  # radians per position: pairs that find one token, and a neighbourhood
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One group of heads: tokens and averages that it compares, the fit that it asks for, and how loud it copies."""
+
+    slots: int
+    averages: int
+    fit: float
+    loud: float
+
+
+_DEEP = (Match(8, 2, 0.8, 12.0), Match(6, 0, 0.85, 6.0), Match(3, 0, 0.85, 2.0), Match(2, 0, 0.8, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +68,7 @@ class Layout:
     def of(cls, config: Qwen3Config) -> Layout:
         """A slot for each head that looks back, together at most a fourth of the width; averages in deep models."""
         slots, width = min(_FURTHEST, config.num_attention_heads), config.hidden_size
-        deep = config.num_hidden_layers > 3 and config.num_key_value_heads > len(_NEAR)
+        deep = config.num_hidden_layers > 3 and config.num_key_value_heads >= len(_DEEP)
         averages = len(_CENTRES) if deep else 0
         slot, identity = min(config.head_dim, width // (4 * slots)), min(max(32, width // 8), width // 4)
         return cls(slot, slots, width // 16, averages, identity, width)
@@ -81,12 +94,12 @@ class Layout:
         return slice(0, self.token.stop)
 
 
-def plant(model: Qwen3ForCausalLM, seed: int = 0, alike: Mapping[int, int] | None = None) -> Pins:
+def plant(model: Qwen3ForCausalLM, seed: int = 0, *, rest: int, alike: Mapping[int, int] | None = None) -> Pins:
     """Overwrites the start weights of ``model`` in place; it needs two layers and tied embeddings.
 
-    ``alike`` maps a token to one that the circuit shall take it for when it compares: an answer that repeats a text
-    begins after the mark of a new turn, the text itself after a line break. All other heads and every MLP begin with
-    zero output, and may become what they will.
+    ``rest`` is the token with which every text begins. ``alike`` maps a token to one that the circuit shall take it
+    for when it compares: an answer that repeats a text begins after the mark of a new turn, the text itself after a
+    line break. All other heads and every MLP begin with zero output, and may become what they will.
 
     Raises:
         ValueError: for a model of one layer or with untied embeddings.
@@ -106,6 +119,7 @@ def plant(model: Qwen3ForCausalLM, seed: int = 0, alike: Mapping[int, int] | Non
         model.model.norm.weight.fill_(_FINAL)
         code = _code(layout.slot, layout, draw)
         _plant_tokens(model.model.embed_tokens.weight, code, layout, alike or {}, draw)
+        model.model.embed_tokens.weight[rest, layout.token] = 0
         before = _plant_before(layers[0].self_attn, code, layout, turn)
         around = _plant_averages(layers[1].self_attn, layout, turn, draw) if layout.averages else []
         match = _plant_matches(layers[last].self_attn, code, layout, draw)
@@ -166,42 +180,59 @@ def _plant_averages(attention: Qwen3Attention, layout: Layout, turn: Tensor, dra
 def _plant_matches(attention: Qwen3Attention, code: Tensor, layout: Layout, draw: torch.Generator) -> list[int]:
     """Groups of heads that compare; in a shallow model one, over all slots, and the other groups stay free."""
     _sharpen(attention, _MATCH)
-    codes = [(number, loud, 0) for number, loud in _NEAR] if layout.averages else []
-    for group, (slots, loud, averages) in enumerate([(layout.slots, _FAR, layout.averages), *codes]):
-        query, key = _compared(code, layout, slots, averages)
-        spread = _spread(attention.head_dim, len(query), draw)
-        _plant_copy(attention, group, loud, layout, draw)
-        heads = slice(group * attention.num_key_value_groups, (group + 1) * attention.num_key_value_groups)
-        attention.q_proj.weight.unflatten(0, (-1, attention.head_dim))[heads] = spread @ query
-        attention.k_proj.weight.unflatten(0, (-1, attention.head_dim))[group] = spread @ key
-    return list(range(1 + len(codes)))
+    matches = _DEEP if layout.averages else (Match(layout.slots, 0, 0.75, 5.0),)
+    size, heads = attention.head_dim, attention.num_key_value_groups
+    for group, match in enumerate(matches):
+        query, key = _compared(code, layout, match)
+        spread = _spread(size, len(query), draw)
+        length = _length(layout, match)
+        query, key = spread @ query, spread @ key
+        # The key of the resting token is all constant: it has the query's constant as score, others _REST of that.
+        key[size // 2 - 1, 0] = length * _REST / math.sqrt(1 - _REST**2)
+        query[size // 2 - 1, 0] = length * match.fit * math.sqrt(1 - _REST**2) / (1 - _REST)
+        _plant_copy(attention, group, match.loud, layout, draw)
+        attention.q_proj.weight.unflatten(0, (-1, size))[group * heads : (group + 1) * heads] = query
+        attention.k_proj.weight.unflatten(0, (-1, size))[group] = key
+    return list(range(len(matches)))
 
 
-def _compared(code: Tensor, layout: Layout, slots: int, averages: int) -> tuple[Tensor, Tensor]:
+def _compared(code: Tensor, layout: Layout, match: Match) -> tuple[Tensor, Tensor]:
     """What a query reads of the present text, and what a key reads of a place: rows that should agree."""
-    query, key = torch.zeros(2, slots * layout.slot + averages * layout.average, layout.width)
-    normed = (_EMBEDDING_STD**2 + (_CONSTANT - _EMBEDDING_STD**2) / layout.width) ** 0.5  # a token's size in layer 0
-    for at in range(slots):
+    codes = match.slots * layout.slot
+    query, key = torch.zeros(2, codes + match.averages * layout.average, layout.width)
+    for at in range(match.slots):
         rows = slice(at * layout.slot, (at + 1) * layout.slot)
         weight = (1 - _FADE * at) ** 0.5
         key[rows, layout.place(at + 1)] = torch.eye(layout.slot) * weight
         if at:
             query[rows, layout.place(at)] = torch.eye(layout.slot) * weight
         else:
-            query[rows, layout.token] = code * weight / normed
-    for index in range(averages):
-        start = slots * layout.slot + index * layout.average
+            query[rows, layout.token] = code * weight / _size_in_layer_0(layout)
+    for index in range(match.averages):
+        start = codes + index * layout.average
         for side in (query, key):
             side[start : start + layout.average, layout.around(index)] = torch.eye(layout.average) * _AVERAGE_FIT
     return query, key
 
 
+def _length(layout: Layout, match: Match) -> float:
+    """How long the compared part of a query or key is, about: codes as they were stored, averages half of that."""
+    codes = sum(1 - _FADE * at for at in range(match.slots))
+    averages = match.averages * (_AVERAGE_FIT * _AVERAGE_SIZE / 4) ** 2
+    return math.sqrt(codes + averages) / _size_in_layer_0(layout)
+
+
+def _size_in_layer_0(layout: Layout) -> float:
+    """Root mean square of what enters layer 0, by which its norm divides."""
+    return math.sqrt(_EMBEDDING_STD**2 + (_CONSTANT - _EMBEDDING_STD**2) / layout.width)
+
+
 def _spread(size: int, codes: int, draw: torch.Generator) -> Tensor:
-    """``[size, codes]``: takes codes to pairs of dimensions that hardly turn with position."""
-    half, slow = size // 2, 9 * size // 32
-    place = torch.cat([torch.arange(half - slow, half), torch.arange(size - slow, size)])
+    """``[size, codes]``: takes codes to pairs of dimensions that hardly turn with position, all but the slowest."""
+    half, slow = size // 2, max(1, 9 * size // 32 - 1)
+    place = torch.cat([torch.arange(half - 1 - slow, half - 1), torch.arange(size - 1 - slow, size - 1)])
     spread = torch.zeros(size, codes)
-    spread[place] = 2 * _columns(len(place), codes, draw) * max(1.0, codes / len(place)) ** 0.5
+    spread[place] = _columns(len(place), codes, draw) * max(1.0, codes / len(place)) ** 0.5
     return spread
 
 

@@ -83,16 +83,21 @@ class Run:
         torch.manual_seed(options.seed)
         core = Tokenizer.from_file(str(options.work / "tokenizer.json"))
         self.tokenizer: PreTrainedTokenizerFast = wrap_tokenizer(core, CONTEXT)
-        config = SHAPES[options.shape].config(len(self.tokenizer), self.tokenizer.eos_token_id)
+        config = SHAPES[options.shape].config(
+            len(self.tokenizer), self.tokenizer.eos_token_id, self.tokenizer.bos_token_id
+        )
         self.model = Qwen3ForCausalLM(config)
-        self.optimizers = Optimizers(self.model, plant(self.model, options.seed, alike(self.tokenizer)))
-        self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed)
+        rest = self.tokenizer.bos_token_id
+        pins = plant(self.model, options.seed, rest=rest, alike=alike(self.tokenizer))
+        self.optimizers = Optimizers(self.model, pins)
+        self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed, rest)
         self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
         self.checks = checks.make_checks(options.data, self.tokenizer, copies=8, edits=4, dialogues=8)
         self.progress = Progress()
         self.state_path = options.work / f"state-{options.shape}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
-        self.loss = self.compiled(make_loss(self.model, self.load_teacher()))
+        answers = self.tokenizer.convert_tokens_to_ids(ASSISTANT)
+        self.loss = self.compiled(make_loss(self.model, self.load_teacher(), answers))
         self.clock = TrainingClock(elapsed)
 
     def load_teacher(self) -> Qwen3ForCausalLM | None:

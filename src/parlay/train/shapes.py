@@ -20,7 +20,7 @@ class Shape:
     head_dim: int
     ffn: int
 
-    def config(self, vocab_size: int, end: int) -> Qwen3Config:
+    def config(self, vocab_size: int, end: int, start: int | None = None) -> Qwen3Config:
         """The ``transformers`` configuration."""
         return Qwen3Config(
             vocab_size=vocab_size,
@@ -34,7 +34,7 @@ class Shape:
             rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
             tie_word_embeddings=True,
             eos_token_id=end,
-            bos_token_id=None,
+            bos_token_id=start,
             use_cache=False,
         )
 

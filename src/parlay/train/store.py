@@ -51,7 +51,7 @@ def make_stream(texts: list[str], tokenizer: Tokenizer) -> Stream:
     end = tokenizer.token_to_id(END_OF_TEXT)
     pieces: list[npt.NDArray[np.uint16]] = []
     for start in range(0, len(texts), CHUNK):
-        encoded = tokenizer.encode_batch_fast(texts[start : start + CHUNK])
+        encoded = tokenizer.encode_batch_fast(texts[start : start + CHUNK], add_special_tokens=False)
         pieces.extend(np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encoded)
     return Stream(np.concatenate(pieces), np.cumsum([0, *map(len, pieces)]))
 
@@ -66,20 +66,24 @@ def write_stream(folder: Path, name: str, texts: list[str], tokenizer: Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Rows of tokens by kind; a batch is a pure function of (seed, step), so a resumed run sees the same ones."""
+    """Rows of tokens by kind; a batch is a pure function of (seed, step), so a resumed run sees the same ones.
+
+    Every row begins with the token ``start``, as every text does that the model will see.
+    """
 
     streams: dict[str, Stream]
     vocab_size: int
     seed: int
+    start: int = 0
 
     def draw(self, step: int, rows: int, length: int, mix: dict[str, float]) -> tuple[Ids, Ids]:
         """(input ids, labels), each ``[rows, length]``; labels are already shifted."""
         rng = np.random.default_rng((self.seed, step))
         kinds = stratified(rng, list(mix), np.array(list(mix.values())), rows)
-        drawn = [self.row(rng, kind, length + 1) for kind in kinds]
-        ids = np.stack([row for row, _ in drawn])
+        drawn = [self.row(rng, kind, length) for kind in kinds]
+        ids = np.stack([np.concatenate([[self.start], row[:-1]]) for row, _ in drawn])
         labels = np.stack([label for _, label in drawn])
-        return ids[:, :-1], labels[:, 1:]
+        return ids, labels
 
     def row(self, rng: np.random.Generator, kind: str, length: int) -> tuple[Ids, Ids]:
         """One row and its labels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from parlay.train.chat import CHAT_TEMPLATE, END, END_OF_TEXT, SPECIAL_TOKENS
@@ -31,9 +31,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
-    """The same tokenizer as ``transformers`` loads it, with the chat template."""
+    """The same tokenizer as ``transformers`` loads it, with the chat template; texts begin as if one had ended."""
+    start = [(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=start
+    )
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
         eos_token=END,
         pad_token=END_OF_TEXT,
         model_max_length=context,
