@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parlay.llm import LLM, RequestFailed
     from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
-    from parlay.types import ParlayError, SamplingParams
+    from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "ParlayError", "RequestFailed", "RequestOutput", "SamplingParams", "StreamEvent"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ParlayError",
+    "RequestFailed",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamEvent",
+    "StructuredOutputsParams",
+]
 
 _HOMES = {
     "LLM": "parlay.llm",
@@ -21,6 +30,7 @@ _HOMES = {
     "StreamEvent": "parlay.outputs",
     "ParlayError": "parlay.types",
     "SamplingParams": "parlay.types",
+    "StructuredOutputsParams": "parlay.types",
 }
 
 

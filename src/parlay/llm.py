@@ -68,7 +68,12 @@ class LLM:
         self._strategies = StrategyBook(resources, self.engine.cost)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
-            self.tokenizer, self.runner.spec.eos_ids, self.engine.max_context, strategy=strategy, seed=seed
+            self.tokenizer,
+            self.runner.spec.eos_ids,
+            self.engine.max_context,
+            strategy=strategy,
+            seed=seed,
+            vocab_size=self.runner.spec.vocab_size,
         )
 
     def generate(

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from parlay.documents import Document
 from parlay.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
+from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream
 from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
 
@@ -131,6 +132,7 @@ class RequestFactory:
         *,
         strategy: str,
         seed: int | None,
+        vocab_size: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._strategy = strategy
@@ -138,6 +140,7 @@ class RequestFactory:
         self._max_context = max_context
         self._seeds = _seeds(seed)
         self._names = itertools.count()
+        self._grammars = Grammars(tokenizer, vocab_size, eos_ids)
 
     def job(
         self,
@@ -155,6 +158,8 @@ class RequestFactory:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         limit = self._max_context - len(ids)
         params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
+        wanted = params.structured_outputs
+        grammar = self._grammars.compile(wanted) if wanted is not None else None
         eos = frozenset() if params.ignore_eos else self._eos_ids
         first = Request(
             id=name,
@@ -169,12 +174,14 @@ class RequestFactory:
             priority=options.priority,
         )
         strategy = options.strategy or self._strategy
-        return Job(name, text, [self._sample(first, index, strategy) for index in range(params.n)])
+        return Job(name, text, [self._sample(first, index, strategy, grammar) for index in range(params.n)])
 
-    def _sample(self, request: Request, index: int, strategy: str) -> Sample:
+    def _sample(self, request: Request, index: int, strategy: str, grammar: Grammar | None) -> Sample:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
-        return Sample(replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text), text, strategy)
+        constraint = grammar.constraint(request.stop_ids) if grammar is not None else None
+        own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
+        return Sample(own, text, strategy)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):

@@ -28,7 +28,7 @@ SAMPLING_HELP = {
 }
 PYTHON_ONLY = frozenset(
     {"n", "logit_bias", "allowed_token_ids", "logits_processors", "stop_token_ids"}
-    | {"logprobs", "prompt_logprobs", "logprobs_mode"}
+    | {"logprobs", "prompt_logprobs", "logprobs_mode", "structured_outputs"}
 )
 """Fields of SamplingParams that make no flag."""
 DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}

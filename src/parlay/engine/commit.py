@@ -10,7 +10,7 @@ from torch import Tensor
 from parlay.engine.scheduler import Turn
 from parlay.engine.sequence import Sequence
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
-from parlay.types import Committed, FinishReason, TokenLogprobs, Verdict
+from parlay.types import Committed, FinishReason, ParlayError, TokenLogprobs, Verdict
 
 TARGET = "target"
 """Source of a token that no drafter proposed."""
@@ -30,6 +30,7 @@ class Commit:
 def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, root: int, max_context: int) -> Commit:
     """Append the verdict's tokens until a stop: the token that completes a stop counts, later ones do not exist."""
     sequence, draft = turn.sequence, turn.draft
+    constraint = sequence.request.constraint
     sources = [draft.sources[node] for node in verdict.path] + [TARGET]
     logprobs = _logprobs(sequence, verdict, logits_RV, root)
     joined: list[Committed] = []
@@ -39,19 +40,23 @@ def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, root: int, max_conte
         if sequence.remaining <= 0:  # only when nothing at all may be generated
             finish = "length"
             break
+        try:
+            complete = constraint is not None and constraint.commit(token)
+        except ParlayError as error:  # a rule that chose what the sampler can't
+            return Commit(tuple(joined), len(joined), "error", error=str(error))
         sequence.tokens.append(token)
         joined.append(Committed(token, source, logprob))
-        finish = _finish(sequence, token, max_context)
+        finish = _finish(sequence, token, complete, max_context)
         if finish is not None:
             stop_reason = token if token in sequence.request.params.stop_token_ids else None
             break
     return Commit(tuple(joined), min(len(joined), len(verdict.path)), finish, stop_reason)
 
 
-def _finish(sequence: Sequence, token: int, max_context: int) -> FinishReason | None:
+def _finish(sequence: Sequence, token: int, complete: bool, max_context: int) -> FinishReason | None:
     request = sequence.request
     stopped = request.stop_checker is not None and request.stop_checker.push(token)
-    if token in request.stop_ids or (stopped and sequence.output_length >= request.params.min_tokens):
+    if complete or token in request.stop_ids or (stopped and sequence.output_length >= request.params.min_tokens):
         return "stop"
     if sequence.remaining <= 0 or len(sequence.tokens) >= max_context:
         return "length"

@@ -1,5 +1,6 @@
 """What happens to a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
-logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, temperature, truncation.
+logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, the request's constraint, temperature,
+truncation. The constraint comes after custom processors, so that none of them can raise what it forbids.
 
 A row belongs to a path: the view's tokens and then the ids of the nodes above it. All of it works in float32 on a copy;
 a row with nothing to do to it is returned as it is.
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parlay.sampling import truncation
-from parlay.types import LogitsProcessor, ParlayError, SamplingParams, View
+from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParams, View
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
@@ -36,6 +37,7 @@ def edits(view: View, path: Sequence[int]) -> bool:
         or bool(params.logit_bias)
         or params.allowed_token_ids is not None
         or bool(params.logits_processors)
+        or view.request.constraint is not None
         or _stops_masked(view, path)
     )
 
@@ -90,12 +92,12 @@ def unusable(top: float) -> str | None:
     if top == torch.inf:
         return "logits are infinite: the model overflowed its dtype, or a logits processor set +inf"
     if top == -torch.inf:
-        return "every token is masked: allowed_token_ids, logit_bias, min_tokens and logits_processors leave none"
+        return "every token is masked: allowed_token_ids, logit_bias, min_tokens, logits_processors and structured_outputs leave none"
     return None
 
 
 def edit(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
-    """Penalties, bias, masks and custom processors, on a float32 copy."""
+    """Penalties, bias, masks, custom processors and the constraint, on a float32 copy."""
     if not edits(view, path):
         return logits_V
     params = view.request.params
@@ -110,7 +112,16 @@ def edit(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
         scores_V[_ids(view.request.stop_ids, scores_V)] = -torch.inf
     for processor in params.logits_processors:
         scores_V = _run(processor, [*view.tokens, *path], scores_V)
+    if view.request.constraint is not None:
+        scores_V = _constrain(scores_V, view.request.constraint, view, path)
     return scores_V
+
+
+def _constrain(scores_V: Tensor, constraint: Constraint, view: View, path: Sequence[int]) -> Tensor:
+    """Drafters show views that are shorter than the committed text, or go on with drafted tokens."""
+    start = min(constraint.committed, len(view.tokens) - view.prompt_length)
+    allowed_V = constraint.allowed(start, [*view.tokens[view.prompt_length + start :], *path])
+    return scores_V if allowed_V is None else scores_V.masked_fill(~allowed_V.to(scores_V.device), -torch.inf)
 
 
 def _penalise(scores_V: Tensor, params: SamplingParams, view: View, path: Sequence[int]) -> None:

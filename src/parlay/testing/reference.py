@@ -35,7 +35,7 @@ class Text:
 
 
 def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) -> Text:
-    """Recompute the logits of the whole text for each token. Uses up the request's stop checker.
+    """Recompute the logits of the whole text for each token. Uses up the request's stop checker and constraint.
 
     Raises ParlayError where the target can't go on (NaN, everything masked, a processor that raises).
     """
@@ -65,7 +65,8 @@ def draw(processed_V: Tensor, text: Text) -> int:
 
 def _finish(text: Text, token: int, max_context: int) -> FinishReason | None:
     request, length = text.request, len(text.output)
-    complete = request.stop_checker is not None and request.stop_checker.push(token)
-    if token in request.stop_ids or (complete and length >= request.params.min_tokens):
+    complete = request.constraint is not None and request.constraint.commit(token)
+    stopped = request.stop_checker is not None and request.stop_checker.push(token)
+    if complete or token in request.stop_ids or (stopped and length >= request.params.min_tokens):
         return "stop"
     return "length" if length == request.params.max_tokens or len(text.tokens) >= max_context else None

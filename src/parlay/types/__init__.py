@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from parlay.types.base import Exactness, FinishReason, Law, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
 from parlay.types.drafts import NO_DRAFT, Draft, Fault, Tree, Verdict
-from parlay.types.params import SamplingParams
-from parlay.types.requests import Layers, Request, StopChecker, View
+from parlay.types.params import SamplingParams, StructuredOutputsParams
+from parlay.types.requests import Constraint, Layers, Request, StopChecker, View
 from parlay.types.results import Committed, Event, Metrics, TokenLogprobs
 from parlay.types.runners import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
@@ -20,6 +20,7 @@ __all__ = [
     "NO_DRAFT",
     "Chain",
     "Committed",
+    "Constraint",
     "Cost",
     "Draft",
     "Drafter",
@@ -49,6 +50,7 @@ __all__ = [
     "Spent",
     "StopChecker",
     "Strategy",
+    "StructuredOutputsParams",
     "Sublayer",
     "TokenLogprobs",
     "Tree",

@@ -5,9 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from parlay.types.base import LogitsProcessor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text must be. Field names are vLLM's; exactly one is given.
+
+    ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text, ``choice``
+    lists the texts there may be, ``grammar`` is Lark or GBNF. Raises ValueError for none or several of them, and for
+    one that no text could keep to; whether a schema or grammar is valid is known where the model is.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        kinds = {
+            "json": self.json is not None,
+            "json_object": self.json_object,
+            "regex": self.regex is not None,
+            "choice": self.choice is not None,
+            "grammar": self.grammar is not None,
+        }
+        given = [name for name, there in kinds.items() if there]
+        if len(given) != 1:
+            raise ValueError(f"structured_outputs takes one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}")
+        if not isinstance(self.json, str | Mapping | None):
+            raise ValueError("structured_outputs.json must be a JSON schema, as a text or as a mapping")
+        for name, value in (("regex", self.regex), ("grammar", self.grammar)):
+            if value is not None and not _is_text(value):
+                raise ValueError(f"structured_outputs.{name} must be a text that is not empty")
+        if self.choice is not None and (isinstance(self.choice, str) or not self.choice):
+            raise ValueError("structured_outputs.choice must be a list of one or more texts")
+        if not all(map(_is_text, self.choice or ())):
+            raise ValueError("structured_outputs.choice holds something that is no text, or an empty one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +78,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         _check_range("n", self.n, 1)
@@ -70,6 +108,10 @@ class SamplingParams:
     def stops(self) -> tuple[str, ...]:
         """The stop strings as a tuple, whatever shape they were given in."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:

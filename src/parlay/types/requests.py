@@ -22,6 +22,39 @@ class StopChecker(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """What the text of one sample must keep to: which ids may follow which. Made at the edge, where text is known.
+
+    It stands at the committed output, and `commit` alone moves it; all else is a function of what was committed and
+    of a path, and leaves no trace.
+    """
+
+    @property
+    def committed(self) -> int:
+        """Output tokens it was told of."""
+        ...
+
+    def allowed(self, start: int, path: Sequence[int]) -> Tensor | None:
+        """Bool ``[V]``: what may follow the first ``start`` committed tokens and then ``path``.
+
+        None where the path itself is not allowed, or is over: nothing after it can be committed. Raises ParlayError
+        where that can't be told.
+        """
+        ...
+
+    def legal(self, tokens: Sequence[int]) -> int:
+        """How many of ``tokens``, from the first, may follow the committed ones."""
+        ...
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        """The tokens that must come next, up to ``limit``: those that have no alternative."""
+        ...
+
+    def commit(self, token: int) -> bool:
+        """Take one committed token; True when nothing can follow it. Raises ParlayError for one that isn't allowed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sample to decode: ids in, ids out.
@@ -37,6 +70,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     """Ids that end the sample, `ignore_eos` already applied. Masked until ``min_tokens`` are out."""
     stop_checker: StopChecker | None = None
+    constraint: Constraint | None = None
     references: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
     store: bool = True

@@ -1,0 +1,138 @@
+"""A compiled grammar at the committed output of one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+T = TypeVar("T")
+
+
+class GrammarConstraint:
+    """Implements `Constraint` by a matcher that stands at the committed tokens, and is put back there after each look.
+
+    ``begin`` makes matchers at the beginning. ``ends`` are special ids that end the sample: they may come wherever the
+    text may end. ``barred`` ids never come: they say that a text ends, and the request goes on after them.
+    """
+
+    def __init__(
+        self, begin: Callable[[], LLMatcher], vocab_size: int, *, ends: frozenset[int], barred: frozenset[int]
+    ) -> None:
+        self._begin = begin
+        self._matcher = begin()
+        self._vocab_size = vocab_size
+        self._ends = ends
+        self._barred = barred
+        self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
+        self._barred_ids = torch.tensor(sorted(barred), dtype=torch.int64)
+        self._tokens: list[int] = []
+
+    @property
+    def committed(self) -> int:
+        return len(self._tokens)
+
+    def allowed(self, start: int, path: Sequence[int]) -> Tensor | None:
+        """See `Constraint`."""
+        return self._after(start, path, self._mask) if self._plain(path) == len(path) else None
+
+    def legal(self, tokens: Sequence[int]) -> int:
+        """See `Constraint`. None after a failure."""
+        plain = self._plain(tokens)
+        reached = self._matcher.validate_tokens(list(tokens[:plain]))
+        if reached < plain or plain == len(tokens):
+            return reached
+        following_V = self._look(tokens[:plain], self._mask)
+        return plain + int(following_V is not None and bool(following_V[tokens[plain]]))
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        """See `Constraint`. None after a failure."""
+        tokens: list[int] = []
+        while len(tokens) < limit:
+            more = self._look(tokens, self._only_tokens)
+            if not more:
+                break
+            tokens += more
+        return tuple(tokens[:limit])
+
+    def commit(self, token: int) -> bool:
+        """See `Constraint`."""
+        if token in self._ends:
+            return True
+        if self._matcher.try_consume_tokens([token]) != 1:
+            raise ParlayError(f"structured output does not allow token {token} here, and nothing else was chosen")
+        self._tokens.append(token)
+        return self._matcher.is_accepting() and self._over()
+
+    # ------------------------------------------------------------------------------------------ at the matcher's place
+
+    def _mask(self) -> Tensor:
+        mask_V = unpacked(self._matcher.compute_bitmask(), self._vocab_size)
+        if self._matcher.is_accepting():
+            mask_V[self._end_ids] = True
+        mask_V[self._barred_ids] = False
+        return mask_V
+
+    def _only_tokens(self) -> list[int]:
+        """Those that have no alternative; the text's end is none of them."""
+        tokens = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+        if not tokens and not self._matcher.is_stopped():
+            mask_V = self._mask()
+            tokens = mask_V.nonzero()[:, 0].tolist() if int(mask_V.sum()) == 1 else []
+        return tokens[: self._plain(tokens)]
+
+    def _over(self) -> bool:
+        """Whether nothing but an end can follow the committed tokens, which may be a whole text."""
+        if self._matcher.is_stopped():
+            return True
+        following_V = self._look((), self._mask)
+        if following_V is None:
+            return False
+        following_V[self._end_ids] = False
+        return not following_V.any()
+
+    # --------------------------------------------------------------------------------------------- getting there, back
+
+    def _plain(self, tokens: Sequence[int]) -> int:
+        """How many tokens come before the first that ends the text."""
+        return next((n for n, token in enumerate(tokens) if token in self._ends or token in self._barred), len(tokens))
+
+    def _look(self, path: Sequence[int], look: Callable[[], T]) -> T | None:
+        """`_after` the committed tokens; None for a failure too, which `allowed` will report if it matters."""
+        try:
+            return self._after(len(self._tokens), path, look)
+        except ParlayError:
+            return None
+
+    def _after(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
+        """What there is after ``start`` committed tokens and ``path``; None where the grammar does not allow these."""
+        matcher = self._matcher
+        matcher.rollback(len(self._tokens) - start)
+        taken = matcher.try_consume_tokens(list(path))
+        found = look() if taken == len(path) else None
+        if matcher.is_error():  # which lasts, and a drafted path must not cost the text anything
+            self._matcher = self._begin()
+            self._matcher.try_consume_tokens(self._tokens)
+            raise ParlayError(f"structured output can't go on here: {in_one_line(matcher.get_error())}")
+        matcher.rollback(taken)
+        matcher.try_consume_tokens(self._tokens[start:])
+        return found
+
+
+def unpacked(bits: bytes, vocab_size: int) -> Tensor:
+    """Bool ``[vocab_size]`` of one bit per token, lowest first."""
+    mask_V = np.unpackbits(np.frombuffer(bits, np.uint8), count=vocab_size, bitorder="little")
+    return torch.from_numpy(mask_V.view(np.bool_))
+
+
+def in_one_line(reason: str) -> str:
+    """What the library says, without its dump of the parser's state."""
+    return " ".join(reason.partition("<state>")[0].split())
