@@ -137,6 +137,21 @@ def first(draft: Draft, budget: int) -> Draft:
     return draft if len(draft) - draft.probes <= budget else prune(draft, range(budget))
 
 
+def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:
+    """A chain of fixed guesses with more of them after its last node, sure to be accepted; its probes stay behind."""
+    end, count = len(chain) - chain.probes, len(tokens)
+    old = chain.tree
+    hung = (parent if parent < end else parent + count for parent in old.parents[end:])
+    tree = Tree(
+        (*old.tokens[:end], *tokens, *old.tokens[end:]),
+        (*old.parents[:end], *range(end - 1, end - 1 + count), *hung),
+    )
+    sources = (*chain.sources[:end], *(source,) * count, *chain.sources[end:])
+    scored = len(chain.scores) == len(chain)
+    scores = (*chain.scores[:end], *(1.0,) * count, *chain.scores[end:]) if scored else ()
+    return replace(chain, tree=tree, sources=sources, scores=scores)
+
+
 def without_probes(draft: Draft) -> Draft:
     return subtree(draft, range(len(draft) - draft.probes))
 

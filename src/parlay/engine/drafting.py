@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from parlay import trees
+from parlay.engine.constrained import legal, with_forced
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler, Turn
 from parlay.engine.sequence import Sequence
@@ -45,6 +46,8 @@ class Drafting:
                 self._ask(strategy, strategy.drafter, wanted)
             if self._layers is not None:
                 self._layers.reclaim()
+        for turn in ready:
+            self._add_forced(turn)
         self._fit_rows([turn for turn in ready if len(turn.draft)])
 
     def _limit(self, turn: Turn) -> int:
@@ -78,9 +81,22 @@ class Drafting:
             self._isolate(strategy, drafter, wanted, error)
             return
         turns = [turn for turn, _ in wanted]
+        drafts = [_legal(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
         limits = [limit for _, limit in wanted]
         for turn, draft, limit in zip(turns, self._trim(strategy, turns, drafts), limits, strict=True):
             turn.draft = self._fitting(turn.sequence, draft, limit)
+
+    def _add_forced(self, turn: Turn) -> None:
+        """Tokens that must come next need no drafter and no budget; a strategy that drafts nothing stays plain."""
+        sequence, limit = turn.sequence, min(self._limit(turn), self._max_draft_rows)
+        constraint = sequence.request.constraint
+        if constraint is None or sequence.strategy.drafter is None or limit <= 0:
+            return
+        laws = sequence.strategy.rule.laws
+        law = "point" if "point" in laws else min(laws)
+        draft = with_forced(turn.draft, constraint.forced(limit), law, self._spec.vocab_size)
+        if draft is not turn.draft:
+            turn.draft = self._fitting(sequence, draft, len(draft)) or turn.draft
 
     def _fitting(self, sequence: Sequence, draft: Draft, limit: int) -> Draft:
         """The draft if context and cache can hold it; else what they hold of it without its probes, or nothing.
@@ -150,6 +166,11 @@ class Drafting:
         share = _even_share([len(turn.draft) for turn in turns], self._max_draft_rows)
         for turn in turns:
             turn.draft = trees.first(turn.draft, share)
+
+
+def _legal(turn: Turn, draft: Draft) -> Draft:
+    constraint = turn.sequence.request.constraint
+    return draft if constraint is None else legal(draft, constraint)
 
 
 def _drop_drafter(sequence: Sequence, error: Exception) -> None:

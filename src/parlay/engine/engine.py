@@ -10,6 +10,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
+from parlay.engine.constrained import drafters_part
 from parlay.engine.drafting import Drafting
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler, Turn
@@ -186,9 +187,10 @@ class Engine:
         rows = sum(len(turn.pending) + len(turn.draft) for turn in batch)
         spent = Spent(clock.draft / drafted, clock.verify, rows, _mean_context(batch))
         for turn, done in zip(batch, commits, strict=True):
-            sequence = turn.sequence
-            if done.committed and sequence.drafting and sequence.strategy.drafter is not None:
-                sequence.strategy.policy.learn(sequence, turn.draft, done.accepted, spent)
+            sequence, draft = turn.sequence, drafters_part(turn.draft)
+            if draft is not None and done.committed and sequence.drafting and sequence.strategy.drafter is not None:
+                accepted = done.accepted if draft is turn.draft else 0
+                sequence.strategy.policy.learn(sequence, draft, accepted, spent)
 
     def _observe(
         self,
