@@ -144,6 +144,7 @@ class Counting(ToyRunner):
         ("forks", lambda runner: runner.forks >= 3),
         ("preemption", lambda runner: runner.opened > 6),
         ("chunks", lambda runner: 1 < runner.longest_prefill <= 7),
+        ("constrained", lambda runner: runner.opened > 4),
     ],
 )
 def test_a_strain_is_one(check: str, seen: Callable[[Counting], bool]) -> None:
@@ -231,7 +232,7 @@ def test_the_command_says_what_it_found_and_writes_it_down(
     page = tmp_path / "conformance.md"
     assert conformance_main.main(["none", "--write", str(page)]) == 0
     assert "none: passed" in capsys.readouterr().out
-    assert "| `none` | 10/10 |" in page.read_text()
+    assert "| `none` | 11/11 |" in page.read_text()
 
 
 def test_the_command_refuses_a_strategy_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,6 +96,7 @@ class Drafting:
         law = "point" if "point" in laws else min(laws)
         draft = with_forced(turn.draft, constraint.forced(limit), law, self._spec.vocab_size)
         if draft is not turn.draft:
+            draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft  # probes may hang beside it
             turn.draft = self._fitting(sequence, draft, len(draft)) or turn.draft
 
     def _fitting(self, sequence: Sequence, draft: Draft, limit: int) -> Draft:

@@ -1,6 +1,7 @@
 """What happens to a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
-logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, the request's constraint, temperature,
-truncation. The constraint comes after custom processors, so that none of them can raise what it forbids.
+logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, the request's constraint,
+temperature, truncation. The constraint comes after custom processors, so that none of them can bring back what it
+forbids.
 
 A row belongs to a path: the view's tokens and then the ids of the nodes above it. All of it works in float32 on a copy;
 a row with nothing to do to it is returned as it is.
@@ -92,7 +93,8 @@ def unusable(top: float) -> str | None:
     if top == torch.inf:
         return "logits are infinite: the model overflowed its dtype, or a logits processor set +inf"
     if top == -torch.inf:
-        return "every token is masked: allowed_token_ids, logit_bias, min_tokens, logits_processors and structured_outputs leave none"
+        masks = "allowed_token_ids, logit_bias, min_tokens, logits_processors and structured_outputs"
+        return f"every token is masked: {masks} leave none"
     return None
 
 

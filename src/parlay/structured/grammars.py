@@ -90,9 +90,7 @@ def _definition(wanted: StructuredOutputsParams) -> str:
     try:
         from llguidance import LLMatcher, grammar_from
     except ImportError:
-        raise ParlayError(
-            "structured output needs the package llguidance: pip install 'parlay[structured]'"
-        ) from None
+        raise ParlayError("structured output needs the package llguidance: pip install 'parlay[structured]'") from None
     if wanted.json_object or wanted.json is not None:
         schema = '{"type": "object"}' if wanted.json is None else _schema(wanted.json)
         return _json_grammar(schema)

@@ -18,6 +18,7 @@ from parlay.drafters import catalogue
 from parlay.drafters.catalogue import Resources
 from parlay.sampling.rules import SharedNoise
 from parlay.testing.conformance.compare import Divergence, Excuse
+from parlay.testing.conformance.constrained import constrained
 from parlay.testing.conformance.endings import endings
 from parlay.testing.conformance.law import law
 from parlay.testing.conformance.report import Finding, Report
@@ -66,9 +67,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "preemption": preemption,
         "references": references,
         "failures": failures,
+        "constrained": constrained,
     }
 )
-"""What is checked, by name: greedy and sampled U1 and U8, law U3, continuing U5, mixed U6, endings U7, then strain."""
+"""What is checked, by name: greedy and sampled U1 and U8, law U3, continuing U5, mixed U6, endings U7; then strain, and
+texts under a constraint."""
 
 LAW_STAGE = "toy law"
 

@@ -12,6 +12,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
 from parlay.testing.conformance.recorder import Recorder, Texts
 from parlay.testing.reference import LogitsOf, Text
+from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import (
     Committed,
     Drafter,
@@ -108,6 +109,7 @@ class Ask:
     references: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
     group: str = ""
+    grammar: ToyGrammar | None = None
 
     def request(self, name: str) -> Request:
         return Request(
@@ -117,6 +119,7 @@ class Ask:
             key=NoiseKey(self.seed, self.sample_index),
             stop_ids=self.stop_ids,
             stop_checker=StopOnTokens(self.stop_sequence) if self.stop_sequence else None,
+            constraint=ToyConstraint(self.grammar) if self.grammar else None,
             references=self.references,
             salt=self.salt,
             group=self.group,
