@@ -169,3 +169,18 @@ def test_merging_refuses_draws_and_probes() -> None:
     for other in (replace(plain, law="iid"), replace(plain, probes=1)):
         with pytest.raises(ValueError, match="can be merged"):
             trees.merge([plain, other])
+
+
+@given(drafts(), st.lists(st.integers(0, 9), min_size=1, max_size=4))
+def test_a_lengthened_chain_goes_on_after_its_last_node_and_keeps_its_probes(draft: Draft, tokens: list[int]) -> None:
+    if draft.law != "point" or not trees.is_chain(trees.without_probes(draft).tree):
+        return
+    longer = trees.lengthened(draft, tokens, "more")
+    end = len(draft) - draft.probes
+    body = trees.without_probes(longer)
+    assert body.tree == trees.chain_tree([*draft.tree.tokens[:end], *tokens])
+    assert body.sources == (*draft.sources[:end], *("more",) * len(tokens))
+    assert len(body.scores) in (0, len(body))
+    assert longer.probes == draft.probes
+    probes = [spell(longer.tree, node) for node in range(len(body), len(longer))]
+    assert probes == [spell(draft.tree, node) for node in range(end, len(draft))]

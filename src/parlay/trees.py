@@ -138,7 +138,7 @@ def first(draft: Draft, budget: int) -> Draft:
 
 
 def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:
-    """A chain of fixed guesses with more of them after its last node, sure to be accepted; its probes stay behind."""
+    """A chain with more tokens after its last node, sure to be accepted; its probes stay behind. Laws are dropped."""
     end, count = len(chain) - chain.probes, len(tokens)
     old = chain.tree
     hung = (parent if parent < end else parent + count for parent in old.parents[end:])
@@ -149,7 +149,7 @@ def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:
     sources = (*chain.sources[:end], *(source,) * count, *chain.sources[end:])
     scored = len(chain.scores) == len(chain)
     scores = (*chain.scores[:end], *(1.0,) * count, *chain.scores[end:]) if scored else ()
-    return replace(chain, tree=tree, sources=sources, scores=scores)
+    return replace(chain, tree=tree, sources=sources, scores=scores, probs=None)
 
 
 def without_probes(draft: Draft) -> Draft:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers.generation import logits_process as hf
 
 from parlay.sampling.processors import process, validate
 from parlay.testing.reference import Text
+from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import ParlayError, SamplingParams
 
 MakeView = Callable[..., Text]
@@ -117,6 +119,38 @@ def test_filters_apply_one_after_another(view: MakeView) -> None:
     assert kept(process(torch.zeros(20), view(SamplingParams(top_k=5, top_p=0.6)), ())) == [0, 1, 2]
     logits_V = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     assert kept(process(logits_V, view(SamplingParams(top_k=3, top_p=0.8, min_p=0.61)), ())) == [0]
+
+
+def constrained(view: Text, grammar: ToyGrammar, committed: Sequence[int] = ()) -> Text:
+    constraint = ToyConstraint(grammar)
+    for token in committed:
+        constraint.commit(token)
+    return replace(view, request=replace(view.request, constraint=constraint))
+
+
+def test_a_constraint_masks_each_row_on_its_own_path(view: MakeView) -> None:
+    """Also in views that go on after what is committed, and in those that end before."""
+    grammar, output = ToyGrammar(9, length=8, seed=1), list[int]()
+    for _ in range(5):
+        output.append(grammar.following(output)[0])
+    logits_V = random_rows(1, 9)[0]
+    for committed in (0, 2, 5):
+        for shown in (0, 2, 4):
+            text = constrained(view(SamplingParams(), output=output[:shown]), grammar, output[:committed])
+            assert kept(process(logits_V, text, output[shown:5])) == grammar.following(output)
+
+
+def test_a_constraint_says_nothing_after_a_path_that_it_forbids(view: MakeView) -> None:
+    grammar = ToyGrammar(9, length=8, seed=1)
+    forbidden = next(token for token in range(9) if token not in grammar.following([]))
+    logits_V = random_rows(1, 9)[0]
+    assert torch.equal(process(logits_V, constrained(view(SamplingParams()), grammar), [forbidden]), logits_V)
+
+
+def test_no_processor_brings_back_what_the_constraint_forbids(view: MakeView) -> None:
+    grammar = ToyGrammar(9, length=8, seed=1)
+    params = SamplingParams(logits_processors=[lambda ids, logits_V: torch.ones_like(logits_V)])
+    assert kept(process(random_rows(1, 9)[0], constrained(view(params), grammar), ())) == grammar.following([])
 
 
 def test_truncation_sees_the_tempered_law(view: MakeView) -> None:

@@ -31,19 +31,20 @@ def legal(draft: Draft, constraint: Constraint) -> Draft:
 def with_forced(draft: Draft, forced: Sequence[int], law: Law, vocab_size: int) -> Draft:
     """The draft with all of the ``forced`` tokens, which are those that must come next.
 
-    As far as they go there is one path, so what lies beside it is dropped where it has to be made longer. A drawn
-    draft stays as it is. For rules that take no fixed guesses, forced tokens are draws from a law that is sure of them.
+    As far as they go there is one path, so what lies beside it is dropped where it has to be made longer. What was
+    drawn beside it stays, and then nothing is added. Rules that take draws alone, of this ``law``, get forced tokens
+    as draws from laws that are sure of them.
     """
-    if not forced or (len(draft) and draft.law != "point"):
-        return draft
     path = _along(draft, forced)
-    if len(path) == len(forced):
+    drawn_beside = draft.law != "point" and len(path) < len(draft)
+    if len(path) == len(forced) or drawn_beside:
         return draft
-    whole = trees.lengthened(trees.prune(draft, path), forced[len(path) :], GRAMMAR)
+    rest = forced[len(path) :]
+    whole = trees.lengthened(trees.prune(draft, path), rest, GRAMMAR)
     if law == "point":
         return whole
-    sure = torch.nn.functional.one_hot(torch.tensor(whole.tree.tokens), vocab_size)
-    return replace(whole, law=law, probs=sure.float())
+    sure = torch.nn.functional.one_hot(torch.tensor(rest), vocab_size)
+    return replace(whole, law=law, probs=sure.float() if draft.probs is None else torch.cat([draft.probs, sure]))
 
 
 def drafters_part(draft: Draft) -> Draft | None:

@@ -93,7 +93,7 @@ class Drafting:
         if constraint is None or sequence.strategy.drafter is None or limit <= 0:
             return
         laws = sequence.strategy.rule.laws
-        law = "point" if "point" in laws else min(laws)
+        law = turn.draft.law if len(turn.draft) else "point" if "point" in laws else min(laws)
         draft = with_forced(turn.draft, constraint.forced(limit), law, self._spec.vocab_size)
         if draft is not turn.draft:
             draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft  # probes may hang beside it

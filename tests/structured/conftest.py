@@ -1,0 +1,31 @@
+"""What these tests share: grammars over the built-in model's vocabulary, and the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from parlay import LLM
+from parlay.models.loading import load_tokenizer, resolve
+from parlay.structured.grammars import Grammars
+
+EOS = (0, 4)
+"""Both end a text of the built-in model."""
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer(resolve("parlay-mini"))
+
+
+@pytest.fixture(scope="session")
+def grammars(tokenizer: PreTrainedTokenizerBase) -> Grammars:
+    return Grammars(tokenizer, 4096, EOS)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", seed=1) as model:
+        yield model

@@ -1,0 +1,150 @@
+"""What can be asked for, and that everything else is refused in one line that says why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from parlay.structured.grammars import Grammars
+from parlay.testing.toy_tokenizers import letters
+from parlay.types import ParlayError, StructuredOutputsParams
+
+Spells = Callable[[StructuredOutputsParams, str], bool]
+
+
+@pytest.fixture
+def spells(grammars: Grammars, tokenizer: PreTrainedTokenizerBase) -> Spells:
+    """Whether a text can be written, and can end there."""
+
+    def ask(wanted: StructuredOutputsParams, text: str) -> bool:
+        constraint = grammars.compile(wanted).constraint({0})
+        ids = tokenizer.encode(text)
+        following_V = constraint.allowed(0, ids)
+        return constraint.legal(ids) == len(ids) and following_V is not None and bool(following_V[0])
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("wanted", "good", "bad"),
+    [
+        ({"json": {"type": "integer"}}, ["12", "-3"], ["1.5", '"1"', ""]),
+        ({"json": '{"enum": ["a", "b"]}'}, ['"a"'], ["a", '"c"']),
+        ({"json_object": True}, ["{}", '{\n  "a": [1, {"b": null}]\n}'], ["[]", "{", "{}x"]),
+        ({"regex": "[a-c]{2}-(x|y)"}, ["ab-x", "cc-y"], ["ab-", "abc-x", "ab-xx"]),
+        (
+            {"choice": ['say "hi"\\', "no\nnever", "é😀", "no"]},
+            ['say "hi"\\', "no\nnever", "é😀", "no"],
+            ["say", "nono"],
+        ),
+        ({"grammar": 'start: "a" inner? "b"\ninner: "(" inner ")" | "x"'}, ["ab", "axb", "a((x))b"], ["a(xb"]),
+        ({"grammar": 'root ::= "a" rest\nrest ::= [0-9]+ | "-" root'}, ["a1", "a-a22"], ["a", "a-"]),
+    ],
+)
+def test_each_kind_allows_its_own_texts_and_no_others(
+    spells: Spells, wanted: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    params = StructuredOutputsParams(**wanted)
+    assert [text for text in good if not spells(params, text)] == []
+    assert [text for text in bad if spells(params, text)] == []
+
+
+def test_white_space_between_the_parts_of_json_has_an_end(spells: Spells) -> None:
+    assert spells(StructuredOutputsParams(json_object=True), "{" + " " * 20 + "}")
+    assert not spells(StructuredOutputsParams(json_object=True), "{" + " " * 21 + "}")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({}, "takes one of json, json_object, regex, choice, grammar; got none"),
+        ({"regex": "a", "json_object": True}, "got json_object and regex"),
+        ({"regex": ""}, "regex must be a text that is not empty"),
+        ({"grammar": 3}, "grammar must be a text"),
+        ({"json": ["object"]}, "json must be a JSON schema, as a text or as a mapping"),
+        ({"choice": []}, "choice must be a list of one or more texts"),
+        ({"choice": "yes"}, "choice must be a list of one or more texts"),
+        ({"choice": ["yes", ""]}, "or an empty one"),
+        ({"choice": [1]}, "something that is no text"),
+    ],
+)
+def test_what_is_no_question_is_refused_at_once(wanted: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StructuredOutputsParams(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"json": "{"}, "json is not JSON: Expecting property name"),
+        ({"json": "[]"}, "must be a JSON schema that is an object"),
+        ({"json": {"const": {1, 2}}}, "json is not JSON: Object of type set"),
+        ({"json": {"type": "thing"}}, "Invalid type: thing"),
+        ({"json": {"not": {"type": "string"}}}, 'Unimplemented keys: \\["not"\\]'),
+        ({"json": {"type": "string", "minLength": 3, "maxLength": 2}}, "Unsatisfiable schema"),
+        ({"json": {"$ref": "https://example.org/schema"}}, "does not fetch resources"),
+        ({"regex": "a("}, "unclosed group"),
+        ({"regex": "()"}, "no text but the empty one"),
+        ({"grammar": "start: thing"}, 'unknown name: "thing"'),
+        ({"grammar": "hello"}, "Expected ::="),
+        ({"grammar": "start: start"}, "can't begin with any token"),
+    ],
+)
+def test_what_is_not_valid_is_a_value_error_of_one_line(
+    grammars: Grammars, wanted: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        grammars.compile(StructuredOutputsParams(**wanted))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_is_compiled_once(grammars: Grammars) -> None:
+    first = grammars.compile(StructuredOutputsParams(json={"type": "number"}))
+    assert grammars.compile(StructuredOutputsParams(json='{"type": "number"}')) is first
+
+
+def byte_letters(alphabet: str) -> PreTrainedTokenizerFast:
+    """As GPT-2's, with few letters."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_a_text_that_the_vocabulary_can_not_begin_is_refused() -> None:
+    with pytest.raises(ValueError, match="can't begin with any token"):
+        Grammars(byte_letters("$ab"), 3, [0]).compile(StructuredOutputsParams(regex="xyz"))
+
+
+def test_a_dead_end_is_an_error_where_it_is_and_nowhere_else() -> None:
+    """`ax` needs a letter that the vocabulary lacks: known after the a, and forgotten again before it."""
+    constraint = Grammars(byte_letters("$ab"), 3, [0]).compile(StructuredOutputsParams(regex="b|ax")).constraint({0})
+    for _ in range(2):
+        with pytest.raises(ParlayError, match="can't go on here"):
+            constraint.allowed(0, [1])
+        first_V = constraint.allowed(0, [])
+        assert first_V is not None
+        assert first_V.tolist() == [False, True, True]
+    assert constraint.commit(2)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [(None, "this model came without one"), (letters("abc"), "can't be used with this model's tokenizer")],
+)
+def test_without_a_tokenizer_that_can_be_read_there_is_no_structured_output(
+    tokenizer: PreTrainedTokenizerFast | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Grammars(tokenizer, 3, [0]).compile(StructuredOutputsParams(regex="a"))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, grammars: Grammars) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ParlayError, match=r"pip install 'parlay\[structured\]'"):
+        grammars.compile(StructuredOutputsParams(regex="a"))
