@@ -7,12 +7,14 @@ import json
 import signal
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.flags import add_model_flags, add_sampling_flags, sampling_params
+from parlay.cli.structured import add_structured_flags, structured_outputs
 from parlay.terminal import Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
@@ -45,10 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="strategies that learn from many requests may learn from this one",
     )
     add_sampling_flags(parser)
+    add_structured_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    params = sampling_params(options)
+    params = replace(sampling_params(options), structured_outputs=structured_outputs(options))
     prompt = _prompt(options)
     documents = [_read_document(name) for name in options.document]
     tint = Tint(sys.stdout)

@@ -1,0 +1,35 @@
+"""Flags that say what the text must be."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from parlay.types import StructuredOutputsParams
+
+
+def add_structured_flags(parser: argparse.ArgumentParser) -> None:
+    """At most one of these can be given."""
+    group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
+    group.add_argument("--json-schema", metavar="FILE", help="write JSON that keeps to the schema in this file")
+    group.add_argument("--regex", metavar="PATTERN", help="write text that matches as a whole")
+    group.add_argument(
+        "--choice", action="append", metavar="TEXT", help="write one of these texts; given once for each"
+    )
+
+
+def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams | None:
+    """None where no such flag was given. Raises ValueError for a file that can't be read, or an empty text."""
+    schema = None if options.json_schema is None else _read(options.json_schema)
+    if schema is None and options.regex is None and options.choice is None:
+        return None
+    return StructuredOutputsParams(json=schema, regex=options.regex, choice=options.choice)
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"can't read the schema {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"schema {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None

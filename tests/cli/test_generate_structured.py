@@ -1,0 +1,39 @@
+"""`parlay generate --json-schema`, `--regex`, `--choice`: what the text must be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.test_generate import failed
+
+SCHEMA = (
+    '{"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}'
+)
+NOWHERE = ("generate", "Fine?", "--model", "/nowhere/at/all")
+
+
+def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    assert list(json.loads(cli("generate", "Fine?", "--json-schema", str(tmp_path / "schema.json")).out)) == ["ok"]
+    assert cli("generate", "Fine?", "--choice", "no", "--choice", "yes").out.strip() in ("no", "yes")
+    assert cli("generate", "Fine?", "--regex", "[0-9]{4}").out.strip().isdigit()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--json-schema", "/nowhere/schema"), "can't read the schema /nowhere/schema: No such file"),
+        (("--choice", ""), "an empty one"),
+        (("--regex", "a", "--choice", "a"), "not allowed with argument"),
+    ],
+)
+def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tuple[str, ...], message: str) -> None:
+    failed(cli(*NOWHERE, *flags), 2, message)
+
+
+def test_a_pattern_that_is_not_valid_is_a_usage_error(cli: Cli) -> None:
+    failed(cli("generate", "Fine?", "--regex", "a("), 2, "unclosed group")
