@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check conformance bench-figures clean
+.PHONY: help demo check check-browser conformance bench-figures clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -17,6 +18,11 @@ check: $(VENV)/.dev  ## install development extras, then lint, format, strict ty
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses auto --dist worksteal
+	@command -v chromium >/dev/null || echo 'The tests of the page were skipped: there is no Chromium here (make check-browser installs it).'
+
+check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
+	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'
+	$(BIN)/pytest tests/serve/test_page.py
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow
