@@ -24,6 +24,7 @@ def server() -> Iterator[Fake]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=20_000)  # a busy machine is no fault of the page
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
@@ -41,7 +42,7 @@ def page(browser: Browser, fake: Fake) -> Iterator[Page]:
     """The page in a tab of its own. No script may fail in it, and nothing may break its own security policy."""
     with browser.new_context() as context:
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
         faults: list[str] = []
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda message: faults.extend(violations(message)))
@@ -192,7 +193,7 @@ def test_escape_stops_the_request_in_the_server_too(page: Page, fake: Fake) -> N
     page.keyboard.press("Escape")
     expect(page.get_by_role("status")).to_have_text("Stopped.")
     expect(page.get_by_role("button", name="Stop")).to_be_disabled()
-    assert fake.aborted.wait(5)
+    assert fake.aborted.wait(20)
 
 
 def test_a_new_run_ends_the_one_before(page: Page, fake: Fake) -> None:
@@ -202,7 +203,7 @@ def test_a_new_run_ends_the_one_before(page: Page, fake: Fake) -> None:
     page.get_by_label("Prompt").fill("once")
     press(page, "Generate")
     expect(page.locator(".answer")).to_have_text(TEXT)
-    assert fake.aborted.wait(5)
+    assert fake.aborted.wait(20)
 
 
 def test_everything_can_be_done_with_the_keyboard(page: Page) -> None:

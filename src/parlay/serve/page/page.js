@@ -65,7 +65,7 @@ class Legend {
     byId("legend").replaceChildren();
   }
 
-  /** The class of a token's tint. A token of the target that ends a draft is told from one that no draft came before. */
+  /** The class of a token's tint. A token of the target that ends a draft is told from one without a draft. */
   tint(source, afterDraft) {
     if (source !== TARGET) return this.entry(source, `tint-${this.drafters % TINTS}`, `drafted by ${source}`);
     if (afterDraft) return this.entry("correction", "correction", "the model’s own, where a draft ended");
@@ -220,7 +220,8 @@ async function race(fields, legend, signal) {
   const [asked, strategy] = [request(fields), spelled(fields)];
   if (strategy === "none") throw new ApiError("Plain against plain is no race: choose another strategy.");
   asked.body.store = false; // or a strategy that learns would have learnt the answer from the first run
-  const [plain, fast] = ["plain decoding", strategy || DEFAULT].map((title) => new Lane(title, legend, asked.body.max_tokens));
+  const titles = ["plain decoding", strategy || DEFAULT];
+  const [plain, fast] = titles.map((title) => new Lane(title, legend, asked.body.max_tokens));
   await decode(asked, "none", plain, signal);
   await decode(asked, strategy, fast, signal);
   return verdict(plain, fast);
@@ -228,7 +229,8 @@ async function race(fields, legend, signal) {
 
 /** Whether the texts match, and how the rates compare. */
 function verdict(plain, fast) {
-  const pace = plain.rate && fast.rate ? ` ${(fast.rate / plain.rate).toFixed(2)} times the tokens/s of plain decoding.` : "";
+  const ratio = fast.rate / plain.rate;
+  const pace = ratio > 0 && Number.isFinite(ratio) ? ` ${ratio.toFixed(2)} times the tokens/s of plain decoding.` : "";
   if (plain.text === fast.text) return `Same text.${pace}`;
   let position = 0;
   while (plain.text[position] === fast.text[position]) position += 1;
@@ -274,7 +276,8 @@ let strategies = [];
 /** Fill the choices from the server; what was chosen stays chosen. */
 async function load() {
   try {
-    const [models, listed] = await Promise.all(["v1/models", "strategies"].map(async (path) => (await call(path)).json()));
+    const read = async (path) => (await call(path)).json();
+    const [models, listed] = await Promise.all([read("v1/models"), read("strategies")]);
     strategies = listed;
     refill(byId("model"), models.data.map(({ id }) => option(id)));
     const groups = Map.groupBy(listed, ({ family }) => family);
