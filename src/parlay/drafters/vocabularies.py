@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
+from parlay.drafters.letters import Speller
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +17,6 @@ INCOMPLETE = "�"
 """What ids that end inside a character decode to."""
 
 _LONGEST_CHARACTER = 4  # bytes, so no more tokens than that
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>$")
 _ANCHOR = "\n"
 
 
@@ -205,35 +203,10 @@ def intersection(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBa
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
-    """The vocabulary by the bytes that each token stands for; of equals the first, whole pieces before single bytes.
-
-    However they are written: with a sign for the space (▁ or Ġ), bytes as letters (GPT-2) or as <0xE2>.
-    """
-    letters = _byte_letters() if _is_byte_level(tokenizer) else {}
-    added = set(tokenizer.get_added_vocab())
+    """The vocabulary by the bytes that each token stands for; of equals the first, whole pieces before single bytes."""
+    speller = Speller(tokenizer)
     result: dict[bytes, int] = {}
     last: dict[bytes, int] = {}
-    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]):
-        byte = None if token in added else _BYTE.match(token)
-        if token in added:
-            result.setdefault(token.encode(), number)
-        elif byte:
-            last.setdefault(bytes([int(byte[1], 16)]), number)
-        elif letters and all(letter in letters for letter in token):
-            result.setdefault(bytes(letters[letter] for letter in token), number)
-        else:
-            result.setdefault(token.replace("▁", " ").encode(), number)
+    for piece, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]):
+        (last if speller.is_byte(piece) else result).setdefault(speller.spell(piece), number)
     return last | result
-
-
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether tokens are bytes written as letters: the tokenizer's own decoder tells."""
-    decoder = tokenizer.backend_tokenizer.decoder
-    return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
-
-
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's way to write bytes: printable ones as themselves, the others as the letters from 256 on, in order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
