@@ -60,7 +60,7 @@ def needs_of(drafters: Iterable[Drafter]) -> Needs:
     """What serves all of them."""
     needs = [drafter.needs for drafter in drafters]
     taps = sorted({layer for need in needs for layer in need.taps})
-    return Needs(tuple(taps), max(need.choices for need in needs), any(need.layers for need in needs))
+    return Needs(tuple(taps), max((need.choices for need in needs), default=0), any(need.layers for need in needs))
 
 
 def _cut(draft: Draft, budget: int) -> Draft:

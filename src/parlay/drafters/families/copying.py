@@ -59,6 +59,24 @@ ENTRIES = (
         toys=("", "resync=true"),
     ),
     Entry(
+        name="prediction",
+        family="copy",
+        exactness=Exactness.BITS,
+        training="none",
+        needs="requests with a prediction",
+        summary="Copies from a predicted output, through whatever is changed in it; else drafts as another strategy.",
+        when="most of the answer is known: a file or a text that is to be edited",
+        reference="OpenAI, Predicted Outputs, platform.openai.com/docs/guides/predicted-outputs",
+        parameters={
+            "fallback": Parameter(
+                tuple, ("prompt-lookup",), "what drafts where the prediction can't; empty: nothing", strategies=True
+            ),
+            **budget(63),
+        },
+        factory="parlay.drafters.prediction:Prediction",
+        toys=("", "fallback="),
+    ),
+    Entry(
         name="aggressive",
         family="copy",
         exactness=Exactness.BITS,

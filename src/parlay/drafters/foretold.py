@@ -1,0 +1,129 @@
+"""A foretold text: where an output stands in it, letter by letter, and the tokens that come next from there."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from parlay.drafters.alignment import LOST
+from parlay.drafters.letters import Letters, readable
+from parlay.drafters.vocabularies import Codec, continuation
+
+_BLANK = " \t\r\n"  # tells nothing of a place
+_LENGTHS = (8, 4, 2, 1)  # tokens' worth of letters that are looked for, the longest first
+_ANYWHERE = 2  # of which so many count wherever they are found, fewer only a little behind the break
+_NEAR = 8  # tokens' worth of letters
+_SURE = 3  # tokens' worth of letters that must agree before a place is more than a coincidence
+_TRUST = 8  # tokens that a prediction is worth before any is out
+_SEAM = 6  # tokens that are cut anew where a place lies inside a token, and are read before it
+
+
+class Spot(NamedTuple):
+    """Where the output stands after one of its tokens, in letters of the foretold text."""
+
+    place: int
+    """How many letters come before what should come next, or `LOST`."""
+    run: int
+    """How many letters up to here are known to agree; 0: the place is a guess."""
+    anchor: int
+    """The last place that was sure."""
+
+
+class Foretold:
+    """A foretold text, made once for all samples that have it. Texts are compared by letters, not by tokens."""
+
+    def __init__(self, ids: Sequence[int], letters: Letters) -> None:
+        pieces = [letters.of(token) for token in ids]
+        self._letters = letters
+        self._ids = ids
+        self._text = "".join(pieces)
+        self._cuts = [0, *accumulate(map(len, pieces))]
+        self._scale = max(1, round(len(self._text) / max(1, len(pieces))))  # letters per token
+
+    @property
+    def beginning(self) -> Spot:
+        """Before any token is out."""
+        return Spot(0, _TRUST * self._scale, 0)
+
+    def tokens_agreed(self, spot: Spot) -> int:
+        """About how many tokens up to the spot are known to agree."""
+        return spot.run // self._scale
+
+    def is_sure(self, spot: Spot) -> bool:
+        return spot.place != LOST and spot.run >= _SURE * self._scale
+
+    def after(self, spot: Spot, tokens: Sequence[int], at: int, *, begin: int) -> Spot:
+        """Where the output, which begins with ``tokens[begin]``, stands once it went on from ``spot`` by one token."""
+        new = self._letters.of(tokens[at])
+        place, run, anchor = spot
+        if place != LOST and self._text.startswith(new, place):
+            return self._advanced(place + len(new), run + len(new), anchor)
+        latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[0]) : at + 1]]
+        return self._found(latest, anchor) or self._guess(spot, "".join(latest))
+
+    def _advanced(self, place: int, run: int, anchor: int) -> Spot:
+        """A token that ends inside a foretold one agrees so far, and still bodes another text."""
+        if not self._is_cut(place):
+            run = min(run, self._scale)
+        sure = run >= _SURE * self._scale
+        return Spot(place, run, place if sure else anchor)
+
+    def _is_cut(self, place: int) -> bool:
+        return self._cuts[bisect_left(self._cuts, place)] == place
+
+    def _found(self, latest: Sequence[str], anchor: int) -> Spot | None:
+        """The place after the longest end of ``latest`` that occurs, next behind ``anchor`` or else last before it."""
+        text, scale = self._text, self._scale
+        for length in _LENGTHS:
+            wanted = "".join(latest[-length:])
+            if len(latest) < length or (length < _SURE and not latest[-1].strip(_BLANK)):
+                continue
+            far = len(text) if length >= _ANYWHERE else anchor + _NEAR * scale
+            start = text.find(wanted, max(0, anchor - len(wanted)), far)
+            if start < 0 and length >= _ANYWHERE:
+                start = text.rfind(wanted, 0, anchor)
+            if start >= 0:
+                place = start + len(wanted)
+                sure = length >= _SURE
+                return Spot(place, length * scale, place if sure else anchor)
+        return None
+
+    def _guess(self, spot: Spot, latest: str) -> Spot:
+        """The first token that differs stands in place of a foretold one; a new line, later, before a foretold one."""
+        place = LOST
+        line = latest[latest.rfind("\n") :]
+        if spot.place != LOST and spot.run > 0:
+            place = self._cuts[min(bisect_right(self._cuts, spot.place), len(self._cuts) - 1)]
+        elif line.startswith("\n") and not line.strip(_BLANK):
+            start = self._text.find(line, max(0, spot.anchor - len(line)))
+            place = start + len(line) if start >= 0 else LOST
+        return Spot(place, 0, spot.anchor)
+
+    def continuation(self, place: int, tokens: Sequence[int], count: int, codec: Codec | None) -> Sequence[int]:
+        """Up to ``count`` tokens that go on from ``place``, where ``tokens`` have led.
+
+        Inside a token of the foretold text its rest is cut anew, up to where both cuts agree.
+        """
+        at = bisect_left(self._cuts, place)
+        if self._cuts[at] == place:
+            return self._ids[at : at + count]
+        bridge, at = self._bridge(place, tokens, at, codec)
+        return (*bridge, *self._ids[at : at + count])[:count]
+
+    def _bridge(self, place: int, tokens: Sequence[int], at: int, codec: Codec | None) -> tuple[list[int], int]:
+        """Tokens from ``place`` to a cut, and the number of the token behind it; past the end where there is none."""
+        bridge: list[int] = []
+        if codec is not None:
+            rest = readable(self._text[place : self._cuts[min(at + _SEAM, len(self._ids))]])
+            for token in continuation(codec, tokens, rest, _SEAM).ids if rest else ():
+                new = self._letters.of(token)
+                if not new or not self._text.startswith(new, place):
+                    break
+                bridge.append(token)
+                place += len(new)
+                at = bisect_left(self._cuts, place)
+                if self._cuts[at] == place:
+                    return bridge, at
+        return bridge, len(self._ids)
