@@ -81,7 +81,7 @@ def test_what_is_no_document_is_refused(documents: Any, words: str) -> None:
 
 def test_without_a_tokenizer_ids_still_work() -> None:
     assert references([[1, 2]], 1, None, VOCAB) == [((1, 2),)]
-    with pytest.raises(ValueError, match="lists of token ids"):
+    with pytest.raises(ValueError, match="give a document as token ids"):
         references(["text"], 1, None, VOCAB)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from parlay import models
 from parlay.cost.measured import calibrate
-from parlay.documents import Document, Documents, references
+from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve
@@ -83,19 +83,22 @@ class LLM:
         *,
         strategy: str | Sequence[str] | None = None,
         documents: Documents | None = None,
+        prediction: Predictions | None = None,
         store: bool = True,
     ) -> list[RequestOutput]:
         """Decode all prompts together and return one output per prompt, in order.
 
         ``sampling_params`` and ``strategy`` are one for all or one per prompt. ``documents`` are texts (or token ids)
         that outputs may repeat, say what a search has found: one list for all prompts or one per prompt. Strategies
-        that copy draft from them; no text depends on them, and they are no part of the prompt. ``store=False`` keeps
-        strategies that learn from many requests from learning from these.
+        that copy draft from them; no text depends on them, and they are no part of the prompt. ``prediction`` is what
+        the output will mostly be, say a file before an edit, as text or token ids, one for all or one per prompt:
+        where no strategy is named, the one that follows predictions is used, and others have it as their first
+        document. ``store=False`` keeps strategies that learn from many requests from learning from these.
 
-        Raises ValueError for a prompt, parameter or document that can't be used, before anything runs, and
+        Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
         """
-        jobs = self._jobs(prompts, sampling_params, strategy, documents=documents, store=store)
+        jobs = self._jobs(prompts, sampling_params, strategy, documents=documents, prediction=prediction, store=store)
         for _ in self._run(jobs):
             pass
         outputs = [job.output() for job in jobs]
@@ -111,12 +114,15 @@ class LLM:
         *,
         strategy: str | Sequence[str] | None = None,
         documents: Documents | None = None,
+        prediction: Predictions | None = None,
         store: bool = True,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self._factory.chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, strategy=strategy, documents=documents, store=store)
+        return self.generate(
+            prompts, sampling_params, strategy=strategy, documents=documents, prediction=prediction, store=store
+        )
 
     def stream(
         self,
@@ -125,10 +131,11 @@ class LLM:
         *,
         strategy: str | None = None,
         documents: Sequence[Document] | None = None,
+        prediction: Document | None = None,
         store: bool = True,
     ) -> Stream:
         """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
-        options = RequestOptions(strategy=strategy, documents=documents or (), store=store)
+        options = RequestOptions(strategy=strategy, documents=documents or (), prediction=prediction, store=store)
         job = self.job(prompt, sampling_params, options)
         return Stream(self._run([job]), job)
 
@@ -143,7 +150,9 @@ class LLM:
         if not isinstance(prompt, str | Mapping):
             prompt = self._factory.chat(prompt)
         (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
-        return self._factory.job(prompt, sampling_params or SamplingParams(), options, references=texts)
+        ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
+        params = sampling_params or SamplingParams()
+        return self._factory.job(prompt, params, options, references=texts, prediction=ids)
 
     def add(self, job: Job) -> None:
         """Put a job's samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
@@ -184,15 +193,20 @@ class LLM:
         strategy: str | Sequence[str] | None,
         *,
         documents: Documents | None,
+        prediction: Predictions | None,
         store: bool,
     ) -> list[Job]:
         listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         each_params = _one_each(params, SamplingParams(), len(listed), "sampling_params")
         each_strategy = _one_each(strategy, "", len(listed), "strategy")
         each_documents = references(documents, len(listed), self.tokenizer, self.runner.spec.vocab_size)
+        each_prediction = predictions(prediction, len(listed), self.tokenizer, self.runner.spec.vocab_size)
+        each = zip(listed, each_params, each_strategy, each_documents, each_prediction, strict=True)
         return [
-            self._factory.job(prompt, own, RequestOptions(strategy=name or None, store=store), references=texts)
-            for prompt, own, name, texts in zip(listed, each_params, each_strategy, each_documents, strict=True)
+            self._factory.job(
+                prompt, own, RequestOptions(strategy=name or None, store=store), references=texts, prediction=ids
+            )
+            for prompt, own, name, texts, ids in each
         ]
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:

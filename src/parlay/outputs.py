@@ -7,6 +7,20 @@ from dataclasses import dataclass
 from parlay.types import Exactness, FinishReason, Metrics, TokenLogprobs
 
 
+@dataclass(frozen=True, slots=True)
+class PredictionUse:
+    """What its prediction was worth to one sample, in tokens; over several samples, add them up.
+
+    ``accepted``: tokens of the output that were drafted from the prediction. A strategy that copies from it as from
+    any other text accepts none. ``rejected``: tokens of the prediction of which that can't be said: its length less
+    ``accepted``, and not below 0 where a part was copied twice. The one token per step that the target writes itself
+    is not accepted, so a prediction that is the whole answer has as many rejected tokens as there were steps, or less.
+    """
+
+    accepted: int
+    rejected: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """One sample. ``seed`` reproduces it (with ``index`` as the sample index), whatever the strategy."""
@@ -25,6 +39,8 @@ class CompletionOutput:
     """Per token: the drafter that proposed it, or ``target``."""
     metrics: Metrics
     error: str | None = None
+    prediction: PredictionUse | None = None
+    """None where the request came without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

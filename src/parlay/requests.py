@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from jinja2 import TemplateError
 
-from parlay.documents import Document
-from parlay.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
+from parlay.documents import Document, Ids
+from parlay.drafters.prediction import SOURCE as PREDICTION
+from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
 from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream
 from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
@@ -36,12 +37,14 @@ Messages = Sequence[Mapping[str, Any]]
 class RequestOptions:
     """What may be said of a request beside its prompt and its sampling; no text depends on any of it.
 
-    ``strategy`` None takes the LLM's default. ``documents`` and ``store`` are those of `LLM.generate`. ``salt`` names
-    the tenant, whose cached prefixes and stores are its own. Lower ``priority`` is more urgent.
+    ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
+    ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
+    prefixes and stores are its own. Lower ``priority`` is more urgent.
     """
 
     strategy: str | None = None
     documents: Sequence[Document] = ()
+    prediction: Document | None = None
     store: bool = True
     salt: str = ""
     priority: int = 0
@@ -54,6 +57,8 @@ class Sample:
     request: Request
     text: TextStream | None
     strategy: str
+    predicted: int = 0
+    """Tokens of its prediction."""
     committed: list[Committed] = field(default_factory=list)
     last: Event | None = None
 
@@ -87,7 +92,14 @@ class Sample:
             sources=tuple(c.source for c in self.committed),
             metrics=event.metrics,
             error=event.error,
+            prediction=self._prediction(),
         )
+
+    def _prediction(self) -> PredictionUse | None:
+        if not self.predicted:
+            return None
+        accepted = sum(c.source == PREDICTION for c in self.committed)
+        return PredictionUse(accepted, max(0, self.predicted - accepted))
 
 
 @dataclass(slots=True)
@@ -148,9 +160,13 @@ class RequestFactory:
         params: SamplingParams,
         options: RequestOptions,
         *,
-        references: tuple[tuple[int, ...], ...] = (),
+        references: tuple[Ids, ...] = (),
+        prediction: Ids = (),
     ) -> Job:
-        """``references`` are the documents' ids. Raises ValueError for a prompt or a parameter that can't be used."""
+        """``references`` are the documents' ids, ``prediction`` those of the prediction.
+
+        Raises ValueError for a prompt or a parameter that can't be used.
+        """
         text, ids = self._encode(prompt)
         name = f"request-{next(self._names)}"
         seed = params.seed if params.seed is not None else next(self._seeds)
@@ -167,14 +183,15 @@ class RequestFactory:
             params=params,
             key=NoiseKey(seed),
             stop_ids=eos | frozenset(params.stop_token_ids),
-            references=references,
+            references=(prediction, *references) if prediction else references,
             salt=options.salt,
             store=options.store,
             group=name if params.n > 1 else "",
             priority=options.priority,
         )
-        strategy = options.strategy or self._strategy
-        return Job(name, text, [self._sample(first, index, strategy, grammar) for index in range(params.n)])
+        strategy = options.strategy or (PREDICTION if prediction else self._strategy)
+        samples = [self._sample(first, index, strategy, grammar) for index in range(params.n)]
+        return Job(name, text, [replace(sample, predicted=len(prediction)) for sample in samples])
 
     def _sample(self, request: Request, index: int, strategy: str, grammar: Grammar | None) -> Sample:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None

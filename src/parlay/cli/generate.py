@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text that the output may repeat: strategies that copy draft from it; may be given several times",
     )
     parser.add_argument(
+        "--prediction",
+        metavar="FILE",
+        help="what the output will mostly be, say a file before an edit: drafted from, unless --strategy is given",
+    )
+    parser.add_argument(
         "--store",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -53,10 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     params = replace(sampling_params(options), structured_outputs=structured_outputs(options))
     prompt = _prompt(options)
-    documents = [_read_document(name) for name in options.document]
+    documents = [_read_file(name, "document") for name in options.document]
+    prediction = None if options.prediction is None else _read_file(options.prediction, "prediction")
     tint = Tint(sys.stdout)
     with _open(options) as llm, Interrupt() as interrupt:
-        stream = llm.stream(prompt, params, documents=documents, store=options.store)
+        stream = llm.stream(
+            prompt,
+            params,
+            strategy=options.strategy,
+            documents=documents,
+            prediction=prediction,
+            store=options.store,
+        )
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
     if options.json:
@@ -119,15 +132,13 @@ def _read_stdin() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _read_document(name: str) -> str:
+def _read_file(name: str, kind: str) -> str:
     try:
         return Path(name).read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"can't read the document {name}: {error.strerror}") from None
+        raise ValueError(f"can't read the {kind} {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"document {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv"
-        ) from None
+        raise ValueError(f"{kind} {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
 
 
 def _check_unicode(name: str, text: str) -> None:

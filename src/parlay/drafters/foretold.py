@@ -12,7 +12,7 @@ from parlay.drafters.letters import Letters, readable
 from parlay.drafters.vocabularies import Codec, continuation
 
 _BLANK = " \t\r\n"  # tells nothing of a place
-_LENGTHS = (8, 4, 2, 1)  # tokens' worth of letters that are looked for, the longest first
+_LENGTHS = (1, 2, 4, 8)  # tokens whose letters are looked for
 _ANYWHERE = 2  # of which so many count wherever they are found, fewer only a little behind the break
 _NEAR = 8  # tokens' worth of letters
 _SURE = 3  # tokens' worth of letters that must agree before a place is more than a coincidence
@@ -60,7 +60,7 @@ class Foretold:
         place, run, anchor = spot
         if place != LOST and self._text.startswith(new, place):
             return self._advanced(place + len(new), run + len(new), anchor)
-        latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[0]) : at + 1]]
+        latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[-1]) : at + 1]]
         return self._found(latest, anchor) or self._guess(spot, "".join(latest))
 
     def _advanced(self, place: int, run: int, anchor: int) -> Spot:
@@ -75,20 +75,24 @@ class Foretold:
 
     def _found(self, latest: Sequence[str], anchor: int) -> Spot | None:
         """The place after the longest end of ``latest`` that occurs, next behind ``anchor`` or else last before it."""
-        text, scale = self._text, self._scale
-        for length in _LENGTHS:
+        found: Spot | None = None
+        for length in _LENGTHS[: bisect_right(_LENGTHS, len(latest))]:
             wanted = "".join(latest[-length:])
-            if len(latest) < length or (length < _SURE and not latest[-1].strip(_BLANK)):
-                continue
-            far = len(text) if length >= _ANYWHERE else anchor + _NEAR * scale
-            start = text.find(wanted, max(0, anchor - len(wanted)), far)
-            if start < 0 and length >= _ANYWHERE:
-                start = text.rfind(wanted, 0, anchor)
-            if start >= 0:
-                place = start + len(wanted)
-                sure = length >= _SURE
-                return Spot(place, length * scale, place if sure else anchor)
-        return None
+            place = self._nearest(wanted, anchor, anywhere=length >= _ANYWHERE)
+            if place == LOST and length >= _ANYWHERE:
+                break
+            if place != LOST and (length >= _SURE or latest[-1].strip(_BLANK)):
+                found = Spot(place, length * self._scale, place if length >= _SURE else anchor)
+        return found
+
+    def _nearest(self, wanted: str, anchor: int, *, anywhere: bool) -> int:
+        """The place after ``wanted``."""
+        text = self._text
+        far = len(text) if anywhere else anchor + _NEAR * self._scale
+        start = text.find(wanted, max(0, anchor - len(wanted)), far)
+        if start < 0 and anywhere:
+            start = text.rfind(wanted, 0, anchor)
+        return start + len(wanted) if start >= 0 else LOST
 
     def _guess(self, spot: Spot, latest: str) -> Spot:
         """The first token that differs stands in place of a foretold one; a new line, later, before a foretold one."""
@@ -97,8 +101,7 @@ class Foretold:
         if spot.place != LOST and spot.run > 0:
             place = self._cuts[min(bisect_right(self._cuts, spot.place), len(self._cuts) - 1)]
         elif line.startswith("\n") and not line.strip(_BLANK):
-            start = self._text.find(line, max(0, spot.anchor - len(line)))
-            place = start + len(line) if start >= 0 else LOST
+            place = self._nearest(line, spot.anchor, anywhere=True)
         return Spot(place, 0, spot.anchor)
 
     def continuation(self, place: int, tokens: Sequence[int], count: int, codec: Codec | None) -> Sequence[int]:
