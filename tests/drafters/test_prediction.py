@@ -97,7 +97,7 @@ def edited(old: str, new: str) -> str:
 
 MOVED = "\n".join([*LINES[4:6], *LINES[:4], *LINES[6:]])
 EDITS = {
-    "a word replaced": (edited("so much", "enough"), 7),
+    "a word replaced": (edited("so much", "enough"), 8),
     "a name renamed everywhere": (edited("result", "sum"), 14),
     "a word inserted": (edited("so much", "so very much"), 6),
     "a line inserted": (edited("    if ", "    result *= 2\n    if "), 8),
@@ -162,6 +162,15 @@ def test_the_first_token_that_differs_stands_in_place_of_one() -> None:
     drafter, request = Prediction(resources(None)), predicted(range(100, 140))
     assert propose(drafter, [0, 100, 101, 7], 2, request).tree.tokens == (103, 104)
     assert propose(drafter, [0, 100, 101, 7, 8], 2, request) == NO_DRAFT
+
+
+def test_a_line_put_in_stands_before_the_next_one_that_is_indented_alike() -> None:
+    """After its end the prediction goes on where it was left, with one token known: the line's beginning."""
+    tokenizer = byte_level(["if it:\n    this is\n    that is\n"] * 9, 300)
+    ids = tokenizer.encode("if it:\n    this is\n    that is\n")
+    tokens = [0, *tokenizer.encode("if it:\n    zzz\n   ")]
+    (draft,) = Prediction(resources(tokenizer)).propose([Sight(0, tokens, predicted(ids))], [20])
+    assert tokenizer.decode([*tokens[1:], *draft.tree.tokens]) == "if it:\n    zzz\n    this is\n    that is\n"
 
 
 def test_special_tokens_are_no_text() -> None:

@@ -15,6 +15,7 @@ _BLANK = " \t\r\n"  # tells nothing of a place
 _LENGTHS = (1, 2, 4, 8)  # tokens whose letters are looked for
 _ANYWHERE = 2  # of which so many count wherever they are found, fewer only a little behind the break
 _NEAR = 8  # tokens' worth of letters
+_LINES = 64  # beginnings of lines that are looked at for one that is indented alike
 _SURE = 3  # tokens' worth of letters that must agree before a place is more than a coincidence
 _TRUST = 8  # tokens that a prediction is worth before any is out
 _SEAM = 6  # tokens that are cut anew where a place lies inside a token, and are read before it
@@ -57,18 +58,17 @@ class Foretold:
     def after(self, spot: Spot, tokens: Sequence[int], at: int, *, begin: int) -> Spot:
         """Where the output, which begins with ``tokens[begin]``, stands once it went on from ``spot`` by one token."""
         new = self._letters.of(tokens[at])
-        place, run, anchor = spot
-        if place != LOST and self._text.startswith(new, place):
-            return self._advanced(place + len(new), run + len(new), anchor)
+        place = spot.place + len(new)
+        agrees = spot.place != LOST and self._text.startswith(new, spot.place)
+        if agrees and self._is_cut(place):
+            return self._at(place, spot.run + len(new), spot.anchor)
         latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[-1]) : at + 1]]
-        return self._found(latest, anchor) or self._guess(spot, "".join(latest))
+        if agrees:  # a token that ends inside a foretold one bodes another text
+            return self._new_line(latest, spot.anchor) or self._at(place, min(spot.run, self._scale), spot.anchor)
+        return self._found(latest, spot.anchor) or self._guess(spot, latest)
 
-    def _advanced(self, place: int, run: int, anchor: int) -> Spot:
-        """A token that ends inside a foretold one agrees so far, and still bodes another text."""
-        if not self._is_cut(place):
-            run = min(run, self._scale)
-        sure = run >= _SURE * self._scale
-        return Spot(place, run, place if sure else anchor)
+    def _at(self, place: int, run: int, anchor: int) -> Spot:
+        return Spot(place, run, place if run >= _SURE * self._scale else anchor)
 
     def _is_cut(self, place: int) -> bool:
         return self._cuts[bisect_left(self._cuts, place)] == place
@@ -82,27 +82,43 @@ class Foretold:
             if place == LOST and length >= _ANYWHERE:
                 break
             if place != LOST and (length >= _SURE or latest[-1].strip(_BLANK)):
-                found = Spot(place, length * self._scale, place if length >= _SURE else anchor)
+                found = self._at(place, length * self._scale, anchor)
         return found
 
     def _nearest(self, wanted: str, anchor: int, *, anywhere: bool) -> int:
-        """The place after ``wanted``."""
+        """The place after ``wanted``; what is found only near must be whole tokens there."""
         text = self._text
         far = len(text) if anywhere else anchor + _NEAR * self._scale
         start = text.find(wanted, max(0, anchor - len(wanted)), far)
+        while start >= 0 and not anywhere and not self._is_cut(start):
+            start = text.find(wanted, start + 1, far)
         if start < 0 and anywhere:
             start = text.rfind(wanted, 0, anchor)
         return start + len(wanted) if start >= 0 else LOST
 
-    def _guess(self, spot: Spot, latest: str) -> Spot:
+    def _guess(self, spot: Spot, latest: Sequence[str]) -> Spot:
         """The first token that differs stands in place of a foretold one; a new line, later, before a foretold one."""
+        line = None if self.is_sure(spot) else self._new_line(latest, spot.anchor)
+        if line is not None:
+            return line
         place = LOST
-        line = latest[latest.rfind("\n") :]
         if spot.place != LOST and spot.run > 0:
             place = self._cuts[min(bisect_right(self._cuts, spot.place), len(self._cuts) - 1)]
-        elif line.startswith("\n") and not line.strip(_BLANK):
-            place = self._nearest(line, spot.anchor, anywhere=True)
         return Spot(place, 0, spot.anchor)
+
+    def _new_line(self, latest: Sequence[str], anchor: int) -> Spot | None:
+        """Where the next foretold line begins that is indented alike, if the output has just begun a line."""
+        wanted = latest[-1]
+        if not wanted.startswith("\n") or wanted.strip(_BLANK):
+            return None
+        start = max(0, anchor - len(wanted)) - 1
+        for _ in range(_LINES):
+            start = self._text.find(wanted, start + 1)
+            if start < 0:
+                break
+            if self._is_cut(start) and self._is_cut(start + len(wanted)):
+                return Spot(start + len(wanted), 0, anchor)
+        return None
 
     def continuation(self, place: int, tokens: Sequence[int], count: int, codec: Codec | None) -> Sequence[int]:
         """Up to ``count`` tokens that go on from ``place``, where ``tokens`` have led.

@@ -26,9 +26,10 @@ class Prediction:
 
     Copying begins at its beginning, before there is any output, and goes on while the output agrees. Texts are compared
     letter by letter: it makes no difference how either is cut into tokens. Where the output has left the prediction,
-    the place is looked for that follows its latest letters, nearest behind where it left or else nearest before that;
-    until there is one, the first token that differs is taken to stand in place of the predicted one. From inside a
-    predicted token the rest is cut into tokens anew.
+    the place is looked for that follows its latest letters, nearest behind where it left or else nearest before that.
+    Until there is one, the first token that differs is taken to stand in place of the predicted one, and a line begun
+    later to come before the next predicted line that is indented alike. From inside a predicted token the rest is cut
+    into tokens anew.
 
     Where the place is not sure, or the prediction has come to its end, ``fallback`` drafts too, or alone.
     """
