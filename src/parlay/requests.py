@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -69,7 +69,8 @@ class Sample:
         if self.text is None:
             return ()
         released = self.text.release(final=event.finish_reason is not None)
-        return tuple(Piece(text, self.committed[index].source) for index, text in released)
+        known = len(self.committed)  # a step that failed may have read tokens that it never told of
+        return tuple(Piece(text, self.committed[index].source) for index, text in released if index < known)
 
     def output(self) -> CompletionOutput:
         event = self.last
@@ -134,7 +135,10 @@ class Job:
 
 
 class RequestFactory:
-    """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser."""
+    """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
+
+    Requests that name no seed draw theirs reproducibly from ``seed``, or else from the system.
+    """
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class RequestFactory:
         self._strategy = strategy
         self._eos_ids = frozenset(eos_ids)
         self._max_context = max_context
-        self._seeds = _seeds(seed)
+        self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._grammars = Grammars(tokenizer, vocab_size, eos_ids)
 
@@ -169,7 +173,7 @@ class RequestFactory:
         """
         text, ids = self._encode(prompt)
         name = f"request-{next(self._names)}"
-        seed = params.seed if params.seed is not None else next(self._seeds)
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         if params.stops and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         limit = self._max_context - len(ids)
@@ -218,10 +222,3 @@ class RequestFactory:
         except TemplateError as error:
             raise ParlayError(f"this model's chat template refuses the conversation: {error}") from error
         return TokensPrompt(prompt_token_ids=ids)
-
-
-def _seeds(seed: int | None) -> Iterator[int]:
-    """Seeds for requests that name none: reproducible from the LLM's own seed, else from the system."""
-    source = random.Random(seed) if seed is not None else random.Random(secrets.randbits(64))
-    while True:
-        yield source.getrandbits(63)

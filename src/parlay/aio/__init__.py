@@ -1,0 +1,8 @@
+"""An LLM for asyncio: one engine thread decodes for any number of tasks, event loops and threads together."""
+
+from parlay.aio.mailbox import Busy, Closed
+from parlay.aio.service import AsyncLLM
+from parlay.aio.stats import ServiceStats
+from parlay.aio.stream import JobStream
+
+__all__ = ["AsyncLLM", "Busy", "Closed", "JobStream", "ServiceStats"]

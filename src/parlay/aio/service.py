@@ -1,0 +1,145 @@
+"""`AsyncLLM`: the asynchronous Python API, and what the server stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self, TypeVar
+
+from parlay.aio.mailbox import Closed, Ticket
+from parlay.aio.stats import ServiceStats
+from parlay.aio.stream import JobStream
+from parlay.aio.worker import Worker
+from parlay.llm import LLM, RequestFailed
+from parlay.outputs import RequestOutput, StreamEvent
+from parlay.requests import Job, Messages, Prompt, RequestOptions
+from parlay.types import SamplingParams
+
+T = TypeVar("T")
+
+
+class AsyncLLM:
+    """Decodes for many tasks at once: requests join and leave between the steps of one engine thread.
+
+    The LLM belongs to it from now on: elsewhere only `LLM.job` may be used. Any thread and event loop may submit. Per
+    LLM ``max_num_seqs`` samples run and up to ``max_waiting`` more are taken; further ones are refused with `Busy`. A
+    strategy that loads a model does so in the engine thread, at the first request that names it; others wait for it.
+
+        async with AsyncLLM(LLM("parlay-mini")) as llm:
+            async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
+                print(event.text, end="")
+    """
+
+    def __init__(self, llm: LLM, *, max_waiting: int = 256) -> None:
+        if max_waiting < 0:
+            raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
+        self.llm = llm
+        self._worker = Worker(llm, max_waiting)
+
+    async def submit(self, job: Job, *, timeout: float | None = None, whole: bool = False) -> JobStream:
+        """Queue what `LLM.job` made ready, and return when the engine has taken it.
+
+        After ``timeout`` seconds the job ends with what there is of it; the stream then says ``timed_out``. With
+        ``whole`` the stream has one event, the last: that costs less where nobody reads along.
+
+        Raises ValueError or ParlayError for what can't run, `Busy` and `Closed`.
+        """
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be above 0 seconds, got {timeout:g}")
+        ticket = Ticket(job, whole, None if timeout is None else time.monotonic() + timeout)
+        self._worker.submit(ticket)
+        try:
+            await ticket.mailbox.taken
+        except asyncio.CancelledError:
+            self._worker.abort(ticket)
+            raise
+        return JobStream(self._worker, ticket)
+
+    async def generate(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> RequestOutput:
+        """Decode one prompt or conversation and return the whole output.
+
+        Raises what `submit` raises, and RequestFailed (which holds the output) when a sample failed.
+        """
+        job = await self._job(prompt, sampling_params, options)
+        output = await (await self.submit(job, timeout=timeout, whole=True)).wait()
+        failed = [sample.error for sample in output.outputs if sample.error]
+        if failed:
+            raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0]}", [output])
+        return output
+
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> RequestOutput:
+        """`generate` for a conversation, a list of {"role": ..., "content": ...}."""
+        return await self.generate(messages, sampling_params, options, timeout=timeout)
+
+    async def stream(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StreamEvent]:
+        """Decode one prompt or conversation and iterate over what each step adds. Closing this ends the request."""
+        events = await self.submit(await self._job(prompt, sampling_params, options), timeout=timeout)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await events.aclose()
+
+    def stats(self) -> ServiceStats:
+        """How many requests wait and run, and what has been counted since the start."""
+        return self._worker.stats
+
+    async def between_steps(self, function: Callable[[LLM], T]) -> T:
+        """Call a function with the LLM in the engine thread, where all of it may be used; others wait meanwhile."""
+        future: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function(self.llm))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._worker.call(call)
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    async def close(self, drain_seconds: float | None = None) -> None:
+        """Take no more requests, let those under way finish for so long (None: however long), abort the rest.
+
+        The LLM is closed with it. May be called again, from anywhere, to wait for the end or to shorten it.
+        """
+        await asyncio.shield(asyncio.wrap_future(self._worker.close(drain_seconds)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(None if error is None else 0)
+
+    async def _job(
+        self, prompt: Prompt | Messages, params: SamplingParams | None, options: RequestOptions | None
+    ) -> Job:
+        """In another thread: a long prompt takes time to encode, and the event loop has others to serve."""
+        if self._worker.closing:
+            raise Closed("the service has been closed: it takes no more requests")
+        return await asyncio.to_thread(self.llm.job, prompt, params, options)

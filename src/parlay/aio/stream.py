@@ -1,0 +1,69 @@
+"""One job's events as an asynchronous iterator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from parlay.aio.mailbox import Ticket
+from parlay.aio.worker import Worker
+from parlay.outputs import RequestOutput, StreamEvent
+from parlay.types import ParlayError
+
+
+class JobStream(AsyncIterator[StreamEvent]):
+    """What each step adds to a job, all its samples mixed, for one reader in the event loop that submitted it.
+
+    The job ends within one engine step when the reader is cancelled while it waits here, when the stream is closed,
+    and when nobody holds the stream any more.
+    """
+
+    def __init__(self, worker: Worker, ticket: Ticket) -> None:
+        self._worker = worker
+        self._ticket = ticket
+
+    async def __anext__(self) -> StreamEvent:
+        try:
+            event = await self._ticket.mailbox.get()
+        except asyncio.CancelledError:
+            self._worker.abort(self._ticket)
+            raise
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def wait(self) -> RequestOutput:
+        """Let the job run to its end, its events unread, and return the whole output. Cancelling this ends the job."""
+        try:
+            await asyncio.shield(self._ticket.mailbox.over)
+        except asyncio.CancelledError:
+            self._worker.abort(self._ticket)
+            raise
+        return self.output
+
+    async def aclose(self) -> None:
+        """End the job now; `output` is then what there is of it. Harmless when it is over."""
+        mailbox = self._ticket.mailbox
+        if not mailbox.over.done():
+            self._worker.abort(self._ticket)
+            await asyncio.shield(mailbox.over)
+        mailbox.discard()
+
+    @property
+    def output(self) -> RequestOutput:
+        """The whole result, or the part that there is of a job that was ended. Raises ParlayError while under way."""
+        mailbox = self._ticket.mailbox
+        if not mailbox.over.done():
+            raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
+        if mailbox.error is not None:
+            raise mailbox.error
+        return self._ticket.job.output()
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether its time limit ended the job; its samples then finished for the reason ``abort``."""
+        return self._ticket.timed_out
+
+    def __del__(self) -> None:
+        if not self._ticket.mailbox.over.done():
+            self._worker.abort(self._ticket)

@@ -1,0 +1,58 @@
+"""One service for the tests that leave it open, and what plain decoding says, asked of it one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM, SamplingParams
+from parlay.aio import AsyncLLM
+
+PROMPTS = [
+    "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n\nThe text:",
+    "def add(a, b):\n    return",
+    "The weather was",
+    "Once upon a time there was a king who",
+]
+LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+"""Over half a second of decoding: what ends sooner was ended."""
+
+Plain = Callable[[str, SamplingParams], list[tuple[int, ...]]]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[AsyncLLM]:
+    alm = AsyncLLM(LLM(dtype="float32", seed=1))
+    yield alm
+    asyncio.run(alm.close(0))
+
+
+@pytest.fixture(scope="module")
+def plain(service: AsyncLLM) -> Plain:
+    """`LLM.generate` without drafts, in the engine thread while nothing else runs: the token ids of each sample."""
+    known: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+
+    def tokens(prompt: str, params: SamplingParams) -> list[tuple[int, ...]]:
+        key = prompt, repr(params)
+        if key not in known:
+            (output,) = asyncio.run(service.between_steps(lambda llm: llm.generate(prompt, params, strategy="none")))
+            known[key] = [sample.token_ids for sample in output.outputs]
+        return known[key]
+
+    return tokens
+
+
+@pytest.fixture
+def fresh() -> LLM:
+    """A model for a service that the test closes."""
+    return LLM(dtype="float32", seed=1, max_num_seqs=4)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A strategy whose drafter raises after a few tokens."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    return "benchmarks.serving.failing:Failing"

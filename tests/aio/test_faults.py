@@ -1,0 +1,102 @@
+"""Faults of the engine itself: everyone who was hit hears of it, and the service goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from parlay import RequestFailed, SamplingParams
+from parlay.aio import AsyncLLM, JobStream
+from parlay.requests import RequestOptions
+from tests.aio.conftest import LONG, PROMPTS, Plain
+
+SHORT = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture
+def broken_step(service: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twelfth forward from now raises, once."""
+    runner = service.llm.runner
+    forward, calls = runner.forward, iter(range(12))
+
+    def fail(segments, taps=()):  # type: ignore[no-untyped-def]
+        if next(calls, None) == 11:
+            raise MemoryError("no memory\nfor this")
+        return forward(segments, taps)
+
+    monkeypatch.setattr(runner, "forward", fail)
+
+
+@pytest.mark.usefixtures("broken_step")
+def test_a_step_that_fails_ends_what_ran_with_one_line_and_the_next_request_runs(service: AsyncLLM) -> None:
+    async def run() -> list[JobStream]:
+        streams = [await service.submit(service.llm.job(prompt, LONG, RequestOptions())) for prompt in PROMPTS]
+        for stream in streams:
+            await stream.wait()
+        await service.between_steps(lambda llm: llm.runner.check())
+        assert await service.between_steps(lambda llm: llm.engine.idle)
+        return streams
+
+    for stream in asyncio.run(run()):
+        (sample,) = stream.output.outputs
+        assert sample.finish_reason == "error"
+        assert sample.error is not None
+        assert "no memory" in sample.error
+        assert "\n" not in sample.error
+    output = asyncio.run(service.generate(PROMPTS[0], SHORT))
+    assert output.outputs[0].token_ids == asyncio.run(service.generate(PROMPTS[0], SHORT)).outputs[0].token_ids
+
+
+@pytest.mark.usefixtures("broken_step")
+def test_generate_raises_for_a_step_that_fails(service: AsyncLLM) -> None:
+    with pytest.raises(RequestFailed, match="no memory"):
+        asyncio.run(service.generate(PROMPTS[0], LONG))
+
+
+def test_a_step_that_fails_half_way_through_its_commits_loses_nobody(
+    service: AsyncLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens have reached the text but not the reader: the text that was told stays what it was."""
+    whole = list(plain(PROMPTS[2], LONG)[0])
+    keep, calls = service.llm.runner.keep, iter(range(6))
+
+    def fail(sequence, path):  # type: ignore[no-untyped-def]
+        if next(calls, None) == 5:
+            raise RuntimeError("broken")
+        return keep(sequence, path)
+
+    monkeypatch.setattr(service.llm.runner, "keep", fail)
+
+    async def run() -> None:
+        stream = await service.submit(service.llm.job(PROMPTS[2], LONG, RequestOptions(strategy="none")))
+        tokens = [token async for event in stream for token in event.token_ids]
+        assert stream.output.outputs[0].finish_reason == "error"
+        assert len(tokens) == 5
+        assert tokens == whole[: len(tokens)]
+
+    asyncio.run(run())
+    assert asyncio.run(service.between_steps(lambda llm: llm.engine.idle))
+
+
+def test_text_that_cannot_be_told_ends_its_own_request_only(service: AsyncLLM, plain: Plain) -> None:
+    async def run() -> None:
+        job = service.llm.job(PROMPTS[0], LONG)
+        job.samples[0].text = object()  # type: ignore[assignment]
+        broken = await service.submit(job)
+        output = await service.generate(PROMPTS[0], SHORT)
+        assert [sample.token_ids for sample in output.outputs] == plain(PROMPTS[0], SHORT)
+        with pytest.raises(Exception, match="can't be made into text"):
+            await broken.wait()
+        with pytest.raises(Exception, match="can't be made into text"):
+            await anext(broken)
+
+    plain(PROMPTS[0], SHORT)
+    asyncio.run(run())
+    assert service.stats().running == 0
+
+
+def test_what_is_called_between_steps_may_raise(service: AsyncLLM) -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(service.between_steps(lambda llm: 1 / 0))
+    assert len(asyncio.run(service.generate(PROMPTS[0], SHORT)).outputs) == 1
