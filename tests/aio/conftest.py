@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the benchmarks are run from the repository's root
 
 PROMPTS = [
     "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n\nThe text:",
@@ -49,10 +52,3 @@ def plain(service: AsyncLLM) -> Plain:
 def fresh() -> LLM:
     """A model for a service that the test closes."""
     return LLM(dtype="float32", seed=1, max_num_seqs=4)
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A strategy whose drafter raises after a few tokens."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    return "benchmarks.serving.failing:Failing"

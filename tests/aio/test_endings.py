@@ -167,9 +167,11 @@ def test_beyond_its_bound_the_queue_refuses_and_takes_again_later(fresh: LLM) ->
 def test_closing_lets_what_runs_finish_and_takes_nothing_new(fresh: LLM) -> None:
     async def run() -> None:
         service = AsyncLLM(fresh)
+        assert service.alive
         stream = await begin(service, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
         closing = asyncio.ensure_future(service.close())
         await asyncio.sleep(0)
+        assert not service.alive
         with pytest.raises(Closed):
             await begin(service)
         await closing

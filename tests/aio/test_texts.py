@@ -12,6 +12,7 @@ from parlay.aio import AsyncLLM
 from parlay.requests import RequestOptions
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
+FAILING = "benchmarks.serving.failing:Failing"
 STRATEGIES = ["none", "prompt-lookup", "draft-model", "union", "suffix-decoding"]
 SAMPLING = [
     SamplingParams(temperature=0, max_tokens=16),
@@ -113,12 +114,10 @@ def test_a_processor_that_raises_reaches_its_own_request_only(service: AsyncLLM,
     assert asyncio.run(run()) == expected
 
 
-def test_a_drafter_that_raises_leaves_the_text_as_it_is_and_is_counted(
-    service: AsyncLLM, plain: Plain, failing: str
-) -> None:
+def test_a_drafter_that_raises_leaves_the_text_as_it_is_and_is_counted(service: AsyncLLM, plain: Plain) -> None:
     params = SamplingParams(temperature=0.9, seed=4, max_tokens=20, ignore_eos=True)
     before = service.stats().drafter_faults
-    output = asyncio.run(service.generate(PROMPTS[0], params, RequestOptions(strategy=f"{failing}:policy=fixed")))
+    output = asyncio.run(service.generate(PROMPTS[0], params, RequestOptions(strategy=f"{FAILING}:policy=fixed")))
     assert [sample.token_ids for sample in output.outputs] == plain(PROMPTS[0], params)
     assert output.outputs[0].metrics.drafter_faults == 1
     assert service.stats().drafter_faults == before + 1

@@ -104,6 +104,11 @@ class AsyncLLM:
         finally:
             await events.aclose()
 
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests: not since `close`, nor if its thread has failed."""
+        return not self._worker.closing
+
     def stats(self) -> ServiceStats:
         """How many requests wait and run, and what has been counted since the start."""
         return self._worker.stats
@@ -140,6 +145,6 @@ class AsyncLLM:
         self, prompt: Prompt | Messages, params: SamplingParams | None, options: RequestOptions | None
     ) -> Job:
         """In another thread: a long prompt takes time to encode, and the event loop has others to serve."""
-        if self._worker.closing:
+        if not self.alive:
             raise Closed("the service has been closed: it takes no more requests")
         return await asyncio.to_thread(self.llm.job, prompt, params, options)

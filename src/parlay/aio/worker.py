@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
 
+import torch
+
 from parlay.aio.mailbox import Busy, Closed, Message, Ticket
 from parlay.aio.stats import Ledger, ServiceStats
 from parlay.llm import LLM
@@ -91,6 +93,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ engine thread
 
     def _run(self) -> None:
+        torch.set_num_threads(torch.get_num_threads())  # until then OpenMP takes its own default in a new thread
         try:
             while self._until is None or (self._owners and time.monotonic() < self._until):
                 self._obey()

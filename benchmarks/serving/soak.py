@@ -1,0 +1,230 @@
+"""Many requests at once, some cancelled, malformed, or with a drafter that fails: nothing may be lost, leak or differ.
+
+    python -m benchmarks.serving.soak                 # 2,000 requests, and the report
+    python -m benchmarks.serving.soak --quick         # 60: does it work?
+
+Every completed text of an exact strategy is held against plain decoding, alone, before the others came.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
+from benchmarks.serving.tally import Tally, report, resident, summary
+from parlay import LLM, ParlayError, RequestOutput, SamplingParams
+from parlay.aio import AsyncLLM, JobStream
+from parlay.requests import RequestOptions
+from parlay.types import Exactness
+
+EXACT = (Exactness.BITS, Exactness.SEED)
+CHECK_EVERY = 100
+PATIENCE = 300.0
+"""Seconds after which a request counts as lost."""
+
+Tokens = list[tuple[int, ...]]
+
+MALFORMED: tuple[Callable[[], tuple[str, SamplingParams, RequestOptions]], ...] = (
+    lambda: ("x", SamplingParams(temperature=-1), RequestOptions()),
+    lambda: ("x", SamplingParams(stop=""), RequestOptions()),
+    lambda: ("x", SamplingParams(logit_bias={10**9: 1.0}), RequestOptions()),
+    lambda: ("x", SamplingParams(), RequestOptions(strategy="no-such-strategy")),
+    lambda: ("x", SamplingParams(n=3), RequestOptions(strategy="prompt-lookup:no_such_parameter=1")),
+    lambda: ("", SamplingParams(), RequestOptions()),
+    lambda: ("word " * 10_000, SamplingParams(), RequestOptions()),
+)
+
+
+class Soak:
+    """Runs the cases against one service, some at a time."""
+
+    def __init__(self, service: AsyncLLM, planned: list[Case]) -> None:
+        self._service = service
+        self._planned = planned
+        self.known: dict[tuple[str, str], Tokens] = {}
+        self.tally = Tally()
+
+    async def learn(self) -> None:
+        """The plain text of every request there will be, each decoded alone."""
+        for case in self._planned:
+            if case.kind != "malformed" and case.key not in self.known:
+                output = await self._service.generate(case.prompt, case.params, RequestOptions(strategy="none"))
+                self.known[case.key] = tokens_of(output)
+
+    async def run(self, concurrency: int) -> None:
+        queue = iter(enumerate(self._planned))
+        await asyncio.gather(*(self._client(queue) for _ in range(concurrency)))
+        await self._check()
+        idle = await self._service.between_steps(lambda llm: llm.engine.idle)
+        if not idle:
+            self.tally.wrong.append("the engine still holds requests at the end")
+
+    async def _client(self, queue: Iterator[tuple[int, Case]]) -> None:
+        for number, case in queue:
+            try:
+                fate = await asyncio.wait_for(self._one(number, case), PATIENCE)
+            except Exception as error:
+                fate = "lost"
+                self._wrong(number, case, f"{type(error).__name__}: {error}")
+            self.tally.fates[fate] += 1
+            self.tally.done += 1
+            if self.tally.done % CHECK_EVERY == 0:
+                await self._check()
+
+    async def _one(self, number: int, case: Case) -> str:
+        if case.kind == "malformed":
+            return await self._refuse(number, case)
+        stream = await self._submit(case)
+        if case.leave is None:
+            output = await finish(stream, case)
+        else:
+            await leave(stream, case)
+            if case.leave == "forget":
+                return "cancelled"
+            output = stream.output
+        del stream
+        self._compare(number, case, output)
+        ended = any(sample.finish_reason == "abort" for sample in output.outputs)
+        return "cancelled" if ended else "completed"
+
+    async def _submit(self, case: Case) -> JobStream:
+        job = self._service.llm.job(case.prompt, case.params, case.options)
+        timeout = case.patience / 100 if case.leave == "timeout" else None
+        return await self._service.submit(job, timeout=timeout, whole=case.whole)
+
+    async def _refuse(self, number: int, case: Case) -> str:
+        try:
+            prompt, params, options = MALFORMED[number % len(MALFORMED)]()
+            await self._service.generate(prompt, params, options)
+        except (ValueError, ParlayError):
+            return "refused"
+        self._wrong(number, case, "a malformed request was taken")
+        return "completed"
+
+    def _compare(self, number: int, case: Case, output: RequestOutput) -> None:
+        """Tokens against those of plain decoding: all of them, or as many as there are of one that was ended."""
+        for sample, plain in zip(output.outputs, self.known[case.key], strict=True):
+            self.tally.strategies[sample.strategy] += 1
+            self.tally.tokens += len(sample.token_ids)
+            if sample.finish_reason == "error":
+                self._wrong(number, case, f"error: {sample.error}")
+            if sample.metrics.drafter_faults and case.kind != "failing":
+                self._wrong(number, case, "its drafter failed, unasked")
+            if sample.exactness not in EXACT:
+                self.tally.inexact += 1
+                continue
+            self.tally.exact += 1
+            wanted = plain[: len(sample.token_ids)] if sample.finish_reason == "abort" else plain
+            if sample.token_ids != wanted:
+                self._wrong(number, case, f"sample {sample.index} differs from plain decoding")
+
+    async def _check(self) -> None:
+        try:
+            await self._service.between_steps(lambda llm: llm.runner.check())
+        except AssertionError as error:
+            self.tally.wrong.append(f"after {self.tally.done} requests: {error}")
+        gc.collect()
+        self.tally.checks += 1
+        self.tally.memory[self.tally.done] = resident()
+
+    def _wrong(self, number: int, case: Case, what: str) -> None:
+        self.tally.wrong.append(f"request {number} ({case.kind}, {case.options.strategy}): {what}")
+
+
+async def finish(stream: JobStream, case: Case) -> RequestOutput:
+    """Read to the end; what was streamed must add up to the output."""
+    if case.whole:
+        return await stream.wait()
+    texts = [""] * case.params.n
+    async for event in stream:
+        texts[event.index] += event.text
+    output = stream.output
+    if texts != [sample.text for sample in output.outputs]:
+        raise AssertionError("the stream does not add up to the output")
+    return output
+
+
+async def leave(stream: JobStream, case: Case) -> None:
+    """Be a client that goes in the middle, unless the request is over before."""
+
+    async def read(count: int | None) -> None:
+        async for _ in stream:
+            count = None if count is None else count - 1
+            if count == 0:
+                return
+
+    if case.leave == "timeout":
+        await read(None)
+        return
+    await read(case.patience)
+    if case.leave == "cancel":
+        reader = asyncio.ensure_future(read(None))
+        await asyncio.sleep(0)
+        reader.cancel()
+        with suppress(asyncio.CancelledError):
+            await reader
+    if case.leave != "forget":
+        await stream.aclose()
+
+
+def tokens_of(output: RequestOutput) -> Tokens:
+    return [sample.token_ids for sample in output.outputs]
+
+
+async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str, Any]:
+    """Run that many requests, and tell what was found."""
+    texts, sampling = (prompts(4), SAMPLING[:3]) if quick else (prompts(24), SAMPLING)
+    planned = cases(count, seed, texts, sampling)
+    async with AsyncLLM(LLM("parlay-mini", max_num_seqs=8), max_waiting=10 * concurrency) as service:
+        run = Soak(service, planned)
+        await run.learn()
+        began = time.perf_counter()
+        await run.run(concurrency)
+        result = summary(run.tally, Counter(case.kind for case in planned), time.perf_counter() - began)
+        stats = service.stats()
+    result["stats"] = {
+        "finished": dict(stats.finished),
+        "preemptions": stats.preemptions,
+        "drafter_faults": stats.drafter_faults,
+    }
+    result["provenance"] = provenance(f"python -m benchmarks.serving.soak --requests {count}")
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the soak; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving.soak", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2000)")
+    parser.add_argument("--concurrency", type=int, default=16, help="clients at once (default: 16)")
+    parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
+    parser.add_argument("--quick", action="store_true", help="60 short requests; no report unless --out names one")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: benchmarks/results/soak.md)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    count = 60 if options.quick else options.requests
+    result = asyncio.run(soak(count, options.concurrency, options.seed, options.quick))
+    print(json.dumps(result))
+    out = options.out or (None if options.quick else ROOT / "benchmarks" / "results" / "soak.md")
+    if out is not None:
+        out.write_text(report(result), encoding="utf-8")
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

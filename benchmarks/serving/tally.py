@@ -1,0 +1,93 @@
+"""What the soak counted, what it makes of that, and the report for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+GROWTH = 0.02
+"""By how much resident memory may grow."""
+TELLING = 1000
+"""With fewer requests, memory tells nothing: caches still fill."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the requests. ``wrong`` holds a line for each that broke a promise."""
+
+    fates: Counter[str] = field(default_factory=Counter)
+    strategies: Counter[str] = field(default_factory=Counter)
+    exact: int = 0
+    inexact: int = 0
+    tokens: int = 0
+    done: int = 0
+    checks: int = 0
+    memory: dict[int, int] = field(default_factory=dict)
+    """Resident bytes after so many requests."""
+    wrong: list[str] = field(default_factory=list)
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(memory: dict[int, int]) -> float | None:
+    """How much the memory grew from the first quarter of the requests to the end; None for too few to tell."""
+    last = max(memory)
+    marks = [done for done in memory if last / 4 <= done < last]
+    return memory[last] / memory[min(marks)] - 1 if marks and last >= TELLING else None
+
+
+def summary(tally: Tally, planned: Counter[str], seconds: float) -> dict[str, Any]:
+    grown = growth(tally.memory)
+    wrong = list(tally.wrong)
+    if tally.fates.total() != planned.total() or tally.fates["lost"]:
+        wrong.append(f"{planned.total()} requests were sent, but these became of them: {dict(tally.fates)}")
+    if grown is not None and grown > GROWTH:
+        wrong.append(f"resident memory grew by {grown:.1%}")
+    return {
+        "passed": not wrong,
+        "requests": planned.total(),
+        "planned": dict(planned),
+        "fates": dict(tally.fates),
+        "samples_equal_to_plain": tally.exact - sum("differs" in line for line in wrong),
+        "samples_exact": tally.exact,
+        "samples_not_exact": tally.inexact,
+        "tokens": tally.tokens,
+        "seconds": round(seconds, 1),
+        "checks": tally.checks,
+        "resident_mib": {done: round(held / 2**20, 1) for done, held in tally.memory.items()},
+        "growth": grown,
+        "samples_by_strategy": dict(tally.strategies),
+        "wrong": wrong,
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    """The result for people."""
+    fates = ", ".join(f"{count} {fate}" for fate, count in result["fates"].items())
+    grown = "too few requests to tell" if result["growth"] is None else f"{result['growth']:+.2%}"
+    lines = [
+        "# Soak",
+        "",
+        f"{'Passed' if result['passed'] else 'FAILED'}: {result['requests']} requests, {fates}, in "
+        f"{result['seconds']:.0f} s.",
+        "",
+        "| promise | found |",
+        "|---|---|",
+        f"| exact samples equal to plain decoding | {result['samples_equal_to_plain']} of {result['samples_exact']} |",
+        f"| samples that promise less, not compared | {result['samples_not_exact']} |",
+        f"| checks of the cache's invariants | {result['checks']} |",
+        f"| drafters that failed | {result['stats']['drafter_faults']} |",
+        f"| resident memory, first quarter to end | {grown} |",
+        "",
+        *(f"- {line}" for line in result["wrong"]),
+        "",
+        f"`{json.dumps(result['provenance'])}`",
+    ]
+    return "\n".join(lines) + "\n"
