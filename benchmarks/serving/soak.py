@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import json
+import logging
 import sys
 import time
 from collections import Counter
@@ -34,6 +35,8 @@ EXACT = (Exactness.BITS, Exactness.SEED)
 CHECK_EVERY = 100
 PATIENCE = 300.0
 """Seconds after which a request counts as lost."""
+
+logger = logging.getLogger("benchmarks")
 
 Tokens = list[tuple[int, ...]]
 
@@ -139,6 +142,7 @@ class Soak:
         gc.collect()
         self.tally.checks += 1
         self.tally.memory[self.tally.done] = resident()
+        logger.info("%d requests, %d wrong, %d MiB", self.tally.done, len(self.tally.wrong), resident() >> 20)
 
     def _wrong(self, number: int, case: Case, what: str) -> None:
         self.tally.wrong.append(f"request {number} ({case.kind}, {case.options.strategy}): {what}")
@@ -227,4 +231,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("parlay").setLevel(logging.ERROR)  # drafters are made to fail
     sys.exit(main())
