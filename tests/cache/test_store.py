@@ -45,7 +45,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(tokens=st.sampled_from([64, 160, 400]))
     def start(self, tokens: int) -> None:
-        self.budget = tokens
         self.store = Store(SHAPE, tokens)
         self.texts: dict[int, list[int]] = {}
         self.draw = random.Random(tokens)
@@ -72,7 +71,7 @@ class StoreMachine(RuleBasedStateMachine):
         text = self.texts[name]
         wanted = random.Random(data.draw(st.integers(0, 3))).choices(range(3), k=len(text) + pending)[len(text) :]
         total = len(text) + pending + size
-        if total > self.budget // 16 * 16:
+        if total > self.store.capacity():
             with pytest.raises(OutOfRoom):
                 self.store.reserve(name, total)
             return
@@ -113,8 +112,9 @@ class StoreMachine(RuleBasedStateMachine):
     def reserving_all_room_succeeds(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.texts)))
         room = self.store.room()
-        assert self.store.reserve(name, max(len(self.texts[name]), 1) // 16 * 16 + room) or room == 0
-        self.store.truncate(name, len(self.texts[name]))
+        assert self.store.reserve(name, len(self.texts[name]) // SHAPE.stride * SHAPE.stride + room)
+        self.store.release(name)
+        del self.texts[name]
 
     @invariant()
     def rows_are_those_of_the_tokens(self) -> None:
@@ -162,28 +162,73 @@ def test_rows_that_were_not_kept_are_never_reused() -> None:
     assert store.match_prefix(list(range(50))) == 0
 
 
+def test_rejected_rows_are_never_reused_and_accepted_ones_are() -> None:
+    store = Store(SHAPE, 1000)
+    prompt, draft = list(range(60)), tuple(range(100, 140))
+    store.open(0, prompt)
+    store.reserve(0, 100)
+    tree = trees.chain_tree(draft)
+    write(store.stage(0, tuple(prompt), draft), [], tuple(prompt), tree)
+    store.keep(0, range(25))
+    for _ in range(2):
+        assert store.match_prefix([*prompt, *draft]) == 85
+        store.release(0)
+
+
 def test_the_least_recently_used_prefix_is_given_up_first() -> None:
-    store = Store(SHAPE, 96)
-    for name in range(3):
+    store = Store(SHAPE, 4 * 48)
+    for name in range(4):
         filled(store, name, [name] * 32)
         store.release(name)
-    assert store.open(9, [0] * 20) == 19  # read: now the most recent
+    assert store.open(9, [0] * 32) == 31  # read: now the most recent
     store.release(9)
-    filled(store, 4, [4] * 32)
-    assert store.match_prefix([0] * 32) > 0
-    assert store.match_prefix([1] * 32) == 0
+    filled(store, 5, [5] * 32)
+    found = [store.match_prefix([name] * 32) > 0 for name in range(4)]
+    assert found == [True, False, False, True]
+
+
+def test_the_rows_of_a_text_in_use_are_never_given_up() -> None:
+    store = Store(SHAPE, 3 * 48)
+    filled(store, 0, [0] * 40)
+    for name in range(1, 9):
+        filled(store, name, [name] * 40)
+        store.release(name)
+    assert store.match_prefix([0] * 40) == 39
+
+
+def test_a_prefix_stays_known_while_one_of_its_copies_is_there() -> None:
+    store = Store(SHAPE, 4 * 48)
+    filled(store, 0, [*[7] * 32, *range(16)])
+    store.release(0)
+    filled(store, 1, [*[7] * 32, *range(50, 66)])
+    filled(store, 2, [1] * 48)
+    filled(store, 3, [2] * 48)  # what 1 was copied from makes room
+    store.check()
+    assert store.match_prefix([*[7] * 32, 99]) == 32
+
+
+def test_buffers_are_charged_in_whole_and_given_back() -> None:
+    store = Store(SHAPE, 480)
+    filled(store, 0, list(range(10)))
+    assert (store.room(), store.held) == (480 - 24, 24 * SHAPE.slot_bytes)
+    store.release(0)  # too short to be reused
+    assert (store.room(), store.held) == (480, 0)
+    filled(store, 1, list(range(40)))
+    assert store.reserve(1, 400)
+    store.release(1)
+    assert store.held == store.spare == 48 * SHAPE.slot_bytes
 
 
 def test_room_is_refused_while_others_hold_it_and_for_ever_when_there_is_too_little() -> None:
-    store = Store(SHAPE, 64)
+    store = Store(SHAPE, 72)
     store.open(0, [1])
     store.open(1, [2])
     assert store.reserve(0, 48)
-    assert not store.reserve(1, 17)
+    assert not store.reserve(1, 25)
     store.release(0)
-    assert store.reserve(1, 64)
-    with pytest.raises(OutOfRoom, match="65 tokens does not fit a cache of 64"):
-        store.reserve(1, 65)
+    assert store.reserve(1, 72)
+    with pytest.raises(OutOfRoom, match=r"73 tokens does not fit a cache of 72, which is 4\.5 KiB: allow more memory"):
+        store.reserve(1, 73)
 
 
 def test_misuse_is_named() -> None:
@@ -193,8 +238,8 @@ def test_misuse_is_named() -> None:
         store.open(0, [1])
     with pytest.raises(ValueError, match="not open"):
         store.reserve(7, 1)
-    with pytest.raises(ValueError, match="reserve them first"):
+    with pytest.raises(ValueError, match="reserve first"):
         store.stage(0, (1,), ())
     with pytest.raises(ValueError, match="too small"):
-        Store(SHAPE, 8)
+        Store(SHAPE, 0)
     store.release(7)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 16
-"""Tokens per block, the unit of accounting and of prefix reuse."""
+"""Tokens per block, the unit of prefix reuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Shape:
     """What one token takes, and how the slots of a sequence are laid out.
 
     A buffer has a multiple of ``stride`` slots, zeros where nothing was written, so that attention may read up to the
-    next multiple beyond the last key.
+    next multiple beyond the last key. So many slots are a page, the unit of memory.
     """
 
     num_layers: int
@@ -26,6 +26,14 @@ class Shape:
     dtype: torch.dtype
     device: torch.device
     stride: int = BLOCK
+
+    @property
+    def slot_bytes(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def padded(self, tokens: int) -> int:
+        """Slots of the pages that hold so many tokens."""
+        return -(-tokens // self.stride) * self.stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +49,13 @@ class Staged:
 class Entry:
     """Tokens and their rows ``[layers, 2, kv_heads, slots, D]``, keys then values: slot i belongs to token i.
 
-    ``blocks`` is what the entry is charged for, ``hashes`` name its full blocks from the front.
+    ``hashes`` name its full blocks from the front.
     """
 
     salt: str
     rows: Tensor
     tokens: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
-    blocks: int = 0
     staged: Staged | None = None
 
     @property
@@ -75,22 +82,15 @@ class Entry:
         self.tokens = source.tokens[:length]
 
 
-def blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK)
-
-
 def new_entry(shape: Shape, salt: str = "") -> Entry:
     size = (shape.num_layers, 2, shape.num_kv_heads, 0, shape.head_dim)
     return Entry(salt, torch.zeros(size, dtype=shape.dtype, device=shape.device))
 
 
-def grow(entry: Entry, slots: int, stride: int) -> None:
-    """Make room for ``slots`` slots, by half as much again where that is more, keeping the committed rows."""
-    if slots <= entry.slots:
-        return
-    wanted = max(slots, entry.slots * 3 // 2)
+def resize(entry: Entry, slots: int) -> None:
+    """Move to a buffer of ``slots`` slots, which must hold the committed rows."""
     layers, two, heads, _, head_dim = entry.rows.shape
     length = len(entry.tokens)
-    grown = entry.rows.new_zeros(layers, two, heads, -(-wanted // stride) * stride, head_dim)
-    grown[:, :, :, :length] = entry.rows[:, :, :, :length]
-    entry.rows = grown
+    moved = entry.rows.new_zeros(layers, two, heads, slots, head_dim)
+    moved[:, :, :, :length] = entry.rows[:, :, :, :length]
+    entry.rows = moved

@@ -14,21 +14,21 @@ class PrefixIndex:
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, Entry] = {}
+        self._holders: dict[int, dict[Entry, None]] = {}  # the last is asked first
 
-    def extend(self, entry: Entry, *, take_over: bool = False) -> None:
-        """Index the entry's full blocks; blocks that another holds stay there unless taken over."""
+    def extend(self, entry: Entry) -> None:
+        """Index the entry's full blocks that are not yet."""
         for digest in _chain(entry.tokens, entry.salt, entry.hashes):
             entry.hashes.append(digest)
-            self._holders.setdefault(digest, entry)
-        if take_over:
-            self._holders.update(dict.fromkeys(entry.hashes, entry))
+            self._holders.setdefault(digest, {})[entry] = None
 
     def cut(self, entry: Entry, length: int) -> None:
         """Forget the entry's blocks that do not end within ``length`` tokens."""
         kept = length // BLOCK
         for digest in entry.hashes[kept:]:
-            if self._holders.get(digest) is entry:
+            holders = self._holders[digest]
+            del holders[entry]
+            if not holders:
                 del self._holders[digest]
         del entry.hashes[kept:]
 
@@ -36,10 +36,10 @@ class PrefixIndex:
         """The best holder of a beginning of ``tokens``, and how many tokens, fewer than all, it shares with them."""
         best: Entry | None = None
         for digest in _chain(tokens, salt, []):
-            holder = self._holders.get(digest)
-            if holder is None:
+            holders = self._holders.get(digest)
+            if holders is None:
                 break
-            best = holder
+            best = next(reversed(holders))
         if best is None or best.salt != salt:
             return None, 0
         return best, _shared(best.tokens, tokens[:-1])
@@ -47,11 +47,12 @@ class PrefixIndex:
     def check(self, entries: Sequence[Entry]) -> None:
         """Every indexed block belongs to a known entry, and every entry's hashes are those of its tokens."""
         known = set(entries)
-        for digest, holder in self._holders.items():
-            assert holder in known, "a block is indexed under an entry that is gone"
-            assert digest in holder.hashes, "a block is indexed that its entry does not hold"
+        for digest, holders in self._holders.items():
+            assert holders.keys() <= known, "a block is indexed under an entry that is gone"
+            assert all(digest in holder.hashes for holder in holders), "a block is indexed that its entry lacks"
         for entry in entries:
             assert entry.hashes == list(_chain(entry.tokens, entry.salt, [])), "an entry's hashes are not its tokens'"
+            assert all(entry in self._holders[digest] for digest in entry.hashes), "an entry can't be found"
 
 
 def _chain(tokens: Sequence[int], salt: str, known: Sequence[int]) -> Iterator[int]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from parlay.cache.entry import BLOCK, Entry, Shape, Staged, blocks_for, grow, new_entry
+from parlay.cache.budget import Budget, format_bytes
+from parlay.cache.entry import Entry, Shape, Staged, new_entry, resize
 from parlay.cache.prefixes import PrefixIndex
 from parlay.types import OutOfRoom
 
@@ -27,20 +28,25 @@ class Rows:
 
 
 class Store:
-    """Cached rows of many sequences within one budget of tokens.
+    """Cached rows of many sequences, in memory that a budget grants.
 
     Committed rows change only in `keep` and `truncate`. A released sequence's rows stay as a reusable prefix until
-    their room is needed, least recently used first. Buffers may hold half as many slots again as are accounted for.
+    their room is needed, least recently used first; those of a live one are never taken, but for the target's sake in
+    a drafter's store. Buffers count in whole, what they have to spare included; beyond them there is for a moment the
+    old buffer of one that grows.
     """
 
-    def __init__(self, shape: Shape, max_tokens: int) -> None:
-        if max_tokens < BLOCK:
-            raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least {BLOCK}")
+    def __init__(self, shape: Shape, max_tokens: int, budget: Budget | None = None) -> None:
+        """``max_tokens`` is what the store brings into the budget, in tokens; without one, all that it may hold."""
+        if max_tokens < 1:
+            raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
         self._shape = shape
-        self._free = self._total = max_tokens // BLOCK
         self._live: dict[int, Entry] = {}
         self._reusable: dict[Entry, None] = {}  # least recently used first
         self._index = PrefixIndex()
+        self._slots = self._spare_slots = 0
+        self._budget = budget or Budget()
+        self._budget.join(self, self._bytes(shape.padded(max_tokens)), self._bytes(shape.stride))
 
     # ------------------------------------------------------------------------------------------------- sequences
 
@@ -70,10 +76,9 @@ class Store:
         if entry is None:
             return
         entry.staged = None
-        self._charge(entry, len(entry.tokens))
         if entry.hashes:
-            self._index.extend(entry, take_over=True)
-            self._reusable[entry] = None
+            self._shrink(entry, spare=0.25)
+            self._retire(entry)
         else:
             self._drop(entry)
 
@@ -89,17 +94,12 @@ class Store:
         Raises OutOfRoom when even an empty cache could not hold so many.
         """
         entry = self._entry(sequence)
-        if blocks_for(tokens) > self._total:
+        if tokens > self.capacity():
             raise OutOfRoom(
-                f"a sequence of {tokens} tokens does not fit a cache of {self._total * BLOCK}: allow more cache tokens"
+                f"a sequence of {tokens} tokens does not fit a cache of {self.capacity()}, which is "
+                f"{format_bytes(self._budget.total)}: allow more memory"
             )
-        more = blocks_for(tokens) - entry.blocks
-        if more > 0:
-            if not self._take(more):
-                return False
-            entry.blocks += more
-        grow(entry, tokens, self._shape.stride)
-        return True
+        return self._widen(entry, tokens)
 
     def stage(self, sequence: int, pending: tuple[int, ...], nodes: tuple[int, ...], gap: int = 0) -> Rows:
         """Scratch rows for one forward: pending tokens, ``gap`` free slots, then tree nodes. Commits nothing."""
@@ -139,27 +139,55 @@ class Store:
         if length < len(entry.tokens):
             self._index.cut(entry, max(length, 0))
             del entry.tokens[max(length, 0) :]
-        self._charge(entry, len(entry.tokens))
+            self._shrink(entry, spare=0.5)
         return len(entry.tokens)
 
     # ---------------------------------------------------------------------------------------------------- budget
 
     def room(self) -> int:
         """How many tokens could be reserved now, reusable prefixes given up."""
-        return (self._free + sum(entry.blocks for entry in self._reusable)) * BLOCK
+        return self._whole_pages(self._budget.room(self))
+
+    def capacity(self) -> int:
+        """How many tokens all sequences together could ever hold."""
+        return self._whole_pages(self._budget.total)
+
+    @property
+    def held(self) -> int:
+        """Bytes of all buffers."""
+        return self._bytes(self._slots)
+
+    @property
+    def spare(self) -> int:
+        """Bytes of reusable prefixes."""
+        return self._bytes(self._spare_slots)
+
+    def drop_spare(self) -> bool:
+        """Give up the reusable prefix that went unused for longest; False when there is none."""
+        oldest = next(iter(self._reusable), None)
+        if oldest is not None:
+            self._revive(oldest)
+            self._drop(oldest)
+        return oldest is not None
+
+    def drop_used(self) -> bool:
+        """Forget what is cached of the live sequence that was opened first; False when none holds anything."""
+        oldest = next((entry for entry in self._live.values() if entry.slots), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
 
     def check(self) -> None:
         """Prove the invariants; AssertionError names the broken one."""
         entries = [*self._live.values(), *self._reusable]
         assert len(set(entries)) == len(entries), "an entry is held twice"
-        assert self._free >= 0, "more blocks are given out than there are"
-        assert self._free + sum(entry.blocks for entry in entries) == self._total, "blocks are lost or counted twice"
+        assert self._slots == sum(entry.slots for entry in entries), "slots are lost or counted twice"
+        assert self._spare_slots == sum(entry.slots for entry in self._reusable), "spare slots are counted wrongly"
         buffers = [entry.rows.data_ptr() for entry in entries if entry.slots]
         assert len(set(buffers)) == len(buffers), "two entries share a buffer"
         for entry in entries:
-            assert blocks_for(len(entry.tokens)) <= entry.blocks, "an entry holds more tokens than it is charged for"
             assert len(entry.tokens) <= entry.slots, "an entry holds more tokens than it has slots"
-            assert entry.slots % self._shape.stride == 0, "a buffer ends within a stride"
+            assert entry.slots % self._shape.stride == 0, "a buffer ends within a page"
         assert all(entry.staged is None for entry in self._reusable), "a released sequence has scratch rows"
         self._index.check(entries)
 
@@ -172,10 +200,10 @@ class Store:
     def _make_slots(self, sequence: int, rows: int, gap: int = 0) -> None:
         """Slots for ``rows`` reserved rows, and ``gap`` more. Raises ValueError for rows that are not reserved."""
         entry = self._entry(sequence)
-        if blocks_for(rows) > entry.blocks:
-            room = entry.blocks * BLOCK
-            raise ValueError(f"sequence {sequence} has room for {room} tokens and needs {rows}: reserve them first")
-        grow(entry, rows + gap, self._shape.stride)
+        if rows > entry.slots:
+            raise ValueError(f"sequence {sequence} has room for {entry.slots} tokens and needs {rows}: reserve first")
+        if rows + gap > entry.slots and not self._widen(entry, rows + gap):
+            self._resize(entry, self._shape.padded(rows + gap))  # a gap is short: at worst a page too much for a moment
 
     def _check_free(self, sequence: int) -> None:
         if sequence in self._live:
@@ -187,40 +215,66 @@ class Store:
         if donor is None:
             return
         reusable = donor in self._reusable
-        self._reusable.pop(donor, None)  # out of reach of eviction while it is read
-        length = min(length, self.room())
-        self._take(blocks_for(length))
         if reusable:
-            self._reusable[donor] = None
-        entry.blocks = blocks_for(length)
-        grow(entry, length, self._shape.stride)
+            self._revive(donor)  # out of reach of eviction while it is read
+        length = min(length, self.room())
+        self._widen(entry, length)
+        if reusable:
+            self._retire(donor)
         entry.copy_rows(donor, length)
         self._index.extend(entry)
 
     def _fits_beside(self, donor: Entry, length: int) -> bool:
-        return blocks_for(length) + donor.blocks <= self.room() // BLOCK
+        return self._shape.padded(length) + donor.slots <= self.room()
 
     def _adopt(self, sequence: int, donor: Entry, length: int) -> None:
         """The released donor itself goes on as the sequence, cut to what they share."""
-        del self._reusable[donor]
+        self._revive(donor)
         self._live[sequence] = donor
         self.truncate(sequence, length)
 
-    def _take(self, blocks: int) -> bool:
-        """Take blocks from the budget, giving up reusable prefixes as needed; all or none."""
-        if blocks * BLOCK > self.room():
+    # ---------------------------------------------------------------------------------------------------- memory
+
+    def _widen(self, entry: Entry, slots: int) -> bool:
+        """Make room for ``slots`` slots, and where it is free for half as many again as there were; all or nothing."""
+        more = self._shape.padded(slots) - entry.slots
+        if more <= 0:
+            return True
+        ample = self._shape.padded(entry.slots // 2)
+        if ample > more and self._bytes(ample) <= self._budget.free:
+            more = ample
+        if not self._budget.make_room(self._bytes(more), self):
             return False
-        while self._free < blocks:
-            oldest = next(iter(self._reusable))
-            del self._reusable[oldest]
-            self._drop(oldest)
-        self._free -= blocks
+        self._resize(entry, entry.slots + more)
         return True
 
-    def _charge(self, entry: Entry, tokens: int) -> None:
-        self._free += entry.blocks - blocks_for(tokens)
-        entry.blocks = blocks_for(tokens)
+    def _shrink(self, entry: Entry, spare: float) -> None:
+        """Move to a smaller buffer where more than that part of this one is of no use, which pays for the copy."""
+        needed = self._shape.padded(len(entry.tokens))
+        if entry.slots - needed > spare * entry.slots:
+            self._resize(entry, needed)
+
+    def _resize(self, entry: Entry, slots: int) -> None:
+        self._slots += slots - entry.slots
+        resize(entry, slots)
+
+    def _retire(self, entry: Entry) -> None:
+        """What nobody uses now is the most recently used of all that nobody uses."""
+        self._reusable[entry] = None
+        self._spare_slots += entry.slots
+
+    def _revive(self, entry: Entry) -> None:
+        del self._reusable[entry]
+        self._spare_slots -= entry.slots
 
     def _drop(self, entry: Entry) -> None:
         self._index.cut(entry, 0)
-        self._charge(entry, 0)
+        entry.tokens.clear()
+        entry.staged = None
+        self._resize(entry, 0)
+
+    def _bytes(self, slots: int) -> int:
+        return slots * self._shape.slot_bytes
+
+    def _whole_pages(self, size: int) -> int:
+        return size // self._bytes(self._shape.stride) * self._shape.stride

@@ -64,8 +64,7 @@ class Followers:
         self._followers[view.sequence] = follower
         tokens, history = view.tokens, follower.history
         agreed = min(history.agree(tokens), len(tokens) - 1)  # the root runs again: its logits are wanted
-        if agreed < len(history.tokens):
-            history.cut(self._runner.truncate(follower.name, agreed))
+        history.cut(self._runner.truncate(follower.name, agreed))  # less where the target needed the memory
         follower.pending = tuple(tokens[len(history.tokens) :])
         return follower
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from parlay.cache import Budget
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_config
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import load_weights, resolve
+from parlay.models.memory import free_bytes
 from parlay.models.native import NativeRunner
 from parlay.types import ParlayError, Runner
 
@@ -24,24 +25,31 @@ _log = logging.getLogger(__name__)
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CACHE_SHARE = 0.25
 """Part of the free memory that the cache may take when nobody says how many tokens it holds."""
-_MOST_CONTEXTS = 8
+_MOST_CONTEXTS = 16
 """Nor does it take more than so many full contexts then."""
 
 
 def load(
-    model: str | PreTrainedModel, *, dtype: str = "auto", device: str = "auto", cache_tokens: int | None = None
+    model: str | PreTrainedModel,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    cache_tokens: int | None = None,
+    budget: Budget | None = None,
 ) -> Runner:
     """A runner for a built-in name, a local folder, a Hugging Face Hub id, or a loaded transformers model.
 
     ``dtype`` is ``auto`` or the name of a torch float type, ``device`` ``auto`` (cuda, then mps, then cpu) or a torch
-    device; both must be ``auto`` for a loaded model. ``cache_tokens`` is how many tokens all sequences may cache.
+    device; both must be ``auto`` for a loaded model. ``cache_tokens`` is how many tokens all sequences may cache; by
+    default it follows from the memory that is free. Runners that share a ``budget`` share that memory, the target's
+    first; a model that runs through transformers keeps its own.
     Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for an
     argument out of range.
     """
     if not isinstance(model, str):
         if (dtype, device) != ("auto", "auto"):
             raise ValueError(f"dtype={dtype!r}, device={device!r}: a loaded model keeps its own; leave both at 'auto'")
-        return _adapt(model, cache_tokens)
+        return _adapt(model, cache_tokens, budget)
     chosen_dtype, place = _torch_dtype(dtype), _torch_device(device)
     directory = resolve(model)
     try:
@@ -49,18 +57,24 @@ def load(
     except UnsupportedModel as reason:
         _log.info("%s runs through transformers: %s", model, reason)
         loaded = _transformers_model(directory, chosen_dtype, place)
-        return _adapt(loaded, cache_tokens, model)
+        return _adapt(loaded, cache_tokens, budget, model)
     if chosen_dtype is None:
         chosen_dtype, why = choose_dtype(config, place)
         _log.info("%s runs in %s: %s", model, chosen_dtype, why)
     tokens = cache_tokens or _default_cache_tokens(config, chosen_dtype, place)
     weights = load_weights(directory, config)
-    return NativeRunner(config, weights, dtype=chosen_dtype, device=place, max_tokens_cached=tokens, name=model)
+    return NativeRunner(
+        config, weights, dtype=chosen_dtype, device=place, max_tokens_cached=tokens, budget=budget, name=model
+    )
 
 
-def _adapt(model: PreTrainedModel, cache_tokens: int | None, name: str = "") -> Runner:
+def _adapt(model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, name: str = "") -> Runner:
     from parlay.models.adapter import AdapterRunner
 
+    if budget is not None and budget.fixed and cache_tokens is None:
+        raise UnsupportedModel(
+            f"memory can't be limited for {name or 'this model'}, which runs through transformers: leave memory out"
+        )
     return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
 
 
@@ -103,12 +117,5 @@ def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: tor
     """As many tokens as a share of the free memory holds, but no more than some full contexts, and at least one."""
     cell_bytes = max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize  # exact attention works in float32
     token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
-    affordable = int(_free_bytes(device) * _CACHE_SHARE) // token_bytes
+    affordable = int(free_bytes(device) * _CACHE_SHARE) // token_bytes
     return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    names = [name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in os.sysconf_names]
-    return os.sysconf(names[0]) * os.sysconf("SC_PAGE_SIZE") if names else 4 << 30

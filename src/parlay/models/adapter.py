@@ -52,7 +52,7 @@ class AdapterRunner:
     """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
 
     ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts
-    or 65,536 tokens, whichever is more.
+    or 65,536 tokens, whichever is more. It counts tokens, not bytes: what one takes is the model's own affair.
     Raises UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
     """
 
@@ -100,6 +100,9 @@ class AdapterRunner:
 
     def room(self) -> int:
         return self._capacity - sum(state.reserved for state in self._sequences.values())
+
+    def capacity(self) -> int:
+        return self._capacity
 
     @torch.no_grad()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parlay.cache import Rows, Shape, Store
+from parlay.cache import Budget, Rows, Shape, Store
 from parlay.models.attention import Attend, ExactAttention
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
@@ -26,7 +26,7 @@ class NativeRunner:
     """A Llama, Mistral, Qwen2 or Qwen3 with its cache.
 
     ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. ``max_tokens_cached`` bounds
-    what all sequences together may reserve.
+    what all sequences together may reserve; into a ``budget`` that others share it brings the memory of so many.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class NativeRunner:
         dtype: torch.dtype,
         device: torch.device,
         max_tokens_cached: int,
+        budget: Budget | None = None,
         name: str = "native",
     ) -> None:
         self._decoder = build(config, weights, dtype, device)
@@ -57,7 +58,7 @@ class NativeRunner:
             device=device,
             stride=kernels.form.keys if kernels.form is not None else 16,
         )
-        self._store = Store(shape, max_tokens_cached)
+        self._store = Store(shape, max_tokens_cached, budget)
         self._device = device
         self._max_context, self._num_layers = config.max_context, config.num_layers
         self._spec = RunnerSpec(
@@ -106,6 +107,9 @@ class NativeRunner:
 
     def room(self) -> int:
         return self._store.room()
+
+    def capacity(self) -> int:
+        return self._store.capacity()
 
     def check(self) -> None:
         self._store.check()

@@ -222,6 +222,9 @@ class ToyRunner:
     def room(self) -> int:
         return self._capacity - len(self._holders) - self._unfilled
 
+    def capacity(self) -> int:
+        return self._capacity
+
     def check(self) -> None:
         assert self.room() >= 0, "more tokens are reserved than the cache holds"
         unfilled = sum(held.reserved - len(held.tokens) for held in self._held.values())

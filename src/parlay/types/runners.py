@@ -138,6 +138,10 @@ class Runner(Protocol):
         """How many more tokens could be reserved now."""
         ...
 
+    def capacity(self) -> int:
+        """How many tokens all sequences together could ever hold."""
+        ...
+
     def check(self) -> None:
         """Prove the cache's own invariants; AssertionError names the broken one."""
         ...

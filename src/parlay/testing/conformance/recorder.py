@@ -72,5 +72,8 @@ class Recorder:
     def room(self) -> int:
         return self._inner.room()
 
+    def capacity(self) -> int:
+        return self._inner.capacity()
+
     def check(self) -> None:
         self._inner.check()

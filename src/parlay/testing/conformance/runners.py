@@ -16,7 +16,7 @@ from parlay.testing.toy_drafters import random_shape
 from parlay.testing.toys import row_texts
 from parlay.types import OutOfRoom, Runner, Segment, Tree
 
-CAPACITY = 512
+CAPACITY = 2048
 LONGEST = 48
 
 

@@ -1,0 +1,108 @@
+"""One budget of bytes that the stores of several runners share."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+_UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}}
+_UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+
+
+class Holder(Protocol):
+    """What holds bytes of a budget: ``held`` in all, ``spare`` of them by texts that nobody uses now."""
+
+    @property
+    def held(self) -> int: ...
+    @property
+    def spare(self) -> int: ...
+
+    def drop_spare(self) -> bool:
+        """Give up the text that went unused for longest; False when there is none."""
+        ...
+
+    def drop_used(self) -> bool:
+        """Forget what is cached of one text in use, which its user must find out; False when there is none."""
+        ...
+
+
+class Budget:
+    """Bytes for the target's store, which joins first, and for those of drafters.
+
+    Who needs room gets it from texts that nobody uses, drafters' before the target's, in each store the least
+    recently used first. The target gets more: what drafters cached for texts in use, for that is work saved, never
+    text. So drafters take nothing from a running text of the target. ``total`` None: each store that joins brings its
+    own share along.
+    """
+
+    def __init__(self, total: int | None = None) -> None:
+        self._fixed = total is not None
+        self.total = total or 0
+        self._holders: list[Holder] = []
+
+    def join(self, holder: Holder, share: int, least: int) -> None:
+        """Take part, and bring ``share`` bytes where the total is not fixed.
+
+        Raises ValueError for the target when the total is below ``least``, with which it can't hold anything.
+        """
+        if not self._fixed:
+            self.total += share
+        if not self._holders and self.total < least:
+            raise ValueError(
+                f"memory of {format_bytes(self.total)} is too small for this model: give it more than "
+                f"{format_bytes(least)}, which is what it takes in one step for the shortest text"
+            )
+        self._holders.append(holder)
+
+    @property
+    def fixed(self) -> bool:
+        return self._fixed
+
+    @property
+    def free(self) -> int:
+        """Bytes that nobody holds; below 0 while scratch overdraws."""
+        return self.total - sum(holder.held for holder in self._holders)
+
+    def room(self, taker: Holder) -> int:
+        """Bytes that ``taker`` can have beside what it holds in use."""
+        in_the_way = [taker] if taker is self._holders[0] else self._holders
+        return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
+
+    def make_room(self, size: int, taker: Holder) -> bool:
+        """See to it that ``size`` bytes are free; False, and nothing is given up, when they can't be."""
+        if size > self.room(taker):
+            return False
+        self.reclaim(size, taker)
+        return True
+
+    def reclaim(self, size: int, taker: Holder) -> None:
+        """Free ``size`` bytes, or as many as ``taker`` may ask others to give up."""
+        target, *drafters = self._holders
+        for holder in (*drafters, target):
+            while self.free < size and holder.drop_spare():
+                pass
+        for holder in drafters if taker is target else ():
+            while self.free < size and holder.drop_used():
+                pass
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises ValueError for anything else."""
+    if isinstance(size, int):
+        count = size
+    else:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", size.strip())
+        if match is None:
+            raise ValueError(f"memory {size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'")
+        count = int(float(match[1]) * _UNITS[match[2]])
+    if count <= 0:
+        raise ValueError(f"memory must be more than 0 bytes, got {size}")
+    return count
+
+
+def format_bytes(count: int) -> str:
+    """A size as people read it, such as ``1.5 MiB``."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if count >= _UNITS[unit]:
+            return f"{count / _UNITS[unit]:.4g} {unit}"
+    return f"{count} bytes"
