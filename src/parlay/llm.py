@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from parlay import models
+from parlay.cache import Budget, parse_bytes
 from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.catalogue import Resources
@@ -32,7 +33,9 @@ class LLM:
 
     ``model`` is a built-in name, a local checkpoint directory, a Hugging Face Hub id, or a loaded transformers model.
     ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
-    reproducible; otherwise each draws one and reports it. One thread at a time may use an LLM.
+    reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its models take
+    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. One thread at a time
+    may use an LLM.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range.
     """
@@ -50,12 +53,14 @@ class LLM:
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
         seed: int | None = None,
+        memory: int | str | None = None,
     ) -> None:
+        budget = Budget(parse_bytes(memory) if memory is not None else None)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        self.runner = models.load(model, dtype=dtype, device=device)
+        self.runner = models.load(model, dtype=dtype, device=device, budget=budget)
         self.tokenizer = _tokenizer(model, tokenizer)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
-        self._drafts = RunnerShelf(lambda name: models.load(name, dtype=dtype, device=device))
+        self._drafts = RunnerShelf(lambda name: models.load(name, dtype=dtype, device=device, budget=budget))
         resources = Resources(
             vocab_size=self.runner.spec.vocab_size,
             open_runner=self._drafts,
@@ -70,7 +75,7 @@ class LLM:
         self._factory = RequestFactory(
             self.tokenizer,
             self.runner.spec.eos_ids,
-            self.engine.max_context,
+            self.engine.longest,
             strategy=strategy,
             seed=seed,
             vocab_size=self.runner.spec.vocab_size,

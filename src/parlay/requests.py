@@ -176,7 +176,7 @@ class RequestFactory:
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         if params.stops and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
-        limit = self._max_context - len(ids)
+        limit = max(self._max_context - len(ids), 1)  # a prompt that is too long is refused by the engine
         params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
         wanted = params.structured_outputs
         grammar = self._grammars.compile(wanted) if wanted is not None else None

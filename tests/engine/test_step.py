@@ -129,15 +129,13 @@ def test_preemption_loses_no_token_and_the_oldest_is_spared() -> None:
     assert list(finished["0"][-1].committed)
 
 
-def test_what_can_never_fit_fails_alone_with_a_reason() -> None:
-    runner = ToyRunner(LOGITS, VOCAB, capacity=20)
-    target = engine(runner)
-    target.add(request("big", prompt=4, tokens=60), PLAIN)
-    target.add(request("small", tokens=5), PLAIN)
-    finished = run(target)
-    assert finished["big"][-1].finish_reason == "error"
-    assert "never hold" in (finished["big"][-1].error or "")
-    assert tokens(finished["small"]) == alone(request("small", tokens=5))
+def test_what_can_never_fit_is_refused_by_both_numbers() -> None:
+    target = engine(ToyRunner(LOGITS, VOCAB, capacity=20))
+    with pytest.raises(ValueError, match=r"prompt's 4 tokens and max_tokens 18 make 22 tokens, .* holds 21: shorten"):
+        target.add(request("big", prompt=4, tokens=18), PLAIN)
+    target.add(request("just", prompt=4, tokens=17), PLAIN)  # the last token is never cached
+    assert len(tokens(run(target)["just"])) == 17
+    assert target.longest == 21
 
 
 def test_nan_logits_end_their_own_request_only() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -15,13 +18,16 @@ from parlay.engine.drafting import Drafting
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler, Turn
 from parlay.engine.sequence import Sequence
+from parlay.engine.verify import NO_OUTPUT, verify
 from parlay.sampling.processors import validate
 from parlay.sampling.sampler import ranked
 from parlay.types import (
     Cost,
+    EngineStats,
     Event,
     Exactness,
     Fault,
+    FinishReason,
     LayerSkipper,
     Needs,
     Observation,
@@ -29,11 +35,12 @@ from parlay.types import (
     Request,
     Rule,
     Runner,
-    Segment,
     Spent,
     Strategy,
     Verdict,
 )
+
+logger = logging.getLogger(__name__)
 
 _NOTHING = Verdict((), ())
 
@@ -70,6 +77,8 @@ class Engine:
         )
         self._sequences: dict[str, Sequence] = {}
         self._next_sequence = 0
+        self._finished: Counter[FinishReason] = Counter()
+        self._drafter_faults = 0
 
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
@@ -102,15 +111,35 @@ class Engine:
     def idle(self) -> bool:
         return not self._sequences
 
+    @property
+    def longest(self) -> int:
+        """How many tokens, prompt and output together, a request may have here: by its context, and by memory."""
+        return min(self.max_context, self.runner.capacity() + 1)  # the last token is never cached
+
+    def stats(self) -> EngineStats:
+        """What the engine does and has done, counted up to now."""
+        scheduler, total = self.scheduler, self.runner.capacity()
+        return EngineStats(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            preemptions=scheduler.preemptions,
+            finished=dict(self._finished),
+            cache_tokens_used=total - self.runner.room(),
+            cache_tokens_total=total,
+            prefix_tokens_asked=scheduler.prefix_tokens_asked,
+            prefix_tokens_found=scheduler.prefix_tokens_found,
+            drafter_faults=self._drafter_faults + sum(s.tally.drafter_faults for s in self._sequences.values()),
+        )
+
     def step(self) -> list[Event]:
         """One forward of the target over everything that is due, and the tokens that come of it."""
         clock = _Clock()
         batch, failed = self.scheduler.next()
-        events = [self._end(sequence, _failure(reason)) for sequence, reason in failed]
+        self._propose(batch, clock)
+        batch, out, sick = self._verify(batch, clock)
+        events = [self._end(sequence, _failure(reason)) for sequence, reason in (*failed, *sick)]
         if not batch:
             return events
-        self._propose(batch, clock)
-        out = self._verify(batch, clock)
         verdicts = self._accept(batch, out)
         choices = self._choices(batch, out)
         commits = self._commit(batch, out, verdicts, clock)
@@ -125,16 +154,18 @@ class Engine:
         self._drafting.propose(batch)
         clock.draft = time.perf_counter() - began
 
-    def _verify(self, batch: list[Turn], clock: _Clock) -> Output:
-        """The only forward whose logits commit tokens."""
-        segments = [_segment(turn) for turn in batch]
+    def _verify(self, batch: list[Turn], clock: _Clock) -> tuple[list[Turn], Output, list[tuple[Sequence, str]]]:
+        """The turns that the target computed, what came out, and the sequences on which it failed."""
+        if not batch:
+            return batch, NO_OUTPUT, []
         taps = sorted({tap for turn in batch for tap in _needs(turn).taps})
         began = time.perf_counter()
-        out = self.runner.forward(segments, taps)
+        done = verify(self.runner, batch, taps)
         clock.verify = time.perf_counter() - began
-        rows = sum(segment.rows for segment in segments)
-        self.cost.record(rows, _mean_context(batch), clock.verify)
-        return out
+        if len(done.batch) == len(batch):
+            rows = sum(len(turn.pending) + len(turn.draft) for turn in batch)
+            self.cost.record(rows, _mean_context(batch), clock.verify)
+        return done.batch, done.out, done.failed
 
     def _accept(self, batch: list[Turn], out: Output) -> list[Verdict | Fault]:
         """Each rule walks the trees of its own sequences; an early prefill chunk has no verdict to give."""
@@ -147,7 +178,7 @@ class Engine:
         for rule, members in groups.values():
             turns = [batch[index] for index in members]
             roots = [_root(batch[index], out, index) for index in members]
-            results = rule.accept([t.sequence for t in turns], [t.draft for t in turns], out.logits_RV, roots)
+            results = _judged(rule, turns, out.logits_RV, roots)
             for index, result in zip(members, results, strict=True):
                 verdicts[index] = result
         return verdicts
@@ -164,8 +195,11 @@ class Engine:
     def _commit(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], clock: _Clock) -> list[Commit]:
         commits: list[Commit] = []
         for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
-            collect_prompt_logprobs(turn, out.logits_RV[out.starts[index] : out.starts[index + 1]])
-            commits.append(self._commit_one(turn, verdict, out, index))
+            try:
+                collect_prompt_logprobs(turn, out.logits_RV[out.starts[index] : out.starts[index + 1]])
+                commits.append(self._commit_one(turn, verdict, out, index))
+            except Exception as error:  # a stop checker, say: it stays with its request
+                commits.append(_failure(_fault(turn, error).reason))
         self._learn(batch, commits, clock)
         return commits
 
@@ -224,6 +258,9 @@ class Engine:
         request = sequence.request
         self.scheduler.remove(sequence)
         del self._sequences[request.id]
+        self._drafter_faults += sequence.tally.drafter_faults
+        if done.finish_reason is not None:
+            self._finished[done.finish_reason] += 1
         sequence.strategy.policy.release(sequence.sequence)
         if sequence.strategy.drafter is not None:
             sequence.strategy.drafter.release(sequence.sequence)
@@ -253,13 +290,33 @@ class Engine:
             raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
         if request.params.max_tokens is None:
             raise ValueError("a request to the engine needs max_tokens as a number")
+        self._refuse_what_never_fits(len(request.prompt), request.params.max_tokens)
         validate(request.params, spec.vocab_size)
 
+    def _refuse_what_never_fits(self, prompt: int, most: int) -> None:
+        text = max(prompt + 1, min(prompt + most, self.max_context))
+        if text > self.longest:
+            raise ValueError(
+                f"the prompt's {prompt} tokens and max_tokens {most} make {text} tokens, but the cache of "
+                f"{self.runner.spec.name} holds {self.longest}: shorten the prompt, lower max_tokens, or allow more "
+                "memory"
+            )
 
-def _segment(turn: Turn) -> Segment:
-    pending, wants_prompt = len(turn.pending), turn.sequence.request.params.prompt_logprobs is not None
-    logits_from = 0 if wants_prompt else pending - 1 if turn.at_root else pending
-    return Segment(turn.sequence.sequence, turn.pending, turn.draft.tree, logits_from)
+
+def _judged(rule: Rule, turns: Seq[Turn], logits_RV: Tensor, roots: Seq[int]) -> list[Verdict | Fault]:
+    """The rule's verdicts; where it raises, each turn is judged alone, and the guilty ones get a fault."""
+    try:
+        return rule.accept([turn.sequence for turn in turns], [turn.draft for turn in turns], logits_RV, roots)
+    except Exception as error:
+        if len(turns) == 1:
+            return [_fault(turns[0], error)]
+    return [_judged(rule, [turn], logits_RV, [root])[0] for turn, root in zip(turns, roots, strict=True)]
+
+
+def _fault(turn: Turn, error: Exception) -> Fault:
+    reason = f"{type(error).__name__}: {error}"
+    logger.warning("request %s ends: %s", turn.sequence.request.id, reason, exc_info=error)
+    return Fault(reason)
 
 
 def _root(turn: Turn, out: Output, index: int) -> int:

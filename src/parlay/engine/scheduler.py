@@ -13,13 +13,15 @@ from parlay.types import NO_DRAFT, Draft, OutOfRoom, Runner
 class Limits:
     """How much one step may do: sequences at once, rows of pending tokens, and rows of drafts on top.
 
-    ``max_context`` bounds prompt and output together where that is less than what the runner takes.
+    ``max_context`` bounds prompt and output together where that is less than what the runner takes. ``patience`` is how
+    many later samples may go first for each level of priority that they are more urgent by.
     """
 
     max_sequences: int = 32
     max_rows: int = 512
     max_draft_rows: int = 256
     max_context: int | None = None
+    patience: int = 32
 
     def __post_init__(self) -> None:
         if self.max_sequences < 1 or self.max_rows < self.max_sequences or self.max_draft_rows < 0:
@@ -28,6 +30,8 @@ class Limits:
             )
         if self.max_context is not None and self.max_context < 2:
             raise ValueError(f"max_context must be at least 2, got {self.max_context}")
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}")
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +47,18 @@ class Turn:
     draft: Draft = NO_DRAFT
 
 
-class Scheduler:
-    """Holds waiting and running sequences; memory that runs out preempts the sequence that came last.
+_HEADROOM = 16
+"""Tokens per running sequence that must be free for another to start, which would else be preempted soon."""
 
-    A preempted sequence loses its cache, never its tokens: it waits at its old place in the queue and recomputes.
-    No request starves: the oldest of the most urgent priority is never preempted and is always admitted first.
+
+class Scheduler:
+    """Holds waiting and running sequences; memory that runs out preempts the sequence that ranks last.
+
+    A sequence's rank is its place of arrival, put back by ``patience`` places per level of priority, and never changes.
+    So no sequence starves: at most ``patience * d`` of those that arrived later and are more urgent by d levels go
+    before it, and of the others none. The first in rank is always admitted first, gets rows in each step and is
+    never preempted, so it ends, and then another is first. A preempted sequence loses its cache, never its tokens: it
+    waits at its old rank and recomputes. Who decodes commits in each step, however long the prompts are beside it.
     """
 
     def __init__(self, runner: Runner, limits: Limits) -> None:
@@ -56,9 +67,11 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefix_tokens_asked = self.prefix_tokens_found = 0
+        self._refused: tuple[Sequence, int] | None = None
 
     def add(self, sequence: Sequence) -> None:
-        bisect.insort(self.waiting, sequence, key=_rank)
+        bisect.insort(self.waiting, sequence, key=self._rank)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is over, wherever it is; its cache is released."""
@@ -69,20 +82,21 @@ class Scheduler:
 
     def next(self) -> tuple[list[Turn], list[tuple[Sequence, str]]]:
         """The turns of the next step, and the sequences that can never go on, with the reason."""
-        room = self._limits.max_rows
+        room, preemptions = self._limits.max_rows, self.preemptions
         turns: list[Turn] = []
         failed: list[tuple[Sequence, str]] = []
-        for sequence in sorted(self.running, key=_decoding_first):
-            if room and sequence in self.running and self._has_room(sequence, room, failed):
+        for sequence in sorted(self.running, key=self._decoding_first):
+            if room and sequence.is_open and self._has_room(sequence, room, failed):
                 turns.append(_turn(sequence, room))
                 room -= len(turns[-1].pending)
+        if self.preemptions > preemptions:  # who had to go does not come back at once; some had got a turn by then
+            return [turn for turn in turns if turn.sequence.is_open], failed
         while room and self._admit(room, failed):
             turns.append(_turn(self.running[-1], room))
             room -= len(turns[-1].pending)
         if not turns and not failed and self.waiting and not self.running:
             failed.append((self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
-        # A sequence that was given a turn may have been preempted for the sake of an older one after that.
-        return [turn for turn in turns if turn.sequence.is_open], failed
+        return turns, failed
 
     def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
         """Whether the cache can hold a draft of so many nodes on top; never at another sequence's cost."""
@@ -96,7 +110,7 @@ class Scheduler:
         tokens = sequence.cached + len(_turn(sequence, room).pending)
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
-                victim = max(self.running, key=_rank)
+                victim = max(self.running, key=self._rank)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
@@ -113,19 +127,29 @@ class Scheduler:
         leader = self._leader(sequence)
         if leader is not None and leader.cached < leader.prompt_length:
             return False  # a sample of the same prompt is prefilling: fork it when it is done
+        if self._refused is not None and self._refused[0] is sequence and self._runner.room() <= self._refused[1]:
+            return False  # to open it is to copy a prefix, which is not done in vain at each step
         self._open(sequence, leader)
         try:
-            if not self._runner.reserve(sequence.sequence, len(sequence.tokens)):
-                self._close(sequence)
-                return False
+            fits = self._fits(sequence)
         except OutOfRoom as error:
             failed.append((sequence, str(error)))
             self._close(sequence)
             self.waiting.remove(sequence)
             return self._admit(room, failed)
+        if not fits:
+            self._close(sequence)
+            self._refused = (sequence, self._runner.room())
+            return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        self._count_prefix(sequence)
         return True
+
+    def _fits(self, sequence: Sequence) -> bool:
+        if not self._runner.reserve(sequence.sequence, len(sequence.tokens)):
+            return False
+        return self._runner.room() >= _HEADROOM * len(self.running)
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
         """A running sample of the very same prompt, whose cache can be shared."""
@@ -140,11 +164,18 @@ class Scheduler:
             self._runner.fork(leader.sequence, name)
             sequence.cached = self._runner.truncate(name, sequence.prompt_length - 1)
         else:
-            # Prompt logprobs need every prompt row computed, so such a request reuses nobody's prefix.
-            salt = request.salt if request.params.prompt_logprobs is None else f"{request.salt}\0{request.id}"
-            sequence.cached = self._runner.open(name, sequence.tokens, salt)
+            sequence.cached = self._runner.open(name, _reusable(sequence), request.salt)
         sequence.is_open = True
-        sequence.tally.cached_tokens = max(sequence.tally.cached_tokens, min(sequence.cached, sequence.prompt_length))
+
+    def _count_prefix(self, sequence: Sequence) -> None:
+        """What a sequence found cached when it first began; what a preempted one finds of itself is no reuse."""
+        if sequence.admitted:
+            return
+        sequence.admitted = True
+        sequence.tally.cached_tokens = min(sequence.cached, sequence.prompt_length)
+        if sequence.request.params.prompt_logprobs is None:
+            self.prefix_tokens_asked += sequence.prompt_length
+            self.prefix_tokens_found += sequence.tally.cached_tokens
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
@@ -157,15 +188,21 @@ class Scheduler:
         sequence.cached = 0
         sequence.is_open = False
 
+    def _rank(self, sequence: Sequence) -> tuple[int, int]:
+        """First things first; see the class."""
+        return sequence.sequence + self._limits.patience * sequence.request.priority, sequence.sequence
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    """Most urgent first: lower priority numbers, then earlier arrival."""
-    return sequence.request.priority, sequence.sequence
+    def _decoding_first(self, sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+        """Sequences one token from their next commit go before prefill, so that a long prompt delays nobody."""
+        return len(sequence.tokens) - sequence.cached > 1, self._rank(sequence)
 
 
-def _decoding_first(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
-    """Sequences one token from their next commit go before prefill, so that a long prompt delays nobody."""
-    return len(sequence.tokens) - sequence.cached > 1, _rank(sequence)
+def _reusable(sequence: Sequence) -> list[int]:
+    """The tokens whose rows, the last one's left out, may come from the cache: not those with logprobs to collect."""
+    collected = len(sequence.prompt_logprobs)
+    if sequence.request.params.prompt_logprobs is None or collected >= sequence.prompt_length:
+        return sequence.tokens
+    return sequence.tokens[:collected]
 
 
 def _turn(sequence: Sequence, room: int) -> Turn:

@@ -75,6 +75,8 @@ class Sequence:
     layers: Layers | None = None
     cached: int = 0
     is_open: bool = False
+    admitted: bool = False
+    """It has been running, if only until it was preempted."""
     drafting: bool = True
     """False once its drafter raised: the request goes on plainly."""
     tally: Tally = field(default_factory=Tally)

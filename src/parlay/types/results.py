@@ -75,6 +75,28 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine does now and has done since it was made. Its samples are counted one by one.
+
+    ``cache_tokens_used`` of ``cache_tokens_total`` are room that samples under way hold in the target's cache; texts
+    that are over, though reusable, count as free. ``prefix_tokens_asked`` are prompt tokens of samples that were
+    admitted, less those that must all be computed (prompt logprobs), and ``prefix_tokens_found`` those of them that
+    were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
+    raised and were dropped for their sample.
+    """
+
+    waiting: int
+    running: int
+    preemptions: int
+    finished: Mapping[FinishReason, int]
+    cache_tokens_used: int
+    cache_tokens_total: int
+    prefix_tokens_asked: int
+    prefix_tokens_found: int
+    drafter_faults: int
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """A token that joined a sequence, and where it came from: a drafter's name, or ``target``."""
 
