@@ -93,10 +93,11 @@ def test_wrong_input_is_named_in_one_line(runner: NativeRunner) -> None:
         runner.forward([Segment(0, (1,))], taps=(4,))
     with pytest.raises(ValueError, match="at least one row"):
         runner.forward([])
+    runner.open(1, TEXT[:1])
     with pytest.raises(ValueError, match="reserve them first"):
-        runner.forward([Segment(0, TEXT * 6)])
+        runner.forward([Segment(1, TEXT[:1])])
     with pytest.raises(OutOfRoom):
-        runner.reserve(0, 513)
+        runner.reserve(0, runner.capacity() + 1)
     runner.check()
 
 

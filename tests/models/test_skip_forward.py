@@ -167,7 +167,7 @@ def test_cached_rows_come_back_even_if_the_forward_fails(monkeypatch: pytest.Mon
     [
         (Chain(0, 50, (1,), 0), frozenset({("mlp", 3)}), "can't be skipped: layers are 0 to 2"),
         (Chain(0, 50, (VOCAB_SIZE,), 0), PART, "not in the vocabulary"),
-        (Chain(0, 50, (1,) * 80, 0), PART, "reserve them first"),
+        (Chain(1, 0, (1,), 0), PART, "reserve them first"),
         (Chain(0, 500, (1,) * 80, 0), PART, "beyond the context of 512"),
         (Chain(9, 0, (1,), 0), PART, "sequence 9 is not open"),
     ],
@@ -175,6 +175,7 @@ def test_cached_rows_come_back_even_if_the_forward_fails(monkeypatch: pytest.Mon
 def test_what_can_not_be_run_is_said(one: Chain, skip: Skip, words: str) -> None:
     runner = make(torch.float32)
     opened(runner, 0, TEXT, 50)
+    runner.open(1, [1])
     with pytest.raises(ValueError, match=words):
         runner.skip_forward([one], skip)
     runner.check()

@@ -201,7 +201,8 @@ class Store:
         """Slots for ``rows`` reserved rows, and ``gap`` more. Raises ValueError for rows that are not reserved."""
         entry = self._entry(sequence)
         if rows > entry.slots:
-            raise ValueError(f"sequence {sequence} has room for {entry.slots} tokens and needs {rows}: reserve first")
+            room = entry.slots
+            raise ValueError(f"sequence {sequence} has room for {room} tokens and needs {rows}: reserve them first")
         if rows + gap > entry.slots and not self._widen(entry, rows + gap):
             self._resize(entry, self._shape.padded(rows + gap))  # a gap is short: at worst a page too much for a moment
 
@@ -236,13 +237,12 @@ class Store:
     # ---------------------------------------------------------------------------------------------------- memory
 
     def _widen(self, entry: Entry, slots: int) -> bool:
-        """Make room for ``slots`` slots, and where it is free for half as many again as there were; all or nothing."""
+        """Make room for ``slots`` slots; all or nothing. Where much is free, for half as many again as there were."""
         more = self._shape.padded(slots) - entry.slots
         if more <= 0:
             return True
-        ample = self._shape.padded(entry.slots // 2)
-        if ample > more and self._bytes(ample) <= self._budget.free:
-            more = ample
+        ample = min(self._bytes(entry.slots), self._budget.free) // 2
+        more = max(more, self._whole_pages(ample))
         if not self._budget.make_room(self._bytes(more), self):
             return False
         self._resize(entry, entry.slots + more)

@@ -55,8 +55,8 @@ class Scheduler:
     """Holds waiting and running sequences; memory that runs out preempts the sequence that ranks last.
 
     A sequence's rank is its place of arrival, put back by ``patience`` places per level of priority, and never changes.
-    So no sequence starves: at most ``patience * d`` of those that arrived later and are more urgent by d levels go
-    before it, and of the others none. The first in rank is always admitted first, gets rows in each step and is
+    So no sequence starves: of those that arrived later fewer than ``patience * d`` go before it for being more urgent
+    by d levels, and none of the others. The first in rank is always admitted first, gets rows in each step and is
     never preempted, so it ends, and then another is first. A preempted sequence loses its cache, never its tokens: it
     waits at its old rank and recomputes. Who decodes commits in each step, however long the prompts are beside it.
     """

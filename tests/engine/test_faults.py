@@ -1,0 +1,154 @@
+"""A fault stays with the request that has it: the others go on with the very text they would have had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from torch import Tensor
+
+from parlay.engine import Engine
+from parlay.router.policies import Fixed, Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing import toy_drafters
+from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.types import (
+    Draft,
+    Event,
+    Fault,
+    NoiseKey,
+    Output,
+    Request,
+    SamplingParams,
+    Segment,
+    Strategy,
+    Verdict,
+    View,
+)
+
+VOCAB = 16
+LOGITS = RandomLogits(VOCAB, seed=3)
+POISON = 13
+
+
+class Steady:
+    def forward(self, rows: int, context: int) -> float:
+        return 1.0
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        """Learns nothing."""
+
+
+class Choosy(ToyRunner):
+    """Raises for a batch in which some segment is refused."""
+
+    def __init__(self, refused: Callable[[Segment], bool]) -> None:
+        super().__init__(LOGITS, VOCAB)
+        self._refused = refused
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        out = super().forward(segments, taps)  # rows are staged, whatever comes of them
+        if any(self._refused(segment) for segment in segments):
+            raise RuntimeError("bad row")
+        return out
+
+
+class Sick(SharedNoise):
+    """A rule that raises on whatever holds the poison."""
+
+    def accept(
+        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+    ) -> list[Verdict | Fault]:
+        if any(POISON in view.tokens[: view.prompt_length] for view in views):
+            raise RuntimeError("bad rule")
+        return super().accept(views, drafts, logits_RV, roots)
+
+
+class Stumbling:
+    """A stop checker that can't read its third token."""
+
+    def __init__(self) -> None:
+        self._left = 2
+
+    def push(self, token: int) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            raise UnicodeError("bad token")
+        return False
+
+
+def strategy(rule: SharedNoise | None = None, *, drafts: bool = True) -> Strategy:
+    oracle = toy_drafters.oracle(toy_drafters.answer_by(LOGITS))
+    return Strategy("s", oracle if drafts else None, rule or SharedNoise(), Fixed(3) if drafts else Plain())
+
+
+def request(name: str, *prompt: int, **fields: Stumbling) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=12, prompt_logprobs=1)
+    return Request(id=name, prompt=prompt, params=params, key=NoiseKey(0), **fields)
+
+
+def run(runner: ToyRunner, asks: list[tuple[Request, Strategy]]) -> dict[str, list[Event]]:
+    target = Engine(runner, Steady())
+    events: dict[str, list[Event]] = {}
+    for one, how in asks:
+        target.add(one, how)
+    while not target.idle:
+        for event in target.step():
+            events.setdefault(event.request, []).append(event)
+        runner.check()
+    assert runner.room() == runner.capacity()
+    assert sum(target.stats().finished.values()) == len(asks)
+    return events
+
+
+def text(events: list[Event]) -> list[int]:
+    return [one.token for event in events for one in event.committed]
+
+
+def outcome(events: list[Event]) -> tuple[object, ...]:
+    return text(events), events[-1].finish_reason, events[-1].prompt_logprobs
+
+
+WELL = [request("a", 1, 2, 3), request("c", 4, 5), request("d", 6, 7, 8, 9)]
+
+
+def expected() -> dict[str, tuple[object, ...]]:
+    asks = [(one, strategy()) for one in WELL]
+    return {name: outcome(events) for name, events in run(ToyRunner(LOGITS, VOCAB), asks).items()}
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_a_forward_that_fails_on_one_request_costs_no_other_anything(drafts: bool) -> None:
+    runner = Choosy(lambda segment: segment.pending == (1, POISON))
+    asks = [(one, strategy(drafts=drafts)) for one in [WELL[0], request("b", 1, POISON), *WELL[1:]]]
+    finished = run(runner, asks)
+    sick = finished.pop("b")
+    assert sick[-1].finish_reason == "error"
+    assert sick[-1].error == "the model failed on this request: RuntimeError: bad row"
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+
+
+def test_a_draft_on_which_the_forward_fails_is_left_out() -> None:
+    finished = run(Choosy(lambda segment: len(segment.tree) > 2), [(one, strategy()) for one in WELL])
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+
+
+def test_a_model_that_fails_on_everything_ends_each_request_with_the_reason() -> None:
+    finished = run(Choosy(lambda segment: True), [(one, strategy()) for one in WELL])
+    assert [events[-1].error for events in finished.values()] == [
+        "the model failed on this request: RuntimeError: bad row"
+    ] * 3
+
+
+def test_a_rule_that_raises_ends_the_guilty_request_alone() -> None:
+    sick = strategy(Sick())
+    finished = run(ToyRunner(LOGITS, VOCAB), [(one, sick) for one in [request("b", 1, POISON), *WELL]])
+    assert finished.pop("b")[-1].error == "RuntimeError: bad rule"
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+
+
+def test_a_stop_checker_that_raises_ends_its_own_request() -> None:
+    asks = [(one, strategy()) for one in [request("b", 1, 2, stop_checker=Stumbling()), *WELL]]
+    finished = run(ToyRunner(LOGITS, VOCAB), asks)
+    assert finished.pop("b")[-1].error == "UnicodeError: bad token"
+    assert {name: outcome(events) for name, events in finished.items()} == expected()

@@ -1,0 +1,100 @@
+"""A real model in small memory: preemption changes no text, and drafting costs no request its prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from parlay import LLM, SamplingParams
+from parlay.outputs import RequestOutput
+
+STRATEGIES = ["none", "prompt-lookup", "draft-model:k=3", "union"]
+SYSTEM = "You are given a list of animals, and of the noises that they make. The cow moos, the dog barks. " * 5
+ASKS = [
+    SamplingParams(temperature=0, max_tokens=90, logprobs=1),
+    SamplingParams(temperature=0.9, seed=4, max_tokens=90, repetition_penalty=1.1),
+    SamplingParams(temperature=0, max_tokens=90, prompt_logprobs=1),
+    SamplingParams(temperature=0.7, seed=5, top_p=0.9, max_tokens=90),
+]
+PROMPTS = [SYSTEM + name for name in ("The cat", "The horse", "One day", "Once upon a time")]
+"""Each takes one page of the cache at first, and two in the end."""
+
+
+def page_bytes(llm: LLM) -> int:
+    """What the smallest text takes in the target's cache."""
+    budget = llm.runner._store._budget  # type: ignore[attr-defined]
+    return int(budget.total // llm.runner.capacity() * llm.runner._store._shape.stride)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def roomy() -> Iterator[LLM]:
+    with LLM("parlay-mini", dtype="float32", device="cpu") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def plain(roomy: LLM) -> list[RequestOutput]:
+    return [roomy.generate([prompt], ask, strategy="none")[0] for prompt, ask in zip(PROMPTS, ASKS, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def small(roomy: LLM) -> Iterator[LLM]:
+    with LLM("parlay-mini", dtype="float32", device="cpu", memory=4 * page_bytes(roomy)) as llm:
+        yield llm
+
+
+def told(output: RequestOutput) -> tuple[object, ...]:
+    (one,) = output.outputs
+    return one.token_ids, one.text, one.logprobs, one.finish_reason, output.prompt_logprobs
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_preemption_changes_nothing_that_is_told(small: LLM, plain: list[RequestOutput], strategy: str) -> None:
+    before = small.engine.stats()
+    outputs = small.generate(PROMPTS, ASKS, strategy=strategy)
+    assert [told(output) for output in outputs] == [told(output) for output in plain]
+    small.runner.check()
+    stats = small.engine.stats()
+    assert stats.preemptions > before.preemptions
+    assert stats.cache_tokens_used == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_as_many_prompt_tokens_are_found_cached_with_a_strategy_as_without(roomy: LLM, strategy: str) -> None:
+    llm = roomy
+    before = llm.engine.stats()
+    for number in range(3):
+        prompts = [SYSTEM + f"This is {strategy}, question {number} of {name}" for name in ("Ann", "Bob")]
+        for prompt in prompts:
+            llm.generate(prompt, SamplingParams(temperature=0, max_tokens=6), strategy=strategy)
+    stats = llm.engine.stats()
+    asked = stats.prefix_tokens_asked - before.prefix_tokens_asked
+    found = stats.prefix_tokens_found - before.prefix_tokens_found
+    shared = len(llm.tokenizer.encode(SYSTEM))  # type: ignore[union-attr]
+    assert found >= 5 * shared
+    assert found / asked > 0.8
+
+
+def test_a_request_that_memory_can_never_hold_is_refused_and_the_default_length_fits(small: LLM) -> None:
+    most = small.runner.capacity() + 1
+    assert most < small.runner.spec.max_context
+    with pytest.raises(ValueError, match=rf"max_tokens {most} make .* holds {most}: shorten"):
+        small.generate("One day", SamplingParams(max_tokens=most))
+    job = small.job("One day", SamplingParams(max_tokens=None))
+    request = job.samples[0].request
+    assert request.params.max_tokens == most - len(request.prompt)
+    with pytest.raises(ValueError, match="shorten"):
+        small.generate("word " * most, SamplingParams(max_tokens=None))
+
+
+def test_drafters_share_the_targets_memory(small: LLM) -> None:
+    small.generate("One day", SamplingParams(max_tokens=4), strategy="draft-model")
+    budget = small.runner._store._budget  # type: ignore[attr-defined]
+    assert 0 < budget.total - budget.free <= budget.total
+    assert len(budget._holders) == 2
+
+
+def test_memory_too_small_for_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory of 1 KiB is too small"):
+        LLM("parlay-mini", memory="1KiB")
