@@ -10,7 +10,7 @@ from parlay import LLM, SamplingParams
 from parlay.outputs import RequestOutput
 
 STRATEGIES = ["none", "prompt-lookup", "draft-model:k=3", "union"]
-SYSTEM = "You are given a list of animals, and of the noises that they make. The cow moos, the dog barks. " * 5
+SYSTEM = "You are given a list of animals, and of the noises that they make. The cow moos, the dog barks. " * 6
 ASKS = [
     SamplingParams(temperature=0, max_tokens=90, logprobs=1),
     SamplingParams(temperature=0.9, seed=4, max_tokens=90, repetition_penalty=1.1),
@@ -38,7 +38,7 @@ def plain(roomy: LLM) -> list[RequestOutput]:
     return [roomy.generate([prompt], ask, strategy="none")[0] for prompt, ask in zip(PROMPTS, ASKS, strict=True)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def small(roomy: LLM) -> Iterator[LLM]:
     with LLM("parlay-mini", dtype="float32", device="cpu", memory=4 * page_bytes(roomy)) as llm:
         yield llm
@@ -51,12 +51,11 @@ def told(output: RequestOutput) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_preemption_changes_nothing_that_is_told(small: LLM, plain: list[RequestOutput], strategy: str) -> None:
-    before = small.engine.stats()
     outputs = small.generate(PROMPTS, ASKS, strategy=strategy)
     assert [told(output) for output in outputs] == [told(output) for output in plain]
     small.runner.check()
     stats = small.engine.stats()
-    assert stats.preemptions > before.preemptions
+    assert stats.preemptions > 0
     assert stats.cache_tokens_used == 0
 
 

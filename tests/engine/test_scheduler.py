@@ -129,10 +129,11 @@ def test_who_decodes_commits_in_each_step_while_long_prompts_are_fed() -> None:
     assert runner.rows == 6
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_small_memory_changes_no_text_and_nobody_has_two_turns_in_a_step(seed: int) -> None:
+@pytest.mark.parametrize("cut", [1, 5], ids=["any rows", "snapshots"])
+@pytest.mark.parametrize("seed", range(5))
+def test_small_memory_changes_no_text_and_nobody_has_two_turns_in_a_step(seed: int, cut: int) -> None:
     chance = random.Random(seed)
-    target = engine(ToyRunner(LOGITS, VOCAB, capacity=66), max_rows=40)
+    target = engine(ToyRunner(LOGITS, VOCAB, capacity=66, cut=cut), max_rows=40)
     wanted = [
         request(f"{number}", chance.randint(1, 20), chance.randint(25, 45), priority=chance.randint(0, 2))
         for number in range(12)
