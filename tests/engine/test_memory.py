@@ -88,7 +88,7 @@ def test_a_request_that_memory_can_never_hold_is_refused_and_the_default_length_
 
 
 def test_drafters_share_the_targets_memory(small: LLM) -> None:
-    small.generate("One day", SamplingParams(max_tokens=4), strategy="draft-model")
+    small.generate(SYSTEM, SamplingParams(max_tokens=4), strategy="draft-model")
     budget = small.runner._store._budget  # type: ignore[attr-defined]
     assert 0 < budget.total - budget.free <= budget.total
     assert len(budget._holders) == 2
