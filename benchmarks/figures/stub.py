@@ -84,6 +84,9 @@ class StubRunner:
         self._cached.pop(sequence, None)
 
     def room(self) -> int:
+        return self.capacity()
+
+    def capacity(self) -> int:
         return 1 << 30
 
     def check(self) -> None:

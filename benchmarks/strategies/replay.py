@@ -79,6 +79,9 @@ class ReplayRunner:
         self._open.pop(sequence, None)
 
     def room(self) -> int:
+        return self.capacity()
+
+    def capacity(self) -> int:
         return 1 << 30
 
     def check(self) -> None:

@@ -16,16 +16,16 @@ SHORT = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture
 def broken_step(service: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twelfth forward from now raises, once."""
-    runner = service.llm.runner
-    forward, calls = runner.forward, iter(range(12))
+    """The twelfth step from now raises, once, before any forward that the engine could try again."""
+    scheduler = service.llm.engine.scheduler
+    schedule, calls = scheduler.next, iter(range(12))
 
-    def fail(segments, taps=()):  # type: ignore[no-untyped-def]
+    def fail():  # type: ignore[no-untyped-def]
         if next(calls, None) == 11:
             raise MemoryError("no memory\nfor this")
-        return forward(segments, taps)
+        return schedule()
 
-    monkeypatch.setattr(runner, "forward", fail)
+    monkeypatch.setattr(scheduler, "next", fail)
 
 
 @pytest.mark.usefixtures("broken_step")
