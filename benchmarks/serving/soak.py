@@ -135,14 +135,15 @@ class Soak:
                 self._wrong(number, case, f"sample {sample.index} differs from plain decoding")
 
     async def _check(self) -> None:
+        done = self.tally.done  # it goes on meanwhile
         try:
             await self._service.between_steps(lambda llm: llm.runner.check())
         except AssertionError as error:
-            self.tally.wrong.append(f"after {self.tally.done} requests: {error}")
+            self.tally.wrong.append(f"after {done} requests: {error}")
         gc.collect()
         self.tally.checks += 1
-        self.tally.memory[self.tally.done] = resident()
-        logger.info("%d requests, %d wrong, %d MiB", self.tally.done, len(self.tally.wrong), resident() >> 20)
+        self.tally.memory[done] = resident()
+        logger.info("%d requests, %d wrong, %d MiB", done, len(self.tally.wrong), resident() >> 20)
 
     def _wrong(self, number: int, case: Case, what: str) -> None:
         self.tally.wrong.append(f"request {number} ({case.kind}, {case.options.strategy}): {what}")
