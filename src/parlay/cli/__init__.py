@@ -19,6 +19,7 @@ FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
     "generate": "write text from a prompt, as it is decoded",
+    "serve": "answer requests over HTTP, as OpenAI's API does",
     "demo": "the built-in model: plain decoding against the default strategy, side by side",
     "strategies": "list the ways of decoding",
     "datastore": "make and inspect the files from which drafts can be retrieved",

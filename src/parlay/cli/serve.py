@@ -1,0 +1,273 @@
+"""`parlay serve`: models behind an OpenAI-compatible HTTP API."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parlay.serve.settings import PROMPT_LOG, Settings
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from parlay.aio import AsyncLLM
+    from parlay.llm import LLM
+
+KEY_VARIABLE = "PARLAY_API_KEY"
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=["parlay-mini"],
+        metavar="MODEL",
+        help="built-in name, local folder, or Hugging Face Hub id; NAME=MODEL serves it under that name; several may "
+        "be given (default: parlay-mini)",
+    )
+    _add_model_flags(parser)
+    _add_network_flags(parser)
+    _add_limit_flags(parser)
+    parser.add_argument("--log-level", choices=LEVELS, default="warning", help="info logs each request's address too")
+    parser.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts and all")
+
+
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--strategy",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="how to decode where a request does not say; see parlay strategies",
+    )
+    group.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+
+
+def _add_network_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network and access")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="API keys, one on each line; requests must carry one of them"
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"an API key; others on this machine can see it here: better use the file, or {KEY_VARIABLE} in the "
+        "environment",
+    )
+    group.add_argument("--no-auth", action="store_true", help="let anyone in, even from other machines")
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin ask; may be given several times (default: none)",
+    )
+
+
+def _add_limit_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits")
+    for flag, kind, metavar, default, text in _LIMITS:
+        shown = "none" if default is None else f"{default:g}" if kind is float else str(default)
+        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {shown})")
+
+
+_DEFAULTS = Settings()
+_LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
+    ("--max-body-bytes", int, "N", _DEFAULTS.max_body_bytes, "bytes of a request's body"),
+    ("--max-prompt-tokens", int, "N", _DEFAULTS.max_prompt_tokens, "tokens of a prompt, below what the model holds"),
+    ("--max-tokens", int, "N", _DEFAULTS.max_tokens, "tokens of an output, below what the model holds"),
+    ("--max-n", int, "N", _DEFAULTS.max_n, "samples of a request"),
+    ("--max-concurrency", int, "N", _DEFAULTS.concurrency, "requests under way at once"),
+    ("--max-waiting", int, "N", 256, "samples that may wait for a place in a step"),
+    ("--timeout", float, "SECONDS", _DEFAULTS.request_timeout, "time for one request"),
+    ("--drain-seconds", float, "SECONDS", _DEFAULTS.drain_seconds, "time for running requests when told to stop"),
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    _set_up_logging(options)
+    settings = _settings(options)
+    models = named_models(options.models)
+    _check_packages()
+    _check_strategy(options.strategy)
+    from parlay.serve import server  # here, because it loads FastAPI and torch
+    from parlay.serve.app import create_app
+
+    with _listen(options.host, options.port) as listener:
+        app = create_app(_load(models, options), settings)
+        welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
+        access_log = options.log_level in ("debug", "info")
+        server.run(app, listener, lambda: print(welcome, flush=True), access_log=access_log)
+    return 0
+
+
+def _set_up_logging(options: argparse.Namespace) -> None:
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=options.log_level.upper(), format=layout, stream=sys.stderr)
+    if options.log_prompts:
+        logging.getLogger(PROMPT_LOG).setLevel(logging.INFO)
+
+
+def _check_packages() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ParlayError(f"parlay serve needs {', '.join(missing)}: pip install 'parlay[serve]'")
+
+
+def _check_strategy(strategy: str | None) -> None:
+    """A wrong name is an error now, not when the models have loaded."""
+    if strategy is not None:
+        from parlay.drafters.catalogue import parse  # here, because it loads transformers
+
+        parse(strategy)
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def named_models(words: Sequence[str]) -> dict[str, str]:
+    """What to load, by the name that it is served under. Raises ValueError for a name that is there twice."""
+    models: dict[str, str] = {}
+    for word in words:
+        name, model = _named(word)
+        if name in models:
+            raise ValueError(f"two models are called {name!r}: tell them apart as NAME=MODEL")
+        models[name] = model
+    return models
+
+
+def _named(word: str) -> tuple[str, str]:
+    """``NAME=MODEL``, or a model under its own name: a folder's is its last part."""
+    name, equals, model = word.partition("=")
+    if equals and not Path(word).is_dir():
+        if not name or not model:
+            raise ValueError(f"expected MODEL or NAME=MODEL, got {word!r}")
+        return name, model
+    path = Path(word).expanduser()
+    return (path.resolve().name, word) if path.is_dir() or word.startswith((".", "/", "~")) else (word, word)
+
+
+def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, AsyncLLM]:
+    from parlay.aio import AsyncLLM
+    from parlay.llm import DEFAULT_STRATEGY, LLM
+
+    with ExitStack() as loaded:
+        llms: dict[str, LLM] = {}
+        for name, model in models.items():
+            llms[name] = loaded.enter_context(
+                LLM(
+                    model,
+                    strategy=options.strategy or DEFAULT_STRATEGY,
+                    draft_model=options.draft_model,
+                    dtype=options.dtype,
+                    device=options.device,
+                    max_model_len=options.max_model_len,
+                    max_num_seqs=options.max_num_seqs,
+                )
+            )
+        loaded.pop_all()  # from here on they are the server's, which closes them
+    return {name: AsyncLLM(llm, max_waiting=options.max_waiting) for name, llm in llms.items()}
+
+
+# ------------------------------------------------------------------------------------------------- network and access
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Raises ValueError for a limit out of range, a key that is none, and a door left open by accident."""
+    keys = _keys(options)
+    local = _is_loopback(options.host)
+    if keys and options.no_auth:
+        raise ValueError("there are API keys and --no-auth: choose one")
+    if not keys and not local and not options.no_auth:
+        raise ValueError(
+            f"other machines can reach {options.host}: ask for a key with --api-key-file FILE, or let anyone in with "
+            "--no-auth"
+        )
+    return Settings(
+        keys=keys,
+        hosts=(*LOOPBACK_NAMES, options.host) if not keys and not options.no_auth else (),
+        cors_origins=tuple(options.cors_origin),
+        max_body_bytes=options.max_body_bytes,
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_tokens=options.max_tokens,
+        max_n=options.max_n,
+        concurrency=options.max_concurrency,
+        request_timeout=options.timeout,
+        drain_seconds=options.drain_seconds,
+        log_prompts=options.log_prompts,
+    )
+
+
+def _keys(options: argparse.Namespace) -> tuple[str, ...]:
+    keys = list(options.api_key)
+    if KEY_VARIABLE in os.environ:
+        keys.append(os.environ[KEY_VARIABLE])
+    if options.api_key_file is not None:
+        keys += _read_keys(options.api_key_file)
+    return tuple(keys)
+
+
+def _read_keys(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise ValueError(f"can't read the API keys in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} holds no API keys: it is not text") from None
+    if not lines:
+        raise ValueError(f"there is no API key in {path}: write one on each line")
+    return lines
+
+
+def _is_loopback(host: str) -> bool:
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in _addresses(host, 0))
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    """What `socket.getaddrinfo` says. Raises ParlayError for a name that no address belongs to."""
+    try:
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ParlayError(f"can't listen on {host}: {error.strerror}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Before the models load, so that a port that is taken is known at once."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must be between 0 and 65535, got {port}")
+    family, kind, protocol, _, address = _addresses(host, port)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ParlayError(f"port {port} of {host} is taken: end what uses it, or choose one with --port") from None
+        raise ParlayError(f"can't listen on port {port} of {host}: {error.strerror}") from None
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,92 @@
+"""`create_app`: the application that serves some models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
+from starlette.middleware.cors import CORSMiddleware
+
+from parlay import __version__
+from parlay.aio import AsyncLLM
+from parlay.serve import errors
+from parlay.serve.auth import Guard
+from parlay.serve.document import Application, operation_id
+from parlay.serve.limits import Admission, BodyLimit, Gate
+from parlay.serve.metrics import Recorder
+from parlay.serve.registry import Registry
+from parlay.serve.routes import chat, completions, health, models, page, tokens
+from parlay.serve.settings import Settings
+
+
+def create_app(served: Mapping[str, AsyncLLM], settings: Settings | None = None) -> FastAPI:
+    """An ASGI application for the models by their names, which it closes when it shuts down.
+
+    ``app.state`` holds ``registry``, ``settings``, ``recorder`` and ``gate``. Raises ValueError for no models.
+    """
+    settings = settings or Settings()
+    registry = Registry(served)
+    app = Application(
+        title="Parlay",
+        summary="Parallel decoding for LLMs behind OpenAI's API.",
+        version=__version__,
+        lifespan=_lifespan,
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=operation_id,
+    )
+    app.state.registry = registry
+    app.state.settings = settings
+    app.state.recorder = Recorder(registry)
+    app.state.gate = Gate(settings)
+    _add_routes(app)
+    _add_middleware(app, settings)
+    errors.install(app, settings.retry_after)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    await shut_down(app)
+
+
+async def shut_down(app: FastAPI) -> None:
+    """Take no new requests, let those under way finish as long as the settings allow, then close the models."""
+    app.state.gate.shut = True
+    await app.state.registry.close(app.state.settings.drain_seconds)
+
+
+def _add_routes(app: FastAPI) -> None:
+    registry, settings = app.state.registry, app.state.settings
+    any_time = errors.responses(500, *([403] if settings.hosts else []))
+    app.include_router(page.router())
+    app.include_router(health.router(registry, settings, app.state.gate), responses=any_time)
+    lock = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if settings.keys else []
+    refusals = any_time | (errors.responses(401) if settings.keys else {})
+    for router in (
+        models.router(registry),
+        tokens.router(registry),
+        health.guarded(app.state.recorder),
+        completions.router(registry, settings),
+        chat.router(registry, settings),
+    ):
+        app.include_router(router, dependencies=lock, responses=refusals)
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """From the inside out: the last one sees a request first."""
+    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(Admission, gate=app.state.gate)
+    app.add_middleware(Guard, settings=settings)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["Retry-After"],
+        )

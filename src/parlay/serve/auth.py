@@ -1,0 +1,71 @@
+"""Who may ask: API keys, host names, and the tenant whose cached prefixes a request may reuse."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+
+from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from parlay.serve.errors import ApiError
+from parlay.serve.settings import Settings
+
+OPEN = frozenset({"/", "/health", "/ready", "/version", "/openapi.json"})
+"""Needs no key, like the files of the page: it tells nothing of requests, and runs nothing."""
+_PAGE = "/page/"
+_HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")
+
+
+class Guard:
+    """ASGI middleware that turns a request away before a byte of its body is read. What is not `OPEN` is guarded."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in settings.keys]
+        self._hosts = frozenset(host.lower() for host in settings.hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            self._check_host(Headers(scope=scope).get("host", ""))
+            scope.setdefault("state", {})["tenant"] = self._tenant(scope)
+        except ApiError as error:
+            return await error.response()(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _check_host(self, header: str) -> None:
+        named = _HOST.fullmatch(header)
+        if self._hosts and (named is None or named["name"].lower() not in self._hosts):
+            allowed = ", ".join(sorted(self._hosts))
+            raise ApiError(403, f"this server answers under these names only: {allowed}", code="unknown_host")
+
+    def _tenant(self, scope: Scope) -> str:
+        """The digest of the request's key. Raises ApiError where one is due and none of ours is there."""
+        if not self._digests:
+            return ""
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else ""
+        # All are compared, each in constant time, so that the time taken says nothing.
+        if sum([hmac.compare_digest(given, digest) for digest in self._digests]):
+            return given
+        if scope["path"] in OPEN or scope["path"].startswith(_PAGE):
+            return ""
+        message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
+        raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def tenant(request: Request, cache_salt: str | None = None) -> str:
+    """Whose cached prefixes and stores this request shares: its key's, further divided by the body's ``cache_salt``.
+
+    The key is there as a digest of fixed length, so no salt makes one tenant pass for another.
+    """
+    owner: str = request.state.tenant
+    return f"{owner}:{cache_salt}" if cache_salt else owner

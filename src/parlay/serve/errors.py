@@ -1,0 +1,167 @@
+"""Every failure in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from parlay.aio import Busy, Closed
+from parlay.types import ParlayError
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_SHOWN = 200  # characters of a name that the client sent and that its error repeats
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong, in one line; the field that is to blame; a word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """A failure that the client is told of. ``type`` follows from the status where none is given."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": detail}
+
+    def response(self) -> Response:
+        content = json.dumps(self.body)  # ASCII: a name that the client sent may hold what UTF-8 can't
+        return Response(content, self.status, self.headers, media_type="application/json")
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI entry of each failure that an operation may answer with."""
+    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in sorted(statuses)}
+
+
+_DESCRIPTIONS = {
+    400: "The request can't be used; `param` names the field.",
+    401: "No valid API key came with the request.",
+    403: "This server does not answer under that host name.",
+    404: "There is no such model.",
+    405: "Not with this method.",
+    408: "The request took longer than this server allows.",
+    413: "The body is larger than this server takes.",
+    429: "Too many requests are under way; `Retry-After` says when to try again.",
+    500: "A fault of the server.",
+    503: "The server is not taking requests now.",
+}
+
+
+def unavailable(retry_after: int, message: str = "this server is shutting down: try again") -> ApiError:
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after)})
+
+
+def too_many(retry_after: int, message: str) -> ApiError:
+    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(retry_after)})
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body, its field named."""
+    wrong = error.errors()
+    first = wrong[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
+    if isinstance(error.body, bytes):
+        return ApiError(400, "the body must be JSON, sent with 'Content-Type: application/json'")
+    field = _field(first, error.body)
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"unsupported field {field!r}: leave it out", field, "unsupported_field")
+    if first["type"] == "missing":
+        return ApiError(400, f"{field or 'the body'} is missing", field, "missing_field")
+    reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, error.body) == field)
+    return ApiError(400, f"{field or 'the body'}: {_shorten(' - or: '.join(reasons))}", field)
+
+
+def _field(wrong: Mapping[str, Any], body: object) -> str | None:
+    """``messages.0.role``; None for the whole body. The names that pydantic gives members of a union are left out."""
+    kept: list[int | str] = []
+    here: Any = body
+    for part in wrong["loc"][1:]:
+        inside = (isinstance(here, dict) and part in here) or (isinstance(here, list) and isinstance(part, int))
+        if inside:
+            kept.append(part)
+            here = here[part]
+    if wrong["type"] == "missing" and len(wrong["loc"]) > 1:
+        kept.append(wrong["loc"][-1])
+    return _shorten(".".join(map(str, kept))) or None
+
+
+def _reason(wrong: Mapping[str, Any]) -> str:
+    return str(wrong["msg"]).removeprefix("Value error, ")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def install(app: FastAPI, retry_after: int) -> None:
+    """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        return (error if isinstance(error, ApiError) else convert(error, retry_after)).response()
+
+    for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
+        app.add_exception_handler(kind, told)
+
+
+def convert(error: Exception, retry_after: int = 1) -> ApiError:
+    """What the client is told of any other exception."""
+    match error:
+        case RequestValidationError():
+            return from_validation(error)
+        case HTTPException():
+            return ApiError(error.status_code, _plainly(error), headers=error.headers)
+        case Busy():
+            return too_many(retry_after, "too many requests are waiting: try again later")
+        case Closed():
+            return unavailable(retry_after)
+        case ParlayError():
+            return ApiError(400, str(error))
+        case _:
+            return ApiError(500, "a fault of the server, which its log tells more of", code="internal_error")
+
+
+def _plainly(error: HTTPException) -> str:
+    return _PLAINLY.get(error.status_code, str(error.detail))
+
+
+_PLAINLY = {
+    400: "the body can't be read: is it JSON in UTF-8?",
+    404: "there is nothing under this address",
+    405: "this address does not take that method",
+}

@@ -1,0 +1,189 @@
+"""What the server counts, for Prometheus. Every server has a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from parlay.aio import ServiceStats
+from parlay.drafters.catalogue import parse
+from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.serve.registry import Registry
+from parlay.types import Metrics
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+POSITIONS = 32
+"""Depths of drafts that are counted one by one; deeper ones count for their source only."""
+
+_TIMES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
+_WHOSE = ("model", "strategy")
+
+_COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "parlay_requests": ("Samples that came to an end, n of them for a request with n.", ("finish_reason",)),
+    "parlay_prompt_tokens": ("Tokens of prompts, once for each request.", ()),
+    "parlay_prompt_cached_tokens": ("Tokens of prompts that were found in the cache.", ()),
+    "parlay_completion_tokens": ("Tokens of output.", ()),
+    "parlay_steps": ("Forwards of the target that committed tokens, for each sample in them.", ()),
+    "parlay_steps_without_draft": ("Those steps that verified no draft.", ()),
+    "parlay_draft_tokens": ("Drafted tokens that the target verified.", ("source",)),
+    "parlay_accepted_tokens": ("Drafted tokens that joined the output.", ("source",)),
+    "parlay_draft_tokens_by_position": ("Verified tokens by place in their draft, from 1.", ("position",)),
+    "parlay_accepted_tokens_by_position": ("Accepted tokens by place in their draft, from 1.", ("position",)),
+    "parlay_drafter_faults": ("Drafters that failed; their requests went on plainly.", ()),
+    "parlay_step_seconds": ("Time of the steps that samples took part in, by what it went into.", ("phase",)),
+}
+_HISTOGRAMS = {
+    "parlay_time_to_first_token_seconds": ("From a request's arrival to its first token.", _TIMES),
+    "parlay_inter_token_latency_seconds": ("Mean time between two tokens of a request, after the first.", _GAPS),
+    "parlay_request_seconds": ("From a request's arrival to its last token.", _TIMES),
+}
+
+
+class Recorder:
+    """Counts requests as they finish; what is under way it reads off the engines when it is asked to `render`."""
+
+    def __init__(self, models: Registry) -> None:
+        self._registry = CollectorRegistry()
+        self._counters = {
+            name: Counter(name, text, (*_WHOSE, *labels), registry=self._registry)
+            for name, (text, labels) in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(name, text, _WHOSE, buckets=buckets, registry=self._registry)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self._registry.register(_Engines(models))
+
+    def finished(self, model: str, output: RequestOutput, seconds_to_first: float, seconds: float) -> None:
+        """Count one request that is over, whatever its end; times from its arrival."""
+        whose = (model, _name(output.outputs[0].strategy))
+        self._counters["parlay_prompt_tokens"].labels(*whose).inc(len(output.prompt_token_ids))
+        self._counters["parlay_prompt_cached_tokens"].labels(*whose).inc(output.outputs[0].metrics.cached_tokens)
+        for sample in output.outputs:
+            self._count(whose, sample)
+        tokens = max(len(sample.token_ids) for sample in output.outputs)
+        self._observe("parlay_request_seconds", whose, seconds)
+        if tokens > 0:
+            self._observe("parlay_time_to_first_token_seconds", whose, seconds_to_first)
+        if tokens > 1:
+            gap = max(seconds - seconds_to_first, 0.0) / (tokens - 1)
+            self._observe("parlay_inter_token_latency_seconds", whose, gap)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def _count(self, whose: tuple[str, str], sample: CompletionOutput) -> None:
+        metrics = sample.metrics
+        self._add("parlay_requests", whose, {sample.finish_reason: 1})
+        for name, labelled in _by_label(metrics).items():
+            self._add(name, whose, labelled)
+        for name, value in _plain(metrics).items():
+            self._counters[name].labels(*whose).inc(value)
+
+    def _add(self, name: str, whose: tuple[str, str], counts: Mapping[str, float]) -> None:
+        for label, value in counts.items():
+            self._counters[name].labels(*whose, label).inc(value)
+
+    def _observe(self, name: str, whose: tuple[str, str], value: float) -> None:
+        self._histograms[name].labels(*whose).observe(value)
+
+
+def _plain(metrics: Metrics) -> dict[str, float]:
+    return {
+        "parlay_completion_tokens": metrics.completion_tokens,
+        "parlay_steps": metrics.steps,
+        "parlay_steps_without_draft": metrics.steps - metrics.draft_steps,
+        "parlay_drafter_faults": metrics.drafter_faults,
+    }
+
+
+def _by_label(metrics: Metrics) -> dict[str, Mapping[str, float]]:
+    return {
+        "parlay_draft_tokens": metrics.drafted_by_source,
+        "parlay_accepted_tokens": metrics.accepted_by_source,
+        "parlay_draft_tokens_by_position": _positions(metrics.drafted_by_depth),
+        "parlay_accepted_tokens_by_position": _positions(metrics.accepted_by_depth),
+        "parlay_step_seconds": {
+            "prefill": metrics.prefill_seconds,
+            "draft": metrics.draft_seconds,
+            "verify": metrics.verify_seconds,
+            "overhead": metrics.overhead_seconds,
+        },
+    }
+
+
+def _positions(counts: tuple[int, ...]) -> dict[str, float]:
+    return {str(place): count for place, count in enumerate(counts[:POSITIONS], start=1)}
+
+
+@lru_cache(maxsize=1024)
+def _name(strategy: str) -> str:
+    """Without its parameters, which a client chooses freely: labels must stay few."""
+    return parse(strategy).name
+
+
+# ------------------------------------------------------------------------------------------------- read when scraped
+
+
+class _Engines(Collector):
+    """The engines' own counts at the moment of asking."""
+
+    def __init__(self, models: Registry) -> None:
+        self._models = models
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is asked of the engines when this is registered
+
+    def collect(self) -> Iterator[Metric]:
+        stats = {model.name: model.engine.stats() for model in self._models}
+        for reading in _READINGS:
+            family = reading.kind(reading.name, reading.help, labels=["model"])
+            for model, each in stats.items():
+                family.add_metric([model], reading.read(each))
+            yield family
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    name: str
+    help: str
+    read: Callable[[ServiceStats], float]
+
+
+_READINGS = (
+    _Reading(GaugeMetricFamily, "parlay_samples_waiting", "Samples that wait for a place.", lambda s: s.waiting),
+    _Reading(GaugeMetricFamily, "parlay_samples_running", "Samples that take part in steps.", lambda s: s.running),
+    _Reading(
+        CounterMetricFamily,
+        "parlay_preemptions",
+        "Samples that gave up their memory to others, to be computed again later.",
+        lambda s: s.preemptions,
+    ),
+    _Reading(
+        GaugeMetricFamily,
+        "parlay_cache_used_tokens",
+        "Tokens whose keys and values are held.",
+        lambda s: s.cache_tokens_used,
+    ),
+    _Reading(
+        GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that can be held in all.", lambda s: s.cache_tokens_total
+    ),
+    _Reading(
+        CounterMetricFamily,
+        "parlay_prefix_asked_tokens",
+        "Tokens of prompts that were looked up in the cache.",
+        lambda s: s.prefix_tokens_asked,
+    ),
+    _Reading(
+        CounterMetricFamily, "parlay_prefix_found_tokens", "Those that were there.", lambda s: s.prefix_tokens_found
+    ),
+)

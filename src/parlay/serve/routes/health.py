@@ -1,0 +1,90 @@
+"""``/health``, ``/ready``, ``/metrics``, ``/version``, ``/strategies``: how the server does, and what it can do."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from parlay import __version__
+from parlay.drafters.catalogue import listing
+from parlay.serve.errors import ApiError, responses, unavailable
+from parlay.serve.limits import Gate
+from parlay.serve.metrics import CONTENT_TYPE, Recorder
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+
+
+class Status(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+class Version(BaseModel):
+    version: str
+
+
+class ParameterInfo(BaseModel):
+    """A parameter of a strategy: the name of its type, its default, and what it does."""
+
+    type: str
+    default: Any
+    help: str
+
+
+class StrategyInfo(BaseModel):
+    """A strategy as `parlay strategies --json` tells of it."""
+
+    name: str
+    family: str
+    exactness: str
+    training: str
+    needs: str
+    summary: str
+    when: str
+    reference: str
+    parameters: dict[str, ParameterInfo]
+
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus's text format"}
+}
+
+
+def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
+    """What anyone may ask; none of it tells of requests."""
+    routes = APIRouter(tags=["server"])
+
+    @routes.get("/health", summary="Is the server alive?", responses=responses(503))
+    async def health() -> Status:
+        dead = [served.name for served in registry if not served.engine.alive]
+        if dead and not gate.shut:
+            raise ApiError(503, f"the engine of {', '.join(dead)} has stopped: start the server again", code="dead")
+        return Status()
+
+    @routes.get("/ready", summary="Does the server take requests?", responses=responses(503))
+    async def ready() -> Status:
+        if gate.shut or not all(served.engine.alive for served in registry):
+            raise unavailable(settings.retry_after)
+        return Status()
+
+    @routes.get("/version", summary="Which Parlay this is")
+    async def version() -> Version:
+        return Version(version=__version__)
+
+    return routes
+
+
+def guarded(recorder: Recorder) -> APIRouter:
+    """What takes a key where there are keys."""
+    routes = APIRouter(tags=["server"])
+
+    @routes.get("/metrics", summary="Counts and times for Prometheus", responses=_TEXT, response_class=Response)
+    def metrics() -> Response:
+        return Response(recorder.render(), media_type=CONTENT_TYPE)
+
+    @routes.get("/strategies", summary="The ways of decoding")
+    async def strategies() -> list[StrategyInfo]:
+        return [StrategyInfo.model_validate(entry) for entry in listing()]
+
+    return routes

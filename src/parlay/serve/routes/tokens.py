@@ -1,0 +1,122 @@
+"""``/tokenize`` and ``/detokenize``, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter
+from jinja2 import TemplateError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from parlay.serve.errors import ApiError, responses
+from parlay.serve.registry import Registry, Served
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = Field(None, description="which model's tokenizer; the first one's when left out")
+
+
+class TokenizePrompt(_Body):
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class TokenizeMessages(_Body):
+    """A conversation in the model's chat format."""
+
+    messages: list[Message] = Field(min_length=1)
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = Field(False, description="on top of those that the chat format brings")
+
+
+def _which(body: object) -> str:
+    chat = isinstance(body, TokenizeMessages) or (isinstance(body, dict) and "messages" in body)
+    return "a conversation" if chat else "a prompt"
+
+
+Tokenize = Annotated[
+    Annotated[TokenizePrompt, Tag("a prompt")] | Annotated[TokenizeMessages, Tag("a conversation")],
+    Discriminator(_which),
+]
+
+
+class Tokens(BaseModel):
+    """``count`` tokens; ``max_model_len`` is how many the model holds, output included."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Detokenize(_Body):
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class Text(BaseModel):
+    prompt: str
+
+
+def router(registry: Registry) -> APIRouter:
+    routes = APIRouter(tags=["tokens"])
+    failures = responses(400, 404, 408, 413, 429, 503)
+
+    @routes.post("/tokenize", summary="From text to token ids", responses=failures)
+    def tokenize(body: Tokenize) -> Tokens:
+        served = registry.get(body.model)
+        ids = _prompt_ids(served, body) if isinstance(body, TokenizePrompt) else _chat_ids(served, body)
+        return Tokens(tokens=ids, count=len(ids), max_model_len=served.max_model_len)
+
+    @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
+    def detokenize(body: Detokenize) -> Text:
+        served = registry.get(body.model)
+        foreign = next((token for token in body.tokens if token >= served.vocab_size), None)
+        if foreign is not None:
+            raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
+        return Text(prompt=_tokenizer(served).decode(body.tokens))
+
+    return routes
+
+
+def _bound(registry: Registry) -> dict[str, Any]:
+    """What the document adds to the body's schema: the largest id that every model knows."""
+    size = min(served.vocab_size for served in registry)
+    schema = {"properties": {"tokens": {"items": {"maximum": size - 1}}}}
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+def _prompt_ids(served: Served, body: TokenizePrompt) -> list[int]:
+    ids: list[int] = _tokenizer(served).encode(body.prompt, add_special_tokens=body.add_special_tokens)
+    return ids
+
+
+def _chat_ids(served: Served, body: TokenizeMessages) -> list[int]:
+    """The ids that a chat completion of these messages would start from."""
+    tokenizer = _tokenizer(served)
+    if not tokenizer.chat_template:
+        raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
+    messages = [message.model_dump() for message in body.messages]
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=body.add_generation_prompt, tokenize=False)
+    except TemplateError as error:
+        raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
+    return ids
+
+
+def _tokenizer(served: Served) -> PreTrainedTokenizerBase:
+    tokenizer = served.engine.llm.tokenizer
+    if tokenizer is None:
+        raise ApiError(400, f"model {served.name} came without a tokenizer", "model")
+    return tokenizer

@@ -1,0 +1,60 @@
+"""Runs an application under uvicorn until a signal ends it, gently."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from parlay.serve.app import shut_down
+
+_LAST_WORDS = 5  # seconds that the answers of requests that were cut off have to reach their clients
+
+
+def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None], *, access_log: bool) -> None:
+    """Serve on the socket; ``ready`` is called when requests are taken. Returns when all is shut down.
+
+    The first SIGINT or SIGTERM lets running requests finish, as long as the settings allow, while new ones are told
+    to come back later. A second one ends the server at once.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,  # the command sets up logging
+        access_log=access_log,
+        lifespan="on",
+        timeout_graceful_shutdown=_LAST_WORDS,
+        server_header=False,
+        ws="none",
+    )
+    _Server(config, app, ready).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Keeps listening while it drains, so that latecomers hear why they are turned away."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._app = app
+        self._ready = ready
+        self._asked_to_stop = False
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._asked_to_stop:
+            self.should_exit = self.force_exit = True
+        self._asked_to_stop = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._asked_to_stop and self._draining is None:
+            self._draining = asyncio.create_task(shut_down(self._app))
+        if self._draining is not None and self._draining.done():
+            self.should_exit = True
+        return await super().on_tick(counter)

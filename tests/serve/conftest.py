@@ -1,0 +1,34 @@
+"""The built-in model behind the application, spoken to without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from parlay import LLM
+from parlay.aio import AsyncLLM
+from parlay.serve.app import create_app
+from parlay.serve.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(LLM("parlay-mini"))
+    yield engine
+    asyncio.run(engine.close(0))
+
+
+@pytest.fixture
+def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
+    """``make_app(**settings)``: an application of its own around the one engine."""
+    return lambda **settings: create_app({"parlay-mini": engine}, Settings(**settings))
+
+
+@pytest.fixture
+def client(make_app: Callable[..., FastAPI]) -> TestClient:
+    """Answers as a server would: a fault is a 500. The application is not shut down, for others share the engine."""
+    return TestClient(make_app(), raise_server_exceptions=False)

@@ -1,0 +1,128 @@
+"""Who gets in: keys, host names, other sites; and whose cached prefixes a request may meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from fastapi import FastAPI, Request
+from starlette.testclient import TestClient
+
+from parlay.serve.auth import OPEN, tenant
+from parlay.serve.settings import Settings
+
+MakeApp = Callable[..., FastAPI]
+KEYS = ("sesame", "sk-2nd_key")
+GUARDED = ("/v1/models", "/v1/models/parlay-mini", "/metrics", "/strategies", "/tokenize", "/nothing", "/healthy")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_opens_the_door(make_app: MakeApp, key: str) -> None:
+    client = TestClient(make_app(keys=KEYS))
+    assert client.get("/v1/models", headers=bearer(key)).status_code == 200
+    assert client.post("/tokenize", json={"prompt": "x"}, headers=bearer(key)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer ", "Bearer wrong", "Bearer sesam", "Bearer sesame2", "Basic sesame", "sesame"]
+    + ["Bearer SESAME", "Bearer sesame,sk-2nd_key", "Bearer s\xe9same"],
+)
+def test_nothing_else_does(make_app: MakeApp, header: str) -> None:
+    client = TestClient(make_app(keys=KEYS))
+    headers = {"Authorization": header.encode("latin-1")} if header else {}
+    for address in GUARDED:
+        response = client.get(address, headers=headers)
+        assert (response.status_code, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert "sesame" not in response.text
+
+
+def test_no_byte_of_a_body_is_read_before_the_key(make_app: MakeApp) -> None:
+    client = TestClient(make_app(keys=KEYS))
+    assert client.post("/tokenize", content=b"{", headers={"Content-Type": "application/json"}).status_code == 401
+
+
+def test_health_and_page_are_open(make_app: MakeApp) -> None:
+    client = TestClient(make_app(keys=KEYS))
+    for address in (*OPEN, "/page/page.js"):
+        assert client.get(address).status_code == 200
+
+
+def test_the_document_asks_for_a_key_where_one_is_due(make_app: MakeApp) -> None:
+    locked, open_to_all = make_app(keys=KEYS).openapi(), make_app().openapi()
+    for path in locked["paths"]:
+        for method, operation in locked["paths"][path].items():
+            assert ("security" in operation) == ("401" in operation["responses"]) == (path not in OPEN)
+            assert "security" not in open_to_all["paths"][path][method]
+
+
+@pytest.mark.parametrize("key", ["", "two words", "caf\xe9", "tab\tkey", "line\n"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="API key"):
+        Settings(keys=(key,))
+
+
+def test_settings_do_not_show_their_keys() -> None:
+    assert "sesame" not in repr(Settings(keys=KEYS))
+
+
+# ------------------------------------------------------------------------------------------------------------ tenants
+
+
+def test_tenants_differ_by_key_and_by_salt(make_app: MakeApp) -> None:
+    app = make_app(keys=KEYS)
+
+    @app.get("/tenant")
+    async def tell(request: Request, salt: str | None = None) -> str:
+        return tenant(request, salt)
+
+    client = TestClient(app)
+    salts = (None, "a", "b", KEYS[1])
+    told = [
+        client.get("/tenant", params={"salt": salt} if salt else {}, headers=bearer(key)).json()
+        for key in KEYS
+        for salt in salts
+    ]
+    assert len(set(told)) == len(KEYS) * len(salts)
+    assert not any(key in tenant for tenant in told for key in KEYS[:1])
+
+
+def test_without_keys_all_are_one_tenant(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.get("/tenant")
+    async def tell(request: Request) -> str:
+        return tenant(request)
+
+    assert TestClient(app).get("/tenant").json() == TestClient(app).get("/tenant", headers=bearer("x")).json() == ""
+
+
+# --------------------------------------------------------------------------------------------------------- other sites
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost", 200), ("LOCALHOST:8000", 200), ("[::1]:8000", 200), ("[::1]", 200)]
+    + [("evil.example", 403), ("localhost.evil.example", 403), ("", 403), ("localhost:80@evil.example", 403)],
+)
+def test_a_foreign_host_name_is_turned_away(make_app: MakeApp, host: str, status: int) -> None:
+    client = TestClient(make_app(hosts=("localhost", "[::1]")))
+    assert client.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_other_origins_are_not_let_in_unless_asked_for(make_app: MakeApp) -> None:
+    question = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    shut = TestClient(make_app()).options("/tokenize", headers=question)
+    assert "Access-Control-Allow-Origin" not in shut.headers
+    client = TestClient(make_app(keys=KEYS, cors_origins=("https://app.example",)))
+    allowed = client.options("/tokenize", headers={**question, "Access-Control-Request-Headers": "authorization"})
+    assert allowed.status_code == 200
+    assert allowed.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    refused = client.get("/v1/models", headers={"Origin": "https://app.example"})
+    assert refused.headers["Access-Control-Allow-Origin"] == "https://app.example"  # so that the page may read why
+    assert "Access-Control-Allow-Origin" not in client.get("/health", headers={"Origin": "https://evil.example"}).headers

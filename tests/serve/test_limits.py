@@ -1,0 +1,145 @@
+"""A client gets no more than the server gives: bytes, time, requests at once, samples, tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from starlette.testclient import TestClient
+
+from parlay.serve.errors import ApiError
+from parlay.serve.limits import check_prompt, limit_params
+from parlay.serve.settings import PROMPT_LOG, Settings
+from parlay.types import SamplingParams
+
+MakeApp = Callable[..., FastAPI]
+JSON = {"Content-Type": "application/json"}
+
+
+def test_an_announced_body_that_is_too_large_is_a_413(make_app: MakeApp) -> None:
+    client = TestClient(make_app(max_body_bytes=100))
+    assert client.post("/tokenize", json={"prompt": "x" * 50}).status_code == 200
+    refused = client.post("/tokenize", json={"prompt": "x" * 100})
+    assert refused.status_code == 413
+    assert "100 bytes" in refused.json()["error"]["message"]
+
+
+def test_a_streamed_body_is_counted_as_it_comes(make_app: MakeApp) -> None:
+    sent: list[int] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            sent.append(40)
+            yield b"x" * 40
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(make_app(max_body_bytes=100))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/tokenize", content=endless(), headers=JSON)
+
+    assert asyncio.run(ask()).status_code == 413
+    assert len(sent) == 3
+
+
+def test_a_length_that_is_a_lie_or_no_number_does_no_harm(make_app: MakeApp) -> None:
+    client = TestClient(make_app(max_body_bytes=100), raise_server_exceptions=False)
+    for length, status in (("9" * 5000, 413), ("-1", 200), ("\u0664", 200), ("x", 200)):
+        headers = {**JSON, "Content-Length": length.encode()}
+        assert client.post("/tokenize", content=b'{"prompt": "x"}', headers=headers).status_code == status
+
+
+def test_a_body_that_does_not_arrive_is_a_408(make_app: MakeApp) -> None:
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(30)
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(make_app(body_timeout=0.05))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/tokenize", content=stalled(), headers=JSON)
+
+    assert asyncio.run(ask()).status_code == 408
+
+
+def test_requests_at_once_are_limited_and_the_rest_still_answers(make_app: MakeApp) -> None:
+    app = make_app(concurrency=2, retry_after=5)
+    go_on = asyncio.Event()
+
+    @app.post("/wait")
+    async def wait(request: Request) -> str:
+        await go_on.wait()
+        return "done"
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            running = [asyncio.create_task(client.post("/wait")) for _ in range(2)]
+            while app.state.gate.active < 2:
+                await asyncio.sleep(0)
+            third = await client.post("/wait")
+            assert (third.status_code, third.headers["Retry-After"]) == (429, "5")
+            assert third.json()["error"]["type"] == "rate_limit_error"
+            assert (await client.get("/health")).status_code == 200
+            go_on.set()
+            assert [(await task).status_code for task in running] == [200, 200]
+            assert (await client.post("/wait")).status_code == 200
+
+    asyncio.run(ask())
+    assert app.state.gate.active == 0
+
+
+def test_a_request_that_fails_gives_its_place_back(make_app: MakeApp) -> None:
+    app = make_app(concurrency=1)
+
+    @app.post("/fail")
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    client = TestClient(app, raise_server_exceptions=False)
+    assert [client.post("/fail").status_code for _ in range(3)] == [500, 500, 500]
+
+
+def test_prompts_are_logged_only_where_that_is_asked_for(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        TestClient(make_app()).post("/tokenize", json={"prompt": "a secret"})
+        assert "a secret" not in caplog.text
+        TestClient(make_app(log_prompts=True)).post("/tokenize", json={"prompt": "a secret"})
+    assert [record.name for record in caplog.records if "a secret" in record.getMessage()] == [PROMPT_LOG]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"), [({"n": 5}, "n"), ({"max_tokens": 11}, "max_tokens"), ({"n": 5, "max_tokens": 11}, "n")]
+)
+def test_too_many_samples_or_tokens_name_their_field(given: dict[str, int], param: str) -> None:
+    with pytest.raises(ApiError, match=param) as caught:
+        limit_params(SamplingParams(**given), Settings(max_n=4, max_tokens=10))
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_an_open_end_is_the_servers_end() -> None:
+    assert limit_params(SamplingParams(max_tokens=None), Settings(max_tokens=10)).max_tokens == 10
+    assert limit_params(SamplingParams(max_tokens=None), Settings()).max_tokens is None
+    assert limit_params(SamplingParams(max_tokens=10), Settings(max_tokens=10)).max_tokens == 10
+
+
+def test_a_long_prompt_has_openais_code() -> None:
+    check_prompt(10, Settings(max_prompt_tokens=10))
+    check_prompt(10**9, Settings())
+    with pytest.raises(ApiError, match="11 tokens") as caught:
+        check_prompt(11, Settings(max_prompt_tokens=10), "messages")
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_n": 0}, {"concurrency": -1}, {"max_body_bytes": 0}, {"request_timeout": 0.0}, {"drain_seconds": -1.0}]
+    + [{"request_timeout": float("nan")}, {"drain_seconds": float("nan")}, {"max_tokens": 0}],
+)
+def test_a_limit_out_of_range_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Settings(**wrong)

@@ -1,0 +1,150 @@
+"""What the server counts: by model and strategy, with few labels, and in a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from parlay.aio import AsyncLLM
+from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.serve.metrics import POSITIONS, Recorder
+from parlay.serve.registry import Registry
+from parlay.types import Exactness, FinishReason, Metrics
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture
+def recorder(engine: AsyncLLM) -> Recorder:
+    return Recorder(Registry({"mini": engine}))
+
+
+def output(
+    *, strategy: str = "prompt-lookup:k=3", n: int = 1, tokens: int = 5, reason: FinishReason = "length"
+) -> RequestOutput:
+    metrics = Metrics(
+        strategy=strategy,
+        exactness=Exactness.BITS,
+        prompt_tokens=7,
+        cached_tokens=4,
+        completion_tokens=tokens,
+        steps=3,
+        draft_steps=2,
+        draft_tokens=6,
+        accepted_tokens=2,
+        accepted_by_source={"prompt-lookup": 2},
+        drafted_by_source={"prompt-lookup": 6},
+        accepted_by_depth=(1, 1, 0),
+        drafted_by_depth=(2, 2, 2),
+        drafter_faults=1,
+        draft_seconds=0.25,
+    )
+    samples = tuple(
+        CompletionOutput(
+            index=index,
+            text="",
+            token_ids=(1,) * tokens,
+            cumulative_logprob=None,
+            logprobs=None,
+            finish_reason=reason,
+            stop_reason=None,
+            strategy=strategy,
+            exactness=Exactness.BITS,
+            seed=0,
+            sources=("target",) * tokens,
+            metrics=metrics,
+        )
+        for index in range(n)
+    )
+    return RequestOutput(
+        request_id="r", prompt=None, prompt_token_ids=(1,) * 7, prompt_logprobs=None, outputs=samples
+    )
+
+
+def samples(text: str) -> Samples:
+    return dict(_samples(text))
+
+
+def _samples(text: str) -> Iterator[tuple[tuple[str, frozenset[tuple[str, str]]], float]]:
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield (sample.name, frozenset(sample.labels.items())), sample.value
+
+
+def value(told: Samples, name: str, strategy: str | None = "prompt-lookup", **labels: str) -> float:
+    own = {"model": "mini", **labels} | ({"strategy": strategy} if strategy else {})
+    return told[(name, frozenset(own.items()))]
+
+
+def test_a_finished_request_is_counted_once_in_every_way(recorder: Recorder) -> None:
+    recorder.finished("mini", output(), 0.2, 1.0)
+    told = samples(recorder.render().decode())
+    assert value(told, "parlay_requests_total", finish_reason="length") == 1
+    assert value(told, "parlay_prompt_tokens_total") == 7
+    assert value(told, "parlay_prompt_cached_tokens_total") == 4
+    assert value(told, "parlay_completion_tokens_total") == 5
+    assert value(told, "parlay_steps_total") == 3
+    assert value(told, "parlay_steps_without_draft_total") == 1
+    assert value(told, "parlay_draft_tokens_total", source="prompt-lookup") == 6
+    assert value(told, "parlay_accepted_tokens_total", source="prompt-lookup") == 2
+    assert [value(told, "parlay_accepted_tokens_by_position_total", position=place) for place in "123"] == [1, 1, 0]
+    assert value(told, "parlay_drafter_faults_total") == 1
+    assert value(told, "parlay_step_seconds_total", phase="draft") == 0.25
+    assert value(told, "parlay_time_to_first_token_seconds_sum") == 0.2
+    assert value(told, "parlay_inter_token_latency_seconds_sum") == pytest.approx(0.2)
+    assert value(told, "parlay_request_seconds_bucket", le="1.0") == 1
+
+
+def test_every_sample_counts_and_their_prompt_once(recorder: Recorder) -> None:
+    recorder.finished("mini", output(n=3, reason="stop"), 0.2, 1.0)
+    told = samples(recorder.render().decode())
+    assert value(told, "parlay_requests_total", finish_reason="stop") == 3
+    assert value(told, "parlay_completion_tokens_total") == 15
+    assert value(told, "parlay_prompt_tokens_total") == 7
+    assert value(told, "parlay_inter_token_latency_seconds_count") == 1
+
+
+def test_a_request_that_ended_before_its_first_token_has_no_time_to_it(recorder: Recorder) -> None:
+    recorder.finished("mini", output(tokens=0, reason="abort"), 0.0, 0.3)
+    told = samples(recorder.render().decode())
+    assert value(told, "parlay_request_seconds_count") == 1
+    assert not any(name.startswith("parlay_time_to_first") for name, _ in told)
+
+
+def test_parameters_and_depths_that_clients_choose_make_no_labels(recorder: Recorder) -> None:
+    for k in range(1, 200):
+        recorder.finished("mini", output(strategy=f"prompt-lookup:k={k}"), 0.2, 1.0)
+    deep = output()
+    object.__setattr__(deep.outputs[0].metrics, "drafted_by_depth", (1,) * 500)
+    recorder.finished("mini", deep, 0.2, 1.0)
+    told = samples(recorder.render().decode())
+    assert value(told, "parlay_requests_total", finish_reason="length") == 200
+    assert sum(name == "parlay_draft_tokens_by_position_total" for name, _ in told) == POSITIONS
+
+
+def test_queue_and_cache_are_read_when_asked(recorder: Recorder) -> None:
+    told = samples(recorder.render().decode())
+    for name in ("parlay_samples_waiting", "parlay_samples_running", "parlay_preemptions_total"):
+        assert value(told, name, strategy=None) == 0
+    for name in ("parlay_cache_used_tokens", "parlay_cache_room_tokens", "parlay_prefix_found_tokens_total"):
+        assert value(told, name, strategy=None) >= 0
+
+
+def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None:
+    one, other = make_app(), make_app()
+    one.state.recorder.finished("parlay-mini", output(), 0.2, 1.0)
+    assert "prompt-lookup" in TestClient(one).get("/metrics").text
+    response = TestClient(other).get("/metrics")
+    assert "prompt-lookup" not in response.text
+    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+def test_every_metric_is_named_and_explained_alike(recorder: Recorder) -> None:
+    for family in text_string_to_metric_families(recorder.render().decode()):
+        if not family.name.endswith("_created"):
+            assert family.name.startswith("parlay_")
+            assert family.documentation.endswith(".")

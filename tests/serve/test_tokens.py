@@ -1,0 +1,39 @@
+"""``/tokenize`` and ``/detokenize`` say what the model would read."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from parlay.aio import AsyncLLM
+
+TEXTS = ["hello world", "", "  two  spaces\n", "caf\xe9 \u4f60\u597d \U0001f600", "<|user|>hi<|end|>", "\x00"]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_those_of_a_prompt(client: TestClient, engine: AsyncLLM, text: str) -> None:
+    body = client.post("/tokenize", json={"model": "parlay-mini", "prompt": text}).json()
+    assert body["tokens"] == list(engine.llm.job(text).samples[0].request.prompt)
+    assert body["count"] == len(body["tokens"])
+    assert body["max_model_len"] == engine.llm.engine.max_context
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_there_and_back(client: TestClient, text: str) -> None:
+    tokens = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
+
+
+def test_a_conversation_is_tokenised_as_a_chat_completion_reads_it(client: TestClient, engine: AsyncLLM) -> None:
+    tokens = client.post("/tokenize", json={"messages": CHAT}).json()["tokens"]
+    assert tokens == list(engine.llm.job(CHAT).samples[0].request.prompt)
+    without = client.post("/tokenize", json={"messages": CHAT, "add_generation_prompt": False}).json()["tokens"]
+    assert without == tokens[: len(without)] != tokens
+
+
+@pytest.mark.parametrize("token", [4096, 10**30, -1, 1.5, "3", None, True])
+def test_an_id_that_is_none_is_refused(client: TestClient, token: object) -> None:
+    response = client.post("/detokenize", json={"tokens": [1, token]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("tokens")
