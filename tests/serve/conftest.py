@@ -15,11 +15,21 @@ from parlay.serve.app import create_app
 from parlay.serve.settings import Settings
 
 
+class Shared(AsyncLLM):
+    """Stays open when an application that uses it shuts down."""
+
+    async def close(self, drain_seconds: float | None = None) -> None:
+        pass
+
+    async def end(self) -> None:
+        await super().close(0)
+
+
 @pytest.fixture(scope="session")
 def engine() -> Iterator[AsyncLLM]:
-    engine = AsyncLLM(LLM("parlay-mini"))
+    engine = Shared(LLM("parlay-mini"))
     yield engine
-    asyncio.run(engine.close(0))
+    asyncio.run(engine.end())
 
 
 @pytest.fixture
@@ -30,5 +40,5 @@ def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
 
 @pytest.fixture
 def client(make_app: Callable[..., FastAPI]) -> TestClient:
-    """Answers as a server would: a fault is a 500. The application is not shut down, for others share the engine."""
+    """Answers as a server would: a fault is a 500."""
     return TestClient(make_app(), raise_server_exceptions=False)

@@ -166,8 +166,12 @@ def test_version_and_health(client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("address", "kind"),
-    [("/", "text/html"), ("/page/index.html", "text/html"), ("/page/style.css", "text/css")]
-    + [("/page/page.js", "text/javascript")],
+    [
+        ("/", "text/html"),
+        ("/page/index.html", "text/html"),
+        ("/page/style.css", "text/css"),
+        ("/page/page.js", "text/javascript"),
+    ],
 )
 def test_the_page_may_load_nothing_from_elsewhere(client: TestClient, address: str, kind: str) -> None:
     response = client.get(address)

@@ -102,9 +102,7 @@ def test_a_request_that_fails_gives_its_place_back(make_app: MakeApp) -> None:
     assert [client.post("/fail").status_code for _ in range(3)] == [500, 500, 500]
 
 
-def test_prompts_are_logged_only_where_that_is_asked_for(
-    make_app: MakeApp, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_prompts_are_logged_only_where_that_is_asked_for(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         TestClient(make_app()).post("/tokenize", json={"prompt": "a secret"})
         assert "a secret" not in caplog.text
@@ -137,8 +135,16 @@ def test_a_long_prompt_has_openais_code() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_n": 0}, {"concurrency": -1}, {"max_body_bytes": 0}, {"request_timeout": 0.0}, {"drain_seconds": -1.0}]
-    + [{"request_timeout": float("nan")}, {"drain_seconds": float("nan")}, {"max_tokens": 0}],
+    [
+        {"max_n": 0},
+        {"concurrency": -1},
+        {"max_body_bytes": 0},
+        {"request_timeout": 0.0},
+        {"drain_seconds": -1.0},
+        {"request_timeout": float("nan")},
+        {"drain_seconds": float("nan")},
+        {"max_tokens": 0},
+    ],
 )
 def test_a_limit_out_of_range_is_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -60,9 +60,7 @@ def output(
         )
         for index in range(n)
     )
-    return RequestOutput(
-        request_id="r", prompt=None, prompt_token_ids=(1,) * 7, prompt_logprobs=None, outputs=samples
-    )
+    return RequestOutput(request_id="r", prompt=None, prompt_token_ids=(1,) * 7, prompt_logprobs=None, outputs=samples)
 
 
 def samples(text: str) -> Samples:

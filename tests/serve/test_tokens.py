@@ -32,6 +32,11 @@ def test_a_conversation_is_tokenised_as_a_chat_completion_reads_it(client: TestC
     assert without == tokens[: len(without)] != tokens
 
 
+def test_a_whole_number_is_an_integer_however_it_is_written(client: TestClient) -> None:
+    answers = [client.post("/detokenize", json={"tokens": tokens}) for tokens in ([300, 301], [300.0, 301.0])]
+    assert answers[0].json() == answers[1].json()
+
+
 @pytest.mark.parametrize("token", [4096, 10**30, -1, 1.5, "3", None, True])
 def test_an_id_that_is_none_is_refused(client: TestClient, token: object) -> None:
     response = client.post("/detokenize", json={"tokens": [1, token]})

@@ -70,7 +70,8 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] not in COMMANDS:
         return _top_level(words)
     command: Command = import_module(f"parlay.cli.{words[0]}")
-    parser = Parser(f"parlay {words[0]}", f"{COMMANDS[words[0]].capitalize()}.")
+    summary = COMMANDS[words[0]]
+    parser = Parser(f"parlay {words[0]}", f"{summary[0].upper()}{summary[1:]}.")
     command.add_arguments(parser)
     return command.run(parser.parse_args(words[1:]))
 

@@ -105,18 +105,18 @@ _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
 
 def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
-    settings = _settings(options)
+    allowed = settings(options)
     models = named_models(options.models)
     _check_packages()
     _check_strategy(options.strategy)
-    from parlay.serve import server  # here, because it loads FastAPI and torch
-    from parlay.serve.app import create_app
+    from parlay.serve.app import create_app  # here, because these load FastAPI and torch
+    from parlay.serve.server import Server
 
     with _listen(options.host, options.port) as listener:
-        app = create_app(_load(models, options), settings)
+        app = create_app(_load(models, options), allowed)
         welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
-        access_log = options.log_level in ("debug", "info")
-        server.run(app, listener, lambda: print(welcome, flush=True), access_log=access_log)
+        server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
+        server.run(sockets=[listener])
     return 0
 
 
@@ -191,8 +191,8 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
 # ------------------------------------------------------------------------------------------------- network and access
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """Raises ValueError for a limit out of range, a key that is none, and a door left open by accident."""
+def settings(options: argparse.Namespace) -> Settings:
+    """What the flags allow. Raises ValueError for a limit out of range, and for a door left open by accident."""
     keys = _keys(options)
     local = _is_loopback(options.host)
     if keys and options.no_auth:

@@ -133,14 +133,18 @@ def install(app: FastAPI, retry_after: int) -> None:
     """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
 
     async def told(request: Request, error: Exception) -> Response:
-        return (error if isinstance(error, ApiError) else convert(error, retry_after)).response()
+        return convert(error, retry_after).response()
 
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
         app.add_exception_handler(kind, told)
 
 
 def convert(error: Exception, retry_after: int = 1) -> ApiError:
-    """What the client is told of any other exception."""
+    """What the client is told of an exception."""
+    return error if isinstance(error, ApiError) else _convert(error, retry_after)
+
+
+def _convert(error: Exception, retry_after: int) -> ApiError:
     match error:
         case RequestValidationError():
             return from_validation(error)

@@ -12,31 +12,26 @@ from fastapi import FastAPI
 
 from parlay.serve.app import shut_down
 
-_LAST_WORDS = 5  # seconds that the answers of requests that were cut off have to reach their clients
+_LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
 
 
-def run(app: FastAPI, listener: socket.socket, ready: Callable[[], None], *, access_log: bool) -> None:
-    """Serve on the socket; ``ready`` is called when requests are taken. Returns when all is shut down.
+class Server(uvicorn.Server):
+    """uvicorn, but it keeps listening while it drains, so that latecomers hear why they are turned away.
 
     The first SIGINT or SIGTERM lets running requests finish, as long as the settings allow, while new ones are told
-    to come back later. A second one ends the server at once.
+    to come back later. A second one ends the server at once. ``ready`` is called when requests are taken.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,  # the command sets up logging
-        access_log=access_log,
-        lifespan="on",
-        timeout_graceful_shutdown=_LAST_WORDS,
-        server_header=False,
-        ws="none",
-    )
-    _Server(config, app, ready).run(sockets=[listener])
 
-
-class _Server(uvicorn.Server):
-    """Keeps listening while it drains, so that latecomers hear why they are turned away."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI, ready: Callable[[], None]) -> None:
+    def __init__(self, app: FastAPI, ready: Callable[[], None], *, access_log: bool) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # whoever runs it sets up logging
+            access_log=access_log,
+            lifespan="on",
+            timeout_graceful_shutdown=_LAST_WORDS,
+            server_header=False,
+            ws="none",
+        )
         super().__init__(config)
         self._app = app
         self._ready = ready

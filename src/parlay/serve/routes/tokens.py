@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from parlay.serve.errors import ApiError, responses
+from parlay.serve.fields import Integer
 from parlay.serve.registry import Registry, Served
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Tokens(BaseModel):
 
 
 class Detokenize(_Body):
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: list[Annotated[Integer, Field(ge=0)]]
 
 
 class Text(BaseModel):
@@ -92,7 +93,8 @@ def router(registry: Registry) -> APIRouter:
 def _bound(registry: Registry) -> dict[str, Any]:
     """What the document adds to the body's schema: the largest id that every model knows."""
     size = min(served.vocab_size for served in registry)
-    schema = {"properties": {"tokens": {"items": {"maximum": size - 1}}}}
+    ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
+    schema = {"properties": {"tokens": ids}}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 

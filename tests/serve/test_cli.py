@@ -1,0 +1,165 @@
+"""`parlay serve`: mistakes are told before a model loads, and the door is shut unless it is opened by name."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from parlay.cli.serve import KEY_VARIABLE, add_arguments, named_models, settings
+from parlay.serve.settings import Settings
+from tests.cli.conftest import Cli, cli
+
+__all__ = ["cli"]
+
+NO_MODEL = "/nowhere/at/all"
+"""Naming it proves that a mistake was found before any model was looked for."""
+
+MISTAKES = {
+    "reachable without a key": (["--host", "0.0.0.0"], "--no-auth"),
+    "any address without a key": (["--host", ""], "--no-auth"),
+    "IPv6 without a key": (["--host", "::"], "--no-auth"),
+    "keys and no keys": (["--api-key", "sesame", "--no-auth"], "choose one"),
+    "a key that is none": (["--api-key", "two words"], "API key"),
+    "no file of keys": (["--api-key-file", "/nowhere/keys"], "/nowhere/keys"),
+    "port out of range": (["--port", "65536"], "--port"),
+    "unknown strategy": (["--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
+    "limit out of range": (["--max-n", "0"], "max_n"),
+    "twice the same name": ([NO_MODEL], "two models"),
+    "half a name": (["=parlay-mini"], "NAME=MODEL"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
+    words, named = MISTAKES[case]
+    result = cli("serve", NO_MODEL, *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert named in result.err
+
+
+def test_a_port_that_is_taken_is_told_before_a_model_loads(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = cli("serve", NO_MODEL, "--port", str(port))
+    assert (result.code, result.out) == (1, "")
+    assert (
+        result.err == f"parlay: error: port {port} of 127.0.0.1 is taken: end what uses it, or choose one with --port\n"
+    )
+
+
+def test_a_host_that_is_not_there_is_one_line(cli: Cli) -> None:
+    result = cli("serve", NO_MODEL, "--host", "no.such.host.invalid")
+    assert result.code == 1
+    assert result.err.count("\n") == 1
+    assert "no.such.host.invalid" in result.err
+
+
+def test_a_model_that_is_not_there_is_one_line(cli: Cli) -> None:
+    result = cli("serve", NO_MODEL, "--port", "0")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert NO_MODEL in result.err
+
+
+def test_what_is_not_installed_is_named_with_the_way_to_get_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.cli.serve.PACKAGES", ("pytest", "no_such_package"))
+    result = cli("serve", NO_MODEL)
+    assert result.err == "parlay: error: parlay serve needs no_such_package: pip install 'parlay[serve]'\n"
+
+
+@pytest.mark.parametrize("content", ["", " \n\n", "caf\xe9\n"])
+def test_a_file_without_a_usable_key_is_refused(cli: Cli, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(content, encoding="utf-8")
+    result = cli("serve", NO_MODEL, "--api-key-file", str(file))
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "API key" in result.err
+
+
+def test_models_are_named_by_id_or_folder_or_as_told(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    words = ["parlay-mini", "org/model", "mine=/some/folder", "other=org/model", str(folder), "./x/last/"]
+    assert named_models(words) == {
+        "parlay-mini": "parlay-mini",
+        "org/model": "org/model",
+        "mine": "/some/folder",
+        "other": "org/model",
+        "a=b": str(folder),
+        "last": "./x/last/",
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ access
+
+
+def settings_of(*words: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return settings(parser.parse_args(words))
+
+
+def test_keys_come_from_file_environment_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\n\nsecond\n", encoding="utf-8")
+    monkeypatch.setenv(KEY_VARIABLE, "third")
+    found = settings_of("--host", "0.0.0.0", "--api-key-file", str(file), "--api-key", "fourth")
+    assert set(found.keys) == {"first", "second", "third", "fourth"}
+    assert found.hosts == ()
+
+
+def test_an_empty_variable_opens_no_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "")
+    with pytest.raises(ValueError, match="API key"):
+        settings_of()
+
+
+def test_without_keys_only_this_machine_gets_in() -> None:
+    assert settings_of().keys == ()
+    assert {"localhost", "127.0.0.1", "[::1]"} <= set(settings_of().hosts)
+    assert settings_of("--host", "0.0.0.0", "--no-auth").hosts == ()
+
+
+# ------------------------------------------------------------------------------------------------------ a real server
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process, and the address from the line that it prints when it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parlay", "serve", "--port", "0", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.stderr and process.stderr.read()
+        yield process, line.rpartition(" ")[2].strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_serves_until_it_is_told_to_stop() -> None:
+    with serving("mini=parlay-mini", "--log-level", "info", "--max-model-len", "512") as (process, url):
+        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        assert (model["id"], model["max_model_len"]) == ("mini", 512)
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "a secret"}).json()["count"] > 0
+        assert httpx.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
+        process.send_signal(signal.SIGTERM)
+        out, log = process.communicate(timeout=30)
+        assert (process.returncode, out) == (0, "")
+        assert "POST /tokenize" in log
+        assert "secret" not in log
+        assert "Traceback" not in log
