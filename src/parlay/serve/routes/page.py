@@ -13,6 +13,7 @@ _FILES = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
