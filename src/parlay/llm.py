@@ -14,7 +14,7 @@ from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions
+from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf, StrategyBook
 from parlay.types import ParlayError, SamplingParams
 
@@ -149,11 +149,15 @@ class LLM:
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         options: RequestOptions | None = None,
+        tools: Tools = (),
     ) -> Job:
-        """A prompt or conversation made ready to run. Any thread may call this. Raises ValueError or ParlayError."""
+        """A prompt or conversation made ready to run. Any thread may call this. Raises ValueError or ParlayError.
+
+        ``tools`` go with a conversation, for models whose chat template knows of them.
+        """
         options = options or RequestOptions()
         if not isinstance(prompt, str | Mapping):
-            prompt = self._factory.chat(prompt)
+            prompt = self._factory.chat(prompt, tools)
         (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
         ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
         params = sampling_params or SamplingParams()

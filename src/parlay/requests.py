@@ -32,6 +32,9 @@ Prompt = str | TokensPrompt
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: {"role": ..., "content": ...} each."""
 
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
@@ -211,13 +214,20 @@ class RequestFactory:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
         return prompt, tuple(self._tokenizer.encode(prompt))
 
-    def chat(self, messages: Messages) -> Prompt:
-        """The conversation in the model's own chat format, ready for the assistant's turn."""
+    def chat(self, messages: Messages, tools: Tools = ()) -> Prompt:
+        """The conversation in the model's own chat format, ready for the assistant's turn.
+
+        ``tools`` are for templates that know of them. Raises ParlayError for a conversation that the template refuses.
+        """
         if self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
         try:
             ids = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+                list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
         except TemplateError as error:
             raise ParlayError(f"this model's chat template refuses the conversation: {error}") from error
