@@ -12,5 +12,8 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Integer = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
+"""Stands after the bounds of an integer, or the document would not tell them."""
+
+Integer = Annotated[int, WHOLE]
 """For strict models: ``3`` and ``3.0``, neither ``"3"`` nor ``true``."""
