@@ -1,0 +1,1 @@
+"""The bodies of requests: strict types that let nothing unknown or unusable past."""

@@ -1,0 +1,62 @@
+"""The body of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from parlay.serve.bodies.common import Count, GenerationBody, TokenId, conflict
+from parlay.serve.fields import WHOLE
+
+PROMPTS_LIMIT = 1024
+
+
+def _shape(value: Any) -> str:
+    """Which of its four forms a prompt has; wrong ones are put where their error says most."""
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else ""
+    if isinstance(first, list):
+        return "token_lists"
+    return "tokens" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
+
+
+Tokens = Annotated[list[TokenId], Field(min_length=1)]
+PromptField = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_LIMIT), Tag("texts")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=PROMPTS_LIMIT), Tag("token_lists")],
+    Discriminator(_shape),
+]
+"""A text, texts, token ids, or lists of token ids."""
+
+
+class CompletionBody(GenerationBody):
+    unsupported: ClassVar[frozenset[str]] = frozenset({"prompt_embeds", "prompt_logprobs"})
+
+    prompt: PromptField
+    suffix: str | None = None
+    max_tokens: Count | None = 16
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise conflict("best_of is not supported but where it equals n: leave it out", "best_of")
+        if self.suffix is not None and not isinstance(self.prompt, str):
+            raise conflict("suffix needs a prompt that is one text", "suffix")
+        if self.suffix is not None and self.echo:
+            raise conflict("suffix can't be used with echo: leave one of them out", "suffix")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt."""
+        if _shape(self.prompt) in ("text", "tokens"):
+            return [cast(str | list[int], self.prompt)]
+        return cast(list[str | list[int]], self.prompt)
