@@ -1,0 +1,191 @@
+"""The jobs of one HTTP request while the engine works on them: their events, their end, and their client's going."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from parlay.aio import Busy, Closed, JobStream
+from parlay.outputs import RequestOutput, StreamEvent
+from parlay.requests import Job
+from parlay.serve.bodies.common import GenerationBody
+from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.jobs import refused
+from parlay.serve.metrics import Recorder
+from parlay.serve.registry import Served
+from parlay.serve.settings import Settings
+from parlay.types import ParlayError
+
+T = TypeVar("T")
+Events = AsyncGenerator[tuple[int, StreamEvent]]
+"""Which job, and what a step added to it."""
+
+_RETRY_SECONDS = 1
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Jobs under way. Whoever starts a run closes it, whatever happens; that ends what is left of it."""
+
+    served: Served
+    jobs: Sequence[Job]
+    recorder: Recorder
+    timeout: float | None
+    known: Collection[str]
+    """Names of fields that errors may begin with."""
+    began: float = field(default_factory=time.monotonic)
+    _streams: list[JobStream] = field(default_factory=list)
+    _firsts: dict[int, float] = field(default_factory=dict)
+    _recorded: set[int] = field(default_factory=set)
+
+    async def start(self, *, whole: bool = False) -> None:
+        """Hand the jobs to the engine; ``whole``: nobody will read their events.
+
+        Raises ApiError for a job that can't run, Busy and Closed; then none of them is under way.
+        """
+        try:
+            for job in self.jobs:
+                self._streams.append(await self.served.engine.submit(job, timeout=self.timeout, whole=whole))
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, ValueError | ParlayError) and not isinstance(error, Busy | Closed):
+                raise refused(error, self.known) from None
+            raise
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All results, in the order of the jobs. Raises ApiError when one of them has none."""
+        outputs = await _faults(asyncio.gather(*(stream.wait() for stream in self._streams)))
+        for place, output in enumerate(outputs):
+            self._record(place, output)
+        for place, stream in enumerate(self._streams):
+            for index in range(len(outputs[place].outputs)):
+                self._check(place, index, stream)
+        return outputs
+
+    async def events(self) -> Events:
+        """What each step adds. Raises ApiError for a sample that failed or was ended early."""
+        merged = _one(self._streams[0]) if len(self._streams) == 1 else _merge(self._streams)
+        async with aclosing(merged):
+            async for place, event in merged:
+                if event.token_ids and place not in self._firsts:
+                    self._firsts[place] = time.monotonic() - self.began
+                if event.finish_reason is not None:
+                    self._check(place, event.index, self._streams[place])
+                if event.output is not None:
+                    self._record(place, event.output)
+                yield place, event
+
+    async def close(self) -> None:
+        """End what is still under way, and record it. May be called again."""
+        for stream in self._streams:
+            await stream.aclose()
+        for place, job in enumerate(self.jobs):
+            if job.finished:
+                self._record(place, job.output())
+
+    def _record(self, place: int, output: RequestOutput) -> None:
+        if place in self._recorded:
+            return
+        self._recorded.add(place)
+        seconds = time.monotonic() - self.began
+        # Where no events were read, the first token came as long before the last as decoding took.
+        decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
+        first = self._firsts.get(place, max(0.0, seconds - decoding))
+        self.recorder.finished(self.served.name, output, first, seconds)
+
+    def _check(self, place: int, index: int, stream: JobStream) -> None:
+        last = self.jobs[place].samples[index].last
+        assert last is not None
+        if last.finish_reason == "error":
+            raise ApiError(500, last.error or "the engine failed", code="generation_failed")
+        if last.finish_reason == "abort":
+            raise self._too_late() if stream.timed_out else unavailable(_RETRY_SECONDS)
+
+    def _too_late(self) -> ApiError:
+        message = f"the request took more than the {self.timeout:g} seconds that this server allows: ask for less"
+        return ApiError(408, message, code="timeout", type="timeout_error")
+
+
+def make_run(served: Served, jobs: Sequence[Job], body: GenerationBody, request: Request, settings: Settings) -> Run:
+    return Run(served, jobs, request.app.state.recorder, settings.request_timeout, type(body).model_fields)
+
+
+async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client has gone. Raises ClientGone then."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """The body has been read, so all that can still come is the end of the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _one(stream: JobStream) -> Events:
+    async for event in _faults_of(stream):
+        yield 0, event
+
+
+async def _merge(streams: Sequence[JobStream]) -> Events:
+    """The events of several streams as they come."""
+    queue: asyncio.Queue[tuple[int, StreamEvent] | Exception | None] = asyncio.Queue()
+
+    async def read(place: int, stream: JobStream) -> None:
+        try:
+            async for event in _faults_of(stream):
+                queue.put_nowait((place, event))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    readers = [asyncio.create_task(read(place, stream)) for place, stream in enumerate(streams)]
+    try:
+        for _ in readers:
+            while (item := await queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _faults_of(stream: JobStream) -> AsyncGenerator[StreamEvent]:
+    try:
+        async for event in stream:
+            yield event
+    except ParlayError as error:
+        raise _fault(error) from error
+
+
+async def _faults(work: asyncio.Future[list[T]]) -> list[T]:
+    try:
+        return await work
+    except ParlayError as error:
+        raise _fault(error) from error
+
+
+def _fault(error: ParlayError) -> ApiError:
+    """What goes wrong once a job is under way is not the client's doing."""
+    return ApiError(500, str(error), code="generation_failed")
