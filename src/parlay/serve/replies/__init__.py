@@ -1,0 +1,1 @@
+"""From results to OpenAI's JSON, with what Parlay says beside it."""

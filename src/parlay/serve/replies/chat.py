@@ -1,0 +1,217 @@
+"""Replies of `/v1/chat/completions`, whole and in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
+from parlay.requests import Job
+from parlay.serve.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.replies.logprobs import ChatLogprobs, chat_logprobs
+from parlay.serve.replies.spelling import Speller
+from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, usage
+from parlay.serve.running import Events
+from parlay.serve.sse import Chunks
+from parlay.serve.tools import Format
+from parlay.types import FinishReason, TokenLogprobs
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class Call(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[Call]]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatReply(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: None
+    metrics: RequestMetrics
+    parlay: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatShape:
+    """What the replies to one request have in common. ``calls`` None: there are none to be read."""
+
+    model: str
+    speller: Speller
+    logprobs: bool
+    calls: Format | None = None
+    names: Collection[str] = ()
+    single: bool = False
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def reader(self) -> CallReader | None:
+        return CallReader(self.calls, self.names, single=self.single) if self.calls is not None else None
+
+    def logprobs_of(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return chat_logprobs(entries, self.speller) if self.logprobs else None
+
+
+def chat_reply(output: RequestOutput, shape: ChatShape) -> ChatReply:
+    return {
+        "id": shape.id,
+        "object": "chat.completion",
+        "created": shape.created,
+        "model": shape.model,
+        "choices": [_choice(sample, shape) for sample in output.outputs],
+        "usage": usage([output]),
+        "system_fingerprint": None,
+        **extras([output]),
+    }
+
+
+def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
+    reader = shape.reader()
+    deltas = [*reader.feed(sample.text), *reader.finish()] if reader is not None else [Text(sample.text)]
+    text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
+    calls = [delta for delta in deltas if isinstance(delta, Begin)]
+    message: AnswerMessage = {"role": "assistant", "content": text, "refusal": None}
+    if calls:
+        message["content"] = text or None
+        message["tool_calls"] = [_call(begin, deltas) for begin in calls]
+    return {
+        "index": sample.index,
+        "message": message,
+        "logprobs": shape.logprobs_of(sample.logprobs or ()),
+        "finish_reason": finish_word(sample.finish_reason, called=bool(calls)),
+    }
+
+
+def _call(begin: Begin, deltas: Sequence[Delta]) -> Call:
+    written = (delta.text for delta in deltas if isinstance(delta, Arguments) and delta.call == begin.call)
+    return {"id": _call_id(), "type": "function", "function": {"name": begin.name, "arguments": "".join(written)}}
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def finish_word(reason: FinishReason, *, called: bool = False) -> Finish:
+    """An answer that was cut short stays so, calls or not."""
+    if reason == "stop":
+        return "tool_calls" if called else "stop"
+    return "length"
+
+
+# ------------------------------------------------------------------------------------------------------------- chunks
+
+
+class ChatChunks:
+    """The chunks of a stream, from what each step adds."""
+
+    def __init__(self, job: Job, shape: ChatShape, *, wants_usage: bool) -> None:
+        self._shape = shape
+        self._samples = job.samples
+        self._readers = [shape.reader() for _ in job.samples]
+        self._tokens = [0] * len(job.samples)
+        self._wants_usage = wants_usage
+
+    async def run(self, events: Events) -> Chunks:
+        """The role of each choice, then what comes; the last chunk carries what is known of the whole."""
+        for index in range(len(self._samples)):
+            yield self._chunk([_delta_choice(index, {"role": "assistant", "content": ""})])
+        async for _, event in events:
+            choice = self._choice(event)
+            whole = extras([event.output]) if event.output is not None else None
+            if choice is not None:
+                yield self._chunk([choice]) | (whole or {} if not self._wants_usage else {})
+            if event.output is not None and self._wants_usage:
+                yield self._chunk([]) | {"usage": usage([event.output])} | extras([event.output])
+
+    def _choice(self, event: StreamEvent) -> dict[str, object] | None:
+        """None for a step that has nothing to tell yet."""
+        entries = self._entries(event)
+        delta = self._delta(event)
+        if event.finish_reason is None and not delta and not entries:
+            return None
+        reader = self._readers[event.index]
+        called = reader is not None and reader.found
+        choice = _delta_choice(event.index, delta)
+        choice["logprobs"] = self._shape.logprobs_of(entries) if entries else None
+        choice["finish_reason"] = finish_word(event.finish_reason, called=called) if event.finish_reason else None
+        choice["parlay"] = {"pieces": [[piece.text, piece.source] for piece in event.pieces]}
+        return choice
+
+    def _entries(self, event: StreamEvent) -> list[TokenLogprobs]:
+        """The log-probabilities of the event's tokens."""
+        first = self._tokens[event.index]
+        self._tokens[event.index] = last = first + len(event.token_ids)
+        if not self._shape.logprobs:
+            return []
+        committed = self._samples[event.index].committed[first:last]
+        return [token.logprobs for token in committed if token.logprobs is not None]
+
+    def _delta(self, event: StreamEvent) -> dict[str, object]:
+        reader = self._readers[event.index]
+        if reader is None:
+            return {"content": event.text} if event.text else {}
+        deltas = reader.feed(event.text)
+        if event.finish_reason is not None:
+            deltas += reader.finish()
+        text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
+        calls = _call_deltas(deltas)
+        return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
+
+    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
+        return {
+            "id": self._shape.id,
+            "object": "chat.completion.chunk",
+            "created": self._shape.created,
+            "model": self._shape.model,
+            "choices": choices,
+            "system_fingerprint": None,
+        }
+
+
+def _delta_choice(index: int, delta: Mapping[str, object]) -> dict[str, object]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _call_deltas(deltas: Sequence[Delta]) -> list[dict[str, object]]:
+    """At most one entry per call: it begins with id and name, later ones have more arguments."""
+    entries: dict[int, dict[str, object]] = {}
+    written: dict[int, str] = {}
+    for delta in deltas:
+        if isinstance(delta, Begin):
+            entries[delta.call] = {"index": delta.call, "id": _call_id(), "type": "function", "name": delta.name}
+        elif isinstance(delta, Arguments):
+            entries.setdefault(delta.call, {"index": delta.call})
+            written[delta.call] = written.get(delta.call, "") + delta.text
+    for call, entry in entries.items():
+        named = {"name": entry.pop("name")} if "name" in entry else {}
+        entry["function"] = named | {"arguments": written.get(call, "")}
+    return list(entries.values())

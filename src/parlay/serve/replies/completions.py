@@ -1,0 +1,176 @@
+"""Replies of `/v1/completions`, whole and in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import TypedDict
+
+from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
+from parlay.requests import Job
+from parlay.serve.replies.chat import finish_word
+from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable
+from parlay.serve.replies.spelling import Offsets, Speller
+from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, usage
+from parlay.serve.running import Events
+from parlay.serve.sse import Chunks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class CompletionChoice(TypedDict):
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class CompletionReply(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: None
+    metrics: RequestMetrics
+    parlay: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionShape:
+    """What the replies to one request have in common. ``echoes`` are the prompts' texts where they are wanted back."""
+
+    model: str
+    tokenizer: PreTrainedTokenizerBase | None
+    n: int
+    logprobs: bool
+    skip_special: bool
+    echoes: tuple[str, ...] | None = None
+    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def offsets(self, start: int = 0) -> Offsets:
+        return Offsets(self.tokenizer, skip_special=self.skip_special, start=start)
+
+    def echo(self, place: int) -> str:
+        return self.echoes[place] if self.echoes is not None else ""
+
+    def index(self, place: int, sample: int) -> int:
+        """Choices are numbered prompt by prompt."""
+        return place * self.n + sample
+
+
+def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -> CompletionReply:
+    return {
+        "id": shape.id,
+        "object": "text_completion",
+        "created": shape.created,
+        "model": shape.model,
+        "choices": [
+            _choice(place, output, sample, shape) for place, output in enumerate(outputs) for sample in output.outputs
+        ],
+        "usage": usage(outputs),
+        "system_fingerprint": None,
+        **extras(outputs),
+    }
+
+
+def _choice(place: int, output: RequestOutput, sample: CompletionOutput, shape: CompletionShape) -> CompletionChoice:
+    reason = finish_word(sample.finish_reason)
+    assert reason != "tool_calls"
+    return {
+        "text": shape.echo(place) + sample.text,
+        "index": shape.index(place, sample.index),
+        "logprobs": _logprobs(place, output, sample, shape) if shape.logprobs else None,
+        "finish_reason": reason,
+    }
+
+
+def _logprobs(
+    place: int, output: RequestOutput, sample: CompletionOutput, shape: CompletionShape
+) -> CompletionLogprobs:
+    table = CompletionTable(Speller(shape.tokenizer), shape.offsets())
+    if shape.echoes is not None:
+        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
+            table.add(token, entry)
+        table.offsets = shape.offsets(len(shape.echo(place)))
+    for token, logprob in zip(sample.token_ids, sample.logprobs or (), strict=True):
+        table.add(token, logprob)
+    return table.columns
+
+
+# ------------------------------------------------------------------------------------------------------------- chunks
+
+
+class CompletionChunks:
+    """The chunks of a stream, from what each step adds."""
+
+    def __init__(self, jobs: Sequence[Job], shape: CompletionShape, *, wants_usage: bool) -> None:
+        self._jobs = jobs
+        self._shape = shape
+        self._wants_usage = wants_usage
+        self._speller = Speller(shape.tokenizer)
+        self._tokens = [[0] * shape.n for _ in jobs]
+        self._offsets = [[shape.offsets() for _ in range(shape.n)] for _ in jobs]
+        self._outputs: dict[int, RequestOutput] = {}
+
+    async def run(self, events: Events) -> Chunks:
+        """The echo if it is wanted, then what comes; the last chunk carries what is known of the whole."""
+        for place in range(len(self._jobs) if self._shape.echoes is not None else 0):
+            for sample in range(self._shape.n):
+                yield self._chunk([_text_choice(self._shape.index(place, sample), self._shape.echo(place))])
+        async for place, event in events:
+            if event.output is not None:
+                self._outputs[place] = event.output
+            choice = self._choice(place, event)
+            last = self._whole() if len(self._outputs) == len(self._jobs) else {}
+            if choice is not None:
+                yield self._chunk([choice]) | (last if not self._wants_usage else {})
+            if last and self._wants_usage:
+                yield self._chunk([]) | last
+
+    def _whole(self) -> dict[str, object]:
+        outputs = [self._outputs[place] for place in range(len(self._jobs))]
+        counts: dict[str, object] = {"usage": usage(outputs)} if self._wants_usage else {}
+        return counts | dict(extras(outputs))
+
+    def _choice(self, place: int, event: StreamEvent) -> dict[str, object] | None:
+        """None for a step that has nothing to tell yet."""
+        logprobs = self._logprobs(place, event)
+        if event.finish_reason is None and not event.text and logprobs is None:
+            return None
+        choice = _text_choice(self._shape.index(place, event.index), event.text)
+        choice["logprobs"] = logprobs
+        choice["finish_reason"] = finish_word(event.finish_reason) if event.finish_reason else None
+        choice["parlay"] = {"pieces": [[piece.text, piece.source] for piece in event.pieces]}
+        return choice
+
+    def _logprobs(self, place: int, event: StreamEvent) -> CompletionLogprobs | None:
+        first = self._tokens[place][event.index]
+        self._tokens[place][event.index] = last = first + len(event.token_ids)
+        if not self._shape.logprobs or first == last:
+            return None
+        table = CompletionTable(self._speller, self._offsets[place][event.index])
+        for token in self._jobs[place].samples[event.index].committed[first:last]:
+            table.add(token.token, token.logprobs)
+        return table.columns
+
+    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
+        return {
+            "id": self._shape.id,
+            "object": "text_completion",
+            "created": self._shape.created,
+            "model": self._shape.model,
+            "choices": choices,
+            "system_fingerprint": None,
+        }
+
+
+def _text_choice(index: int, text: str) -> dict[str, object]:
+    return {"text": text, "index": index, "logprobs": None, "finish_reason": None}

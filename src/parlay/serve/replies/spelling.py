@@ -1,0 +1,80 @@
+"""Single tokens as text and as bytes: a token may hold a part of a character."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from parlay.text import make_detokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "▁"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The letters by which byte-level vocabularies write bytes: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+class Speller:
+    """Spells the tokens of one tokenizer. Without a tokenizer there are only their numbers."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self._tokenizer = tokenizer
+        self._added = tokenizer.added_tokens_decoder if tokenizer is not None else {}
+        self._decoders = _decoders(tokenizer)
+
+    def bytes_of(self, token: int) -> bytes:
+        if token in self._added:
+            return str(self._added[token]).encode()
+        written = self._tokenizer.convert_ids_to_tokens(token) if self._tokenizer is not None else None
+        if self._tokenizer is None or written is None:
+            return b""
+        if "ByteLevel" in self._decoders and all(letter in _ALPHABET for letter in written):
+            return bytes(map(_ALPHABET.__getitem__, written))
+        if "ByteFallback" in self._decoders:
+            byte = _BYTE.fullmatch(written)
+            return bytes([int(byte[1], 16)]) if byte else written.replace(_SPACE, " ").encode()
+        text: str = self._tokenizer.decode([token])
+        return text.encode()
+
+    def text_of(self, token: int) -> str:
+        """The token's text; its bytes in hexadecimal where they are no whole characters."""
+        if self._tokenizer is None:
+            return f"token_id:{token}"
+        spelled = self.bytes_of(token)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+
+def _decoders(tokenizer: PreTrainedTokenizerBase | None) -> frozenset[str]:
+    """The kinds of decoder that a compiled tokenizer goes through."""
+    if tokenizer is None or not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
+        return frozenset()
+    state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
+    return frozenset(one["type"] for one in state.get("decoders", [state]))
+
+
+class Offsets:
+    """Where in the text each token begins, in characters; a token that goes on in a character begins where it does."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, *, skip_special: bool, start: int = 0) -> None:
+        self._detokenizer = make_detokenizer(tokenizer, skip_special) if tokenizer is not None else None
+        self.end = start
+
+    def push(self, token: int) -> int:
+        begin = self.end
+        if self._detokenizer is not None:
+            self.end += len(self._detokenizer.push(token))
+        return begin

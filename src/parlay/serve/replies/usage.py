@@ -1,0 +1,139 @@
+"""What a request took: OpenAI's usage, per-request speculation metrics in vLLM's shape, and Parlay's own summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from typing_extensions import TypedDict
+
+from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.types import Exactness, Metrics
+
+
+class PromptDetails(TypedDict):
+    audio_tokens: int
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    accepted_prediction_tokens: int
+    audio_tokens: int
+    reasoning_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(TypedDict):
+    """Tokens of all prompts, each counted once, and of all samples."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class Speculation(TypedDict):
+    """Steps that had a draft: how many tokens of it were accepted. Histograms count steps by accepted tokens."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    acceptance_histogram_by_draft_length: dict[str, list[int]]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class RequestMetrics(TypedDict):
+    """``speculative_decoding`` is null for several samples, and where nothing was drafted."""
+
+    speculative_decoding: Speculation | None
+
+
+class Summary(TypedDict):
+    """How the text was decoded. Several samples are summed up; ``seed`` is null where they have several."""
+
+    strategy: str
+    exactness: str
+    seed: int | None
+    accepted_by_source: dict[str, int]
+    tokens_per_step: float
+    tokens_per_second: float
+
+
+class Extras(TypedDict):
+    metrics: RequestMetrics
+    parlay: Summary
+
+
+def usage(outputs: Sequence[RequestOutput]) -> Usage:
+    samples = [sample for output in outputs for sample in output.outputs]
+    foretold = [sample.prediction for sample in samples if sample.prediction is not None]
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(sample.token_ids) for sample in samples)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "audio_tokens": 0,
+            "cached_tokens": sum(output.outputs[0].metrics.cached_tokens for output in outputs),
+        },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": sum(use.accepted for use in foretold),
+            "audio_tokens": 0,
+            "reasoning_tokens": 0,
+            "rejected_prediction_tokens": sum(use.rejected for use in foretold),
+        },
+    }
+
+
+def extras(outputs: Sequence[RequestOutput]) -> Extras:
+    """What stands beside OpenAI's fields."""
+    samples = [sample for output in outputs for sample in output.outputs]
+    return {
+        "metrics": {"speculative_decoding": speculation(samples[0].metrics) if len(samples) == 1 else None},
+        "parlay": summary(samples),
+    }
+
+
+def summary(samples: Sequence[CompletionOutput]) -> Summary:
+    steps = sum(sample.metrics.steps for sample in samples)
+    seeds = {sample.seed for sample in samples}
+    accepted: Counter[str] = Counter()
+    for sample in samples:
+        accepted.update(sample.metrics.accepted_by_source)
+    return {
+        "strategy": samples[0].strategy,
+        "exactness": str(Exactness.weakest(*(sample.exactness for sample in samples))),
+        "seed": seeds.pop() if len(seeds) == 1 else None,
+        "accepted_by_source": dict(accepted),
+        "tokens_per_step": sum(sample.metrics.completion_tokens for sample in samples) / steps if steps else 0.0,
+        "tokens_per_second": sum(sample.metrics.tokens_per_second for sample in samples) / len(samples),
+    }
+
+
+def speculation(metrics: Metrics) -> Speculation | None:
+    drafted = {key: steps for key, steps in metrics.outcomes.items() if key[0] > 0}
+    if not drafted:
+        return None
+    steps, most = sum(drafted.values()), max(accepted for _, accepted in drafted)
+    by_length: dict[str, list[int]] = {}
+    for (length, accepted), count in sorted(drafted.items()):
+        row = by_length.setdefault(str(length), [])
+        row.extend([0] * (accepted + 1 - len(row)))
+        row[accepted] += count
+    return {
+        "mean_acceptance_length": 1 + metrics.accepted_tokens / steps,
+        "draft_acceptance_rate": metrics.acceptance_rate,
+        "acceptance_histogram": [
+            sum(count for (_, accepted), count in drafted.items() if accepted == number) for number in range(most + 1)
+        ],
+        "acceptance_histogram_by_draft_length": by_length,
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": metrics.accepted_tokens,
+        "num_draft_tokens": metrics.draft_tokens,
+        "num_spec_tokens": max(length for length, _ in drafted),
+    }
