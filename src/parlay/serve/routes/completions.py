@@ -1,12 +1,92 @@
-"""Stand-in: no operation yet."""
+"""`/v1/completions`."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from collections.abc import Iterable
 
-from parlay.serve.registry import Registry
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from parlay.requests import Job, Prompt, TokensPrompt
+from parlay.serve.bodies.completions import CompletionBody
+from parlay.serve.infill import infill_prompt
+from parlay.serve.jobs import check_length, prepare, request_options, sampling_params, structure
+from parlay.serve.registry import Registry, Served
+from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
+from parlay.serve.routes.answering import answer_streamed, answer_whole, described
+from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
-    return APIRouter()
+    routes = APIRouter(tags=["generation"])
+
+    @routes.post(
+        "/v1/completions",
+        summary="Go on from a text or from token ids",
+        responses=described(CompletionReply),
+        response_class=JSONResponse,
+    )
+    async def create_completion(body: CompletionBody, request: Request) -> Response:
+        served = registry.get(body.model)
+        jobs, shape = await run_in_threadpool(_prepare, served, body, request, settings)
+        run = make_run(served, jobs, body, request, settings)
+        if body.stream:
+            return await answer_streamed(run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage).run)
+        return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
+
+    return routes
+
+
+def _prepare(
+    served: Served, body: CompletionBody, request: Request, settings: Settings
+) -> tuple[list[Job], CompletionShape]:
+    """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
+    body.check()
+    params = sampling_params(
+        body,
+        settings,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        structured_outputs=structure(body.structured_outputs),
+    )
+    options = request_options(body, request)
+    known = CompletionBody.model_fields
+    jobs = [
+        prepare(served, prompt, params, options, settings, field="prompt", known=known)
+        for prompt in _prompts(served, body, settings)
+    ]
+    shape = CompletionShape(
+        model=served.name,
+        tokenizer=served.engine.llm.tokenizer,
+        n=params.n,
+        logprobs=body.logprobs is not None,
+        skip_special=params.skip_special_tokens,
+        echoes=tuple(_echo(served, job, skip_special=params.skip_special_tokens) for job in jobs)
+        if body.echo
+        else None,
+    )
+    return jobs, shape
+
+
+def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterable[Prompt]:
+    """Ids are checked before they are made anything of: they may be many."""
+    for prompt in body.prompts:
+        if isinstance(prompt, list):
+            check_length(len(prompt), served, settings, "prompt")
+            yield TokensPrompt(prompt_token_ids=prompt)
+        elif body.suffix is not None:
+            yield TokensPrompt(prompt_token_ids=infill_prompt(served.engine.llm.tokenizer, prompt, body.suffix))
+        else:
+            yield prompt
+
+
+def _echo(served: Served, job: Job, *, skip_special: bool) -> str:
+    """The prompt's own text, or that of its ids."""
+    tokenizer = served.engine.llm.tokenizer
+    if job.prompt is not None or tokenizer is None:
+        return job.prompt or ""
+    text: str = tokenizer.decode(job.samples[0].request.prompt, skip_special_tokens=skip_special)
+    return text

@@ -1,0 +1,48 @@
+"""How both kinds of request are answered: whole or streamed, and given up when the client has gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from parlay.outputs import RequestOutput
+from parlay.serve.errors import responses
+from parlay.serve.running import ClientGone, Events, Run, while_client_waits
+from parlay.serve.sse import MEDIA_TYPE, Chunks, EventStream
+
+_CLIENT_GONE = 499  # for the log: nobody reads the answer
+
+
+async def answer_whole(request: Request, run: Run, reply: Callable[[list[RequestOutput]], Response]) -> Response:
+    """Raises ApiError, Busy and Closed."""
+    try:
+        return reply(await while_client_waits(request, _finish(run)))
+    except ClientGone:
+        return Response(status_code=_CLIENT_GONE)
+
+
+async def _finish(run: Run) -> list[RequestOutput]:
+    try:
+        await run.start(whole=True)
+        return await run.outputs()
+    finally:
+        await run.close()
+
+
+async def answer_streamed(run: Run, chunks: Callable[[Events], Chunks]) -> Response:
+    """What can't run is refused before the stream begins. Raises ApiError, Busy and Closed."""
+    await run.start()
+    return EventStream(run, chunks(run.events()))
+
+
+def described(reply: type) -> dict[int | str, dict[str, Any]]:
+    """The entries of the OpenAPI document: the reply, or its chunks, and every failure."""
+    done = {
+        "model": reply,
+        "description": "The whole answer; with `stream`, its chunks as server-sent events, ended by `[DONE]`.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+    }
+    return {200: done, **responses(400, 404, 408, 413, 429, 500, 503)}

@@ -1,0 +1,95 @@
+"""What the tests of generation share: requests and their answers, what the Python API says, and a live server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from parlay import RequestOutput, SamplingParams
+from parlay.aio import AsyncLLM
+from parlay.requests import Messages, Prompt
+
+Post = Callable[..., Any]
+
+
+@pytest.fixture
+def post(client: TestClient) -> Post:
+    """``post(path, **fields)``: the body of the answer, which must be a good one."""
+
+    def send(path: str, **fields: Any) -> Any:
+        answer = client.post(f"/v1/{path}", json={"model": "parlay-mini", **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return send
+
+
+@pytest.fixture
+def stream(client: TestClient) -> Post:
+    """``stream(path, **fields)``: the chunks of a stream that must end well."""
+
+    def send(path: str, **fields: Any) -> list[Any]:
+        answer = client.post(f"/v1/{path}", json={"model": "parlay-mini", "stream": True, **fields})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
+    return send
+
+
+@pytest.fixture
+def refusal(client: TestClient) -> Post:
+    """``refusal(path, **fields)``: the error of a request that must be refused with 400."""
+
+    def send(path: str, **fields: Any) -> Any:
+        answer = client.post(f"/v1/{path}", json={"model": "parlay-mini", **fields})
+        assert answer.status_code == 400, answer.text
+        return answer.json()["error"]
+
+    return send
+
+
+@pytest.fixture(scope="session")
+def generate(engine: AsyncLLM) -> Callable[..., RequestOutput]:
+    """The same from the Python API, by plain decoding."""
+
+    def run(prompt: Prompt | Messages, params: SamplingParams) -> RequestOutput:
+        def ask(llm: Any) -> Any:
+            ask_one = llm.generate if isinstance(prompt, str | dict) else llm.chat
+            return ask_one(prompt, params, strategy="none")[0]
+
+        return asyncio.run(engine.between_steps(ask))
+
+    return run
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The application on a free port of this machine; its models stay open afterwards."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[FastAPI], Any]:
+    return listening

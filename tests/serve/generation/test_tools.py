@@ -1,0 +1,290 @@
+"""Tools: how they are told to models, which form answers are held to, and calls read out of answers piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay import RequestOutput, SamplingParams
+from parlay.aio import AsyncLLM
+from parlay.requests import RequestOptions, TokensPrompt
+from parlay.serve.bodies.chat import ChatBody
+from parlay.serve.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.errors import ApiError
+from parlay.serve.replies.chat import ChatChunks, ChatShape, chat_reply
+from parlay.serve.replies.spelling import Speller
+from parlay.serve.running import Events
+from parlay.serve.tools import FORMATS, PLAIN, Format, answer_form, call_schema, conversation
+
+MARKED, LLAMA = FORMATS
+NAMES = {"weather", "time"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}, "like": {"$ref": "#"}},
+            "required": ["city"],
+            "$defs": {"city": {"type": "string"}},
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "time"}}
+CALL = '{"name": "weather", "arguments": {"city": "São {P}\\"\\\\", "days": [1, {"a": 2}]}}'
+NO_TOOLS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+WITH_TOOLS = "{% for tool in tools %}{{ tool }}{% endfor %}{{ message.tool_calls }}<tool_call>"
+
+
+def body(**fields: Any) -> ChatBody:
+    return ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields})
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def read(shape: Format, pieces: Sequence[str], *, single: bool = False) -> list[Delta]:
+    reader = CallReader(shape, NAMES, single=single)
+    return [delta for piece in pieces for delta in reader.feed(piece)] + reader.finish()
+
+
+def joined(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, str]]]:
+    """All text, and name and arguments of each call."""
+    calls = [(delta.name, delta.call) for delta in deltas if isinstance(delta, Begin)]
+    arguments = [
+        "".join(delta.text for delta in deltas if isinstance(delta, Arguments) and delta.call == call)
+        for _, call in calls
+    ]
+    text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
+    return text, [(name, written) for (name, _), written in zip(calls, arguments, strict=True)]
+
+
+ARGUMENTS = json.dumps(json.loads(CALL)["arguments"], ensure_ascii=False)
+CASES: list[tuple[Format, str, str, list[tuple[str, str]]]] = [
+    (PLAIN, "Hello there.", "Hello there.", []),
+    (PLAIN, CALL, "", [("weather", ARGUMENTS)]),
+    (PLAIN, '{ "name" : "time" ,\n"arguments" : {} }\n', "", [("time", "{}")]),
+    (PLAIN, CALL + "\n\nThat is all.", "That is all.", [("weather", ARGUMENTS)]),
+    (PLAIN, '{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+    (PLAIN, '{"answer": 42}', '{"answer": 42}', []),
+    (PLAIN, '{"name": "weather", "arguments": 3}', '{"name": "weather", "arguments": 3}', []),
+    (PLAIN, '{"name": "wea', '{"name": "wea', []),
+    (PLAIN, CALL[:40], "", [("weather", CALL[33:40])]),
+    (PLAIN, "Look: " + CALL, "Look: " + CALL, []),
+    (LLAMA, '{"name": "time", "parameters": {"zone": 1}}', "", [("time", '{"zone": 1}')]),
+    (MARKED, f"<tool_call>\n{CALL}\n</tool_call>", "", [("weather", ARGUMENTS)]),
+    (
+        MARKED,
+        f'Let me see.<tool_call>{CALL}</tool_call>\n<tool_call>{{"name": "time", "arguments": {{}}}}</tool_call>\n',
+        "Let me see.",
+        [("weather", ARGUMENTS), ("time", "{}")],
+    ),
+    (MARKED, "a <tool_cal b <tool_call> c", "a <tool_cal b <tool_call> c", []),
+    (MARKED, f"<tool_call>{CALL}</tool_call> done", " done", [("weather", ARGUMENTS)]),
+    (MARKED, CALL, CALL, []),
+]
+
+
+@pytest.mark.parametrize(("shape", "answer", "text", "calls"), CASES)
+def test_calls_are_read_wherever_pieces_end(
+    shape: Format, answer: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    assert joined(read(shape, [answer])) == (text, calls)
+    assert joined(read(shape, list(answer))) == (text, calls)
+    for cut in range(1, len(answer)):
+        assert joined(read(shape, [answer[:cut], answer[cut:]])) == (text, calls)
+
+
+def test_arguments_are_told_as_they_come() -> None:
+    reader = CallReader(PLAIN, NAMES)
+    assert reader.feed('{"name": "weather", "argu') == []
+    assert reader.feed('ments": {"ci') == [Begin(0, "weather"), Arguments(0, '{"ci')]
+    assert reader.feed('ty": "Rome"}') == [Arguments(0, 'ty": "Rome"}')]
+    assert reader.feed("}") == reader.finish() == []
+
+
+def test_what_follows_the_only_call_that_is_wanted_is_text() -> None:
+    answer = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
+    assert joined(read(MARKED, list(answer), single=True)) == (
+        f"<tool_call>{CALL}</tool_call>",
+        [("weather", ARGUMENTS)],
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- forms
+
+
+def test_a_schema_of_calls_keeps_its_references() -> None:
+    schema = call_schema(body(tools=[TIME, WEATHER]).callable_tools, "arguments")
+    assert schema["anyOf"][0]["properties"]["arguments"] == {
+        "type": "object",
+        "properties": {},
+        "additionalProperties": False,
+    }
+    arguments = schema["anyOf"][1]["properties"]["arguments"]
+    place = "#/anyOf/1/properties/arguments"
+    assert arguments["properties"] == {"city": {"$ref": f"{place}/$defs/city"}, "like": {"$ref": place}}
+    assert schema["anyOf"][1]["properties"]["name"] == {"const": "weather"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", ["weather", "time"]), ({"type": "function", "function": {"name": "time"}}, ["time"])],
+)
+def test_a_call_that_must_come_is_held_to_its_schema(choice: Any, names: list[str]) -> None:
+    form = answer_form(body(tools=[WEATHER, TIME], tool_choice=choice), WITH_TOOLS)
+    assert form.form is not None
+    assert isinstance(form.form.json, dict)
+    assert [one["properties"]["name"]["const"] for one in form.form.json["anyOf"]] == names
+    assert form.calls == PLAIN
+
+
+def test_a_call_that_may_come_is_held_to_its_schema_where_it_has_no_mark() -> None:
+    free = answer_form(body(tools=[WEATHER]), NO_TOOLS)
+    assert free.form is not None
+    assert free.form.grammar is not None
+    assert free.form.grammar.startswith("start: text | call\n")
+    marked = answer_form(body(tools=[WEATHER]), WITH_TOOLS)
+    assert marked.form is None
+    assert marked.calls == MARKED
+
+
+def test_response_formats_become_schemas() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    form = answer_form(body(response_format=wanted), NO_TOOLS).form
+    assert form is not None
+    assert form.json == schema
+    form = answer_form(body(response_format={"type": "json_object"}), NO_TOOLS).form
+    assert form is not None
+    assert form.json == {"type": "object"}
+    assert answer_form(body(response_format={"type": "text"}), NO_TOOLS).form is None
+    both = answer_form(body(response_format=wanted, tools=[TIME]), WITH_TOOLS)
+    assert both.form is not None
+    assert both.form.grammar is not None
+    assert both.form.grammar.startswith("start: answer | call\n")
+    assert both.calls == PLAIN
+
+
+def test_no_tool_can_be_called_where_none_is_wanted() -> None:
+    wanted = body(tools=[WEATHER], tool_choice="none")
+    assert answer_form(wanted, WITH_TOOLS).calls is None
+    assert conversation(wanted, WITH_TOOLS)[1] == []
+
+
+# ------------------------------------------------------------------------------------------------------- conversation
+
+HISTORY = [
+    {"role": "developer", "content": "Be kind."},
+    {"role": "user", "content": [{"type": "text", "text": "Wea"}, {"type": "text", "text": "ther?"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+        ],
+    },
+    {"role": "tool", "content": "sunny", "tool_call_id": "call_1"},
+]
+
+
+def test_a_template_that_knows_tools_gets_them_as_data() -> None:
+    messages, tools = conversation(body(messages=HISTORY, tools=[WEATHER]), WITH_TOOLS)
+    assert messages[0] == {"role": "system", "content": "Be kind."}
+    assert messages[1]["content"] == "Weather?"
+    assert messages[2]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
+    assert messages[3]["role"] == "tool"
+    assert [tool["function"]["name"] for tool in tools] == ["weather"]
+
+
+def test_a_template_that_knows_no_tools_is_told_of_them_in_its_system_message() -> None:
+    messages, tools = conversation(body(messages=HISTORY, tools=[WEATHER, TIME]), NO_TOOLS)
+    assert tools == ()
+    assert messages[0]["content"].startswith("Be kind.\n\n")
+    assert json.loads(messages[0]["content"].splitlines()[-1])[1] == {"name": "time"}
+    assert messages[2]["content"] == '{"name": "weather", "arguments": {"city": "Rome"}}'
+    without, _ = conversation(body(tools=[TIME]), NO_TOOLS)
+    assert [message["role"] for message in without] == ["system", "user"]
+
+
+@pytest.mark.parametrize("arguments", ["{", "3", "[]", "null"])
+def test_an_earlier_call_with_broken_arguments_is_refused(arguments: str) -> None:
+    broken = json.loads(json.dumps(HISTORY).replace('{\\"city\\": \\"Rome\\"}', arguments))
+    with pytest.raises(ApiError) as refused:
+        conversation(body(messages=broken), NO_TOOLS)
+    assert refused.value.param == "messages.2.tool_calls.0.function.arguments"
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ({"tools": [TIME, TIME]}, "tools"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "string"}}}]},
+        "tools.0.function.parameters",
+    ),
+    ({"messages": [{"role": "assistant"}]}, "messages.0"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"tools": [TIME], "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), REFUSED)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        body(**fields).check()
+    assert refused.value.param == field
+
+
+# ------------------------------------------------------------------------------------------------------------ replies
+
+
+def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
+    """The model is made to write a call by a bias towards its tokens alone, in the order they come."""
+    llm = engine.llm
+    assert llm.tokenizer is not None
+    ids = [*llm.tokenizer.encode(CALL), *llm.runner.spec.eos_ids[:1]]
+
+    def dictate(tokens: list[int], logits: Tensor) -> Tensor:
+        forced = torch.full_like(logits, float("-inf"))
+        forced[ids[len(tokens) - 1]] = 0.0
+        return forced
+
+    params = SamplingParams(max_tokens=len(ids), logits_processors=[dictate], temperature=0)
+    prompt = TokensPrompt(prompt_token_ids=ids[:1])
+    job = llm.job(prompt, params, RequestOptions(strategy="none"))
+    shape = ChatShape(model="m", speller=Speller(None), logprobs=False, calls=PLAIN, names=NAMES)
+
+    async def decode() -> tuple[list[Any], RequestOutput]:
+        stream = await engine.submit(job)
+
+        async def events() -> Events:
+            async for event in stream:
+                yield 0, event
+
+        return [chunk async for chunk in ChatChunks(job, shape, wants_usage=False).run(events())], stream.output
+
+    chunks, output = asyncio.run(decode())
+    assert output.outputs[0].text == CALL
+    (choice,) = chat_reply(output, shape)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": ARGUMENTS}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    entries = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert entries[0]["function"]["name"] == "weather"
+    assert entries[0]["id"].startswith("call_")
+    assert "".join(entry["function"]["arguments"] for entry in entries) == ARGUMENTS
+    assert len(entries) > 5
+    assert not any(delta.get("content") for delta in deltas)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
