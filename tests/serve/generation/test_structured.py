@@ -1,0 +1,118 @@
+"""Answers of a given form and calls of tools, end to end through the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import openai
+import pytest
+from fastapi import FastAPI
+
+MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/name"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"name": {"enum": ["Rome", "Paris"]}},
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "sunny": {"type": "boolean"}},
+    "required": ["city", "sunny"],
+    "additionalProperties": False,
+}
+Serve = Callable[[FastAPI], AbstractContextManager[str]]
+
+
+@pytest.fixture
+def create(make_app: Callable[..., FastAPI], serve: Serve) -> Iterator[Callable[..., Any]]:
+    """``create(**fields)``: a chat completion at temperature 0."""
+    with serve(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+
+        def ask(**fields: Any) -> Any:
+            known = {"model": "parlay-mini", "messages": MESSAGES, "temperature": 0, "max_tokens": 96}
+            return client.chat.completions.create(**{**known, **fields})
+
+        yield ask
+
+
+@pytest.mark.parametrize("strategy", ["none", "prompt-lookup", "draft-model"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_call_that_must_come_comes_and_keeps_to_its_schema(create: Any, choice: Any, strategy: str) -> None:
+    tools = [WEATHER] if choice == "required" else [TIME, WEATHER]
+    answer = create(tools=tools, tool_choice=choice, extra_body={"strategy": strategy})
+    assert answer.choices[0].finish_reason == "tool_calls"
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "get_weather"
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in {"Rome", "Paris"}
+    assert arguments["days"] in range(1, 10)
+
+
+def test_a_streamed_call_adds_up_to_the_whole_one_and_the_conversation_goes_on(create: Any) -> None:
+    wanted = {"tools": [WEATHER, TIME], "tool_choice": "required"}
+    message = create(**wanted).choices[0].message
+    (call,) = message.tool_calls
+    entries = [
+        entry
+        for chunk in create(**wanted, stream=True)
+        for choice in chunk.choices
+        for entry in choice.delta.tool_calls or ()
+    ]
+    assert entries[0].function.name == call.function.name
+    assert "".join(entry.function.arguments for entry in entries) == call.function.arguments
+    told = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    answer = create(messages=[*MESSAGES, message, told], tools=[WEATHER], max_tokens=8)
+    assert answer.choices[0].finish_reason in {"length", "stop", "tool_calls"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_call_that_may_come_is_whole_or_there_is_none(create: Any, seed: int) -> None:
+    answer = create(tools=[WEATHER, TIME], temperature=1.0, seed=seed, max_tokens=128)
+    message = answer.choices[0].message
+    for call in message.tool_calls or ():
+        assert call.function.name in {"get_weather", "get_time"}
+        assert answer.choices[0].finish_reason == "length" or json.loads(call.function.arguments) is not None
+    assert message.tool_calls or not message.content.startswith("{") or answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("strategy", ["none", "prompt-lookup", "draft-model"])
+@pytest.mark.parametrize("tools", [None, [TIME]])
+def test_an_answer_keeps_to_a_json_schema(create: Any, strategy: str, tools: Any) -> None:
+    fields = {"tools": tools} if tools else {}
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+    answer = create(response_format=form, extra_body={"strategy": strategy}, **fields)
+    if not answer.choices[0].message.tool_calls:
+        assert json.loads(answer.choices[0].message.content)["city"] in {"Rome", "Paris"}
+    assert isinstance(create(response_format={"type": "json_object"}, temperature=1, seed=1).id, str)
+
+
+@pytest.mark.parametrize(
+    ("form", "texts"),
+    [
+        ({"choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"regex": "(ab|cd){2}"}, {"abab", "abcd", "cdab", "cdcd"}),
+        ({"grammar": 'start: "x" "y"'}, {"xy"}),
+    ],
+)
+def test_other_forms_are_kept_to(create: Any, form: dict[str, Any], texts: set[str]) -> None:
+    assert create(extra_body={"structured_outputs": form}).choices[0].message.content in texts
+
+
+@pytest.mark.parametrize("form", [{"json": {"type": "nonsense"}}, {"regex": "("}, {"grammar": "start: ("}])
+def test_a_form_that_is_none_is_refused(create: Any, form: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(extra_body={"structured_outputs": form})
+    assert "\n" not in refused.value.body["message"]
