@@ -2,7 +2,6 @@
 
 from parlay.aio.mailbox import Busy, Closed
 from parlay.aio.service import AsyncLLM
-from parlay.aio.stats import ServiceStats
 from parlay.aio.stream import JobStream
 
-__all__ = ["AsyncLLM", "Busy", "Closed", "JobStream", "ServiceStats"]
+__all__ = ["AsyncLLM", "Busy", "Closed", "JobStream"]

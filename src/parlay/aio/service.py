@@ -10,13 +10,12 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from parlay.aio.mailbox import Closed, Ticket
-from parlay.aio.stats import ServiceStats
 from parlay.aio.stream import JobStream
 from parlay.aio.worker import Worker
 from parlay.llm import LLM, RequestFailed
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Messages, Prompt, RequestOptions
-from parlay.types import SamplingParams
+from parlay.types import EngineStats, SamplingParams
 
 T = TypeVar("T")
 
@@ -109,7 +108,7 @@ class AsyncLLM:
         """Whether it takes requests: not since `close`, nor if its thread has failed."""
         return not self._worker.closing
 
-    def stats(self) -> ServiceStats:
+    def stats(self) -> EngineStats:
         """How many requests wait and run, and what has been counted since the start."""
         return self._worker.stats
 

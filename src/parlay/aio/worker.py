@@ -15,10 +15,10 @@ from queue import SimpleQueue
 import torch
 
 from parlay.aio.mailbox import Busy, Closed, Message, Ticket
-from parlay.aio.stats import Ledger, ServiceStats
+from parlay.aio.stats import Ledger
 from parlay.llm import LLM
 from parlay.requests import Sample
-from parlay.types import Event, Exactness, Metrics, ParlayError
+from parlay.types import EngineStats, Event, Exactness, Metrics, ParlayError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Worker:
         return self._closing
 
     @property
-    def stats(self) -> ServiceStats:
+    def stats(self) -> EngineStats:
         """What waits here for the next step counts as waiting."""
         stats = self._stats
         return replace(stats, waiting=max(0, self._under_way - stats.running))

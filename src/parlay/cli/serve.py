@@ -54,6 +54,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
+    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
 
@@ -181,6 +182,7 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
                     dtype=options.dtype,
                     device=options.device,
                     max_model_len=options.max_model_len,
+                    memory=options.memory,
                     max_num_seqs=options.max_num_seqs,
                 )
             )

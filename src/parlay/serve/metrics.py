@@ -11,11 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from parlay.aio import ServiceStats
 from parlay.drafters.catalogue import parse
 from parlay.outputs import CompletionOutput, RequestOutput
 from parlay.serve.registry import Registry
-from parlay.types import Metrics
+from parlay.types import EngineStats, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 POSITIONS = 32
@@ -156,7 +155,7 @@ class _Reading:
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
     help: str
-    read: Callable[[ServiceStats], float]
+    read: Callable[[EngineStats], float]
 
 
 _READINGS = (

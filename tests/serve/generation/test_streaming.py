@@ -104,7 +104,7 @@ def wait_until_idle(engine: AsyncLLM, seconds: float = 5.0) -> None:
 def test_a_client_that_leaves_a_stream_ends_its_request(
     make_app: MakeApp, serve: Any, engine: AsyncLLM, n: int, prompts: Any
 ) -> None:
-    body = LONG | {"stream": True, "n": n, "prompt": prompts}
+    body = LONG | {"stream": True, "n": n, "prompt": prompts, "strategy": "none"}  # drafts might be done too soon
     with serve(make_app()) as url, httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as answer:
         next(answer.iter_lines())
         assert engine.stats().running + engine.stats().waiting > 0

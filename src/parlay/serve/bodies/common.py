@@ -12,6 +12,8 @@ from parlay.serve.fields import WHOLE
 
 SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI document tells bounds as floats
 INT_LIMIT = 2**31 - 1
+PRIORITY_LIMIT = 16
+"""Each level lets a request overtake some others; without a limit one client could hold up all."""
 LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
 
 
@@ -153,7 +155,7 @@ class GenerationBody(Body):
     prediction: Prediction | None = None
     documents: Annotated[list[str], Field(max_length=1024)] | None = None
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
-    priority: Annotated[int, Field(ge=-INT_LIMIT, le=INT_LIMIT), WHOLE] | None = None
+    priority: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT), WHOLE] | None = None
     structured_outputs: StructuredOutputs | None = None
     store: bool | None = None
     user: str | None = None
