@@ -17,7 +17,7 @@ HUB_ID = "Qwen/Qwen3-0.6B"
 
 
 def test_the_snippets_are_short() -> None:
-    assert set(SNIPPETS) == {"cli", "llm", "transformers"}
+    assert set(SNIPPETS) == {"cli", "llm", "transformers", "server"}
     assert all(len(snippet.strip().splitlines()) <= 6 for snippet in SNIPPETS.values())
 
 

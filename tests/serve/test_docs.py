@@ -1,4 +1,4 @@
-"""The examples of docs/server.md run as they stand, against a server that `parlay serve` starts."""
+"""The examples of docs/server.md and the README's run as they stand, against a server that `parlay serve` starts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from parlay.cli import COMMANDS
-
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"<!-- run -->\n```(\w+)\n(.*?)```", DOCUMENT, re.DOTALL)
 SHELL = [code for language, code in EXAMPLES if language == "sh"]
+FIRST_CALL = README.partition("<!-- snippet: server -->")[2].partition("```")[2].partition("```")[0].partition("curl ")
 CLIENT, *PYTHON = [code for language, code in EXAMPLES if language == "python"]
 PORT = "http://127.0.0.1:8000"
-
-needs_server = pytest.mark.skipif("serve" not in COMMANDS, reason="there is no `parlay serve`")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +55,8 @@ def test_python_examples_are_python(code: str) -> None:
     compile(code, "server.md", "exec")
 
 
-@needs_server
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-@pytest.mark.parametrize("code", SHELL, ids=name)
+@pytest.mark.parametrize("code", [*SHELL, "".join(FIRST_CALL[1:]).replace("Qwen/Qwen3-0.6B", "parlay-mini")], ids=name)
 def test_commands_run(server: str, code: str, tmp_path: Path) -> None:
     (tmp_path / ".curlrc").write_text("fail-with-body\n")
     script = f"set -e\n{code.replace(PORT, server)}"
@@ -70,7 +68,6 @@ def test_commands_run(server: str, code: str, tmp_path: Path) -> None:
     assert '"error"' not in end
 
 
-@needs_server
 @pytest.mark.parametrize("code", PYTHON, ids=name)
 def test_python_examples_run(server: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
@@ -80,7 +77,6 @@ def test_python_examples_run(server: str, code: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip()
 
 
-@needs_server
 def test_every_path_and_field_is_told_of(server: str) -> None:
     """By the document that the server gives of itself."""
     api = json.loads(fetch(f"{server}/openapi.json"))
@@ -90,7 +86,6 @@ def test_every_path_and_field_is_told_of(server: str) -> None:
     assert not missing
 
 
-@needs_server
 def test_every_metric_is_told_of(server: str) -> None:
     families = set(re.findall(r"^# TYPE (parlay_\w+?)(?:_total|_created)? ", fetch(f"{server}/metrics"), re.MULTILINE))
     assert families == set(re.findall(r"`(parlay_\w+)`", DOCUMENT.partition("\n## Metrics\n")[2]))
