@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from parlay.train.induction import plant
+from parlay.train.induction import Marks, plant
 from parlay.train.objective import START_WEIGHTS, make_loss, weights_of
 from parlay.train.optimizers import Optimizers
 from parlay.train.shapes import SHAPES, Shape
 
 VOCABULARY = 1024
+MARKS = Marks(rest=0, line=5, turns=(3, 2))
 
 
 def repeated(length: int) -> Tensor:
@@ -37,7 +38,7 @@ def test_random_tokens_are_copied_before_training(name: str, length: int) -> Non
     model = Qwen3ForCausalLM(SHAPES[name].config(VOCABULARY, 4)).eval()
     ids = repeated(length)
     assert share_copied(model, ids) < 0.1
-    plant(model, rest=0)
+    plant(model, MARKS)
     assert share_copied(model, ids) > 0.8
 
 
@@ -45,7 +46,7 @@ def test_a_text_that_does_not_repeat_is_left_alone() -> None:
     """Where nothing fits, the heads rest on the first token, and write next to nothing."""
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(SHAPES["mini"].config(VOCABULARY, 4)).eval()
-    plant(model, rest=0)
+    plant(model, MARKS)
     ids = torch.cat([torch.zeros(2, 1, dtype=torch.int64), repeated(200)], dim=1)
     with torch.inference_mode():
         _, _, before, after, *_ = model(input_ids=ids, output_hidden_states=True).hidden_states
@@ -56,7 +57,7 @@ def test_a_text_that_does_not_repeat_is_left_alone() -> None:
 def test_pinned_entries_stay_through_training() -> None:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(SHAPES["tiny"].config(64, 4))
-    pins = plant(model, rest=0)
+    pins = plant(model, MARKS)
     optimizers = Optimizers(model, pins)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     ids = torch.randint(64, (4, 32))
@@ -81,4 +82,4 @@ def test_the_first_tokens_of_an_answer_count_more() -> None:
 def test_a_shape_without_room_for_the_circuit_is_refused() -> None:
     shape = Shape(hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=32)
     with pytest.raises(ValueError, match="two layers"):
-        plant(Qwen3ForCausalLM(shape.config(VOCABULARY, 4)), rest=0)
+        plant(Qwen3ForCausalLM(shape.config(VOCABULARY, 4)), MARKS)

@@ -8,7 +8,9 @@ they form by themselves. So they are written down:
 - heads of the next layer compare what was stored at each place with the present text, and copy the token of the place
   that fits best, which is what came next last time. Some compare few tokens, which decides soon after a copy has begun;
   one compares all that is stored, which tells repetitive lines apart;
-- where nothing fits, they rest on the token with which every text begins: its identity is zero, so nothing is copied.
+- where nothing fits, they rest on the token with which every text begins: its identity is zero, so nothing is copied;
+- where an answer begins there is nothing to compare yet: a last group then copies from beginnings of lines. Which of
+  them it should be is for training to find out.
 
 The circuit reads and writes dimensions of the residual stream that nothing else may change before it has done its
 work: `plant` says which entries of which parameters those are, and the optimizers hold them.
@@ -17,7 +19,7 @@ work: `plant` says which entries of which parameters those are, and the optimize
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +38,8 @@ _FURTHEST = 8  # tokens back in layer 0
 _FADE = 0.05  # by how much less a fit counts for each token further back
 _CENTRES = (14, 28)  # tokens back, where the two averages are taken
 _AVERAGE_SIZE, _AVERAGE_FIT = 2.0, 2.0  # averages are short vectors: how much louder they are stored and compared
-_REST = 0.35  # share of the constant in a key that has codes beside it; a key without codes is nothing but constant
+_RESTING, _SLOTS = 1, 2  # residual dimension that marks the resting token, and where the slots begin
+_REST = 20.0  # size of that mark in a key: what else the resting token's key holds does not count
 _FAST, _MIDDLE = (0.03, 9.0), (0.004, 0.13)  # radians per position: pairs that find one token, and a neighbourhood
 
 
@@ -50,12 +53,25 @@ class Match:
     loud: float
 
 
-_DEEP = (Match(8, 2, 0.8, 12.0), Match(6, 0, 0.85, 6.0), Match(3, 0, 0.85, 2.0), Match(2, 0, 0.8, 1.0))
+_DEEP = (Match(8, 2, 0.8, 12.0), Match(6, 0, 0.85, 6.0), Match(3, 0, 0.85, 2.0))
+_START = Match(1, 0, 0.5, 8.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Tokens that the circuit knows: the one with which every text begins (``rest``), a line break, and the marks
+    around turns, the last of which comes before an answer. When texts are compared, these count as line breaks: an
+    answer that repeats a text begins after such a mark, the text itself after a line break."""
+
+    rest: int
+    line: int
+    turns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Residual dimensions: 0 a constant, a slot per earlier token, the averages, the token's identity, and the rest."""
+    """Residual dimensions: a constant, the mark of the resting token, a slot per earlier token, the averages, the
+    token's identity, and those that belong to everyone."""
 
     slot: int
     slots: int
@@ -68,18 +84,18 @@ class Layout:
     def of(cls, config: Qwen3Config) -> Layout:
         """A slot for each head that looks back, together at most a fourth of the width; averages in deep models."""
         slots, width = min(_FURTHEST, config.num_attention_heads), config.hidden_size
-        deep = config.num_hidden_layers > 3 and config.num_key_value_heads >= len(_DEEP)
+        deep = config.num_hidden_layers > 3 and config.num_key_value_heads > len(_DEEP)
         averages = len(_CENTRES) if deep else 0
         slot, identity = min(config.head_dim, width // (4 * slots)), min(max(32, width // 8), width // 4)
         return cls(slot, slots, width // 16, averages, identity, width)
 
     def place(self, back: int) -> slice:
         """Where the code of the token ``back`` places before is; ``back`` counts from 1."""
-        return slice(1 + self.slot * (back - 1), 1 + self.slot * back)
+        return slice(_SLOTS + self.slot * (back - 1), _SLOTS + self.slot * back)
 
     def around(self, index: int) -> slice:
         """Where average ``index`` is."""
-        start = 1 + self.slot * self.slots + self.average * index
+        start = _SLOTS + self.slot * self.slots + self.average * index
         return slice(start, start + self.average)
 
     @property
@@ -94,12 +110,20 @@ class Layout:
         return slice(0, self.token.stop)
 
 
-def plant(model: Qwen3ForCausalLM, seed: int = 0, *, rest: int, alike: Mapping[int, int] | None = None) -> Pins:
+@dataclass(frozen=True, slots=True)
+class _Circuit:
+    """What all parts share. ``code`` ``[slot, identity]`` takes an identity to what is stored of it."""
+
+    layout: Layout
+    marks: Marks
+    code: Tensor
+    draw: torch.Generator
+
+
+def plant(model: Qwen3ForCausalLM, marks: Marks, seed: int = 0) -> Pins:
     """Overwrites the start weights of ``model`` in place; it needs two layers and tied embeddings.
 
-    ``rest`` is the token with which every text begins. ``alike`` maps a token to one that the circuit shall take it
-    for when it compares: an answer that repeats a text begins after the mark of a new turn, the text itself after a
-    line break. All other heads and every MLP begin with zero output, and may become what they will.
+    All other heads and every MLP begin with zero output, and may become what they will.
 
     Raises:
         ValueError: for a model of one layer or with untied embeddings.
@@ -110,49 +134,53 @@ def plant(model: Qwen3ForCausalLM, seed: int = 0, *, rest: int, alike: Mapping[i
         raise ValueError("an induction circuit needs two layers and tied embeddings")
     draw = torch.Generator().manual_seed(seed)
     turn = float(config.rope_parameters["rope_theta"]) ** (-2 * torch.arange(config.head_dim // 2) / config.head_dim)
-    layers = model.model.layers
+    layers, embedding = model.model.layers, model.model.embed_tokens.weight
     last = 2 if layout.averages else 1
+    pins = {"model.embed_tokens.weight": (torch.arange(layout.width) < layout.held.stop).expand(embedding.shape)}
     with torch.no_grad():
         for layer in layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         model.model.norm.weight.fill_(_FINAL)
-        code = _code(layout.slot, layout, draw)
-        _plant_tokens(model.model.embed_tokens.weight, code, layout, alike or {}, draw)
-        model.model.embed_tokens.weight[rest, layout.token] = 0
-        before = _plant_before(layers[0].self_attn, code, layout, turn)
-        around = _plant_averages(layers[1].self_attn, layout, turn, draw) if layout.averages else []
-        match = _plant_matches(layers[last].self_attn, code, layout, draw)
-    groups = [before, around, match] if layout.averages else [before, match]
-    pins = {f"model.layers.{at}.{name}": mask for at, used in enumerate(groups)
-            for name, mask in _pins(layers[at], layout, used, writes=at < last).items()}  # fmt: skip
-    held = torch.zeros_like(model.model.embed_tokens.weight, dtype=torch.bool)
-    held[:, layout.held] = True
-    return {"model.embed_tokens.weight": held, **pins}
+        circuit = _Circuit(layout, marks, _code(layout.slot, layout, draw), draw)
+        _plant_tokens(embedding, circuit)
+        groups = [_plant_before(layers[0].self_attn, circuit, turn)]
+        if layout.averages:
+            groups.append(_plant_averages(layers[1].self_attn, circuit, turn))
+        groups.append(_plant_matches(layers[last].self_attn, circuit))
+        copying = groups[last]
+        if layout.averages:
+            copying = [*copying, _plant_start(layers[last].self_attn, embedding, circuit)]
+    for at, used in enumerate(groups):
+        own = _pins(layers[at], layout, used, writing=copying if at == last else used, alone=at < last)
+        pins.update({f"model.layers.{at}.{name}": mask for name, mask in own.items()})
+    return pins
 
 
-def _plant_tokens(
-    embedding: Tensor, code: Tensor, layout: Layout, alike: Mapping[int, int], draw: torch.Generator
-) -> None:
+def _plant_tokens(embedding: Tensor, circuit: _Circuit) -> None:
     """A constant, room for what is stored, an identity of the same length for every token, and noise."""
-    embedding.normal_(0, _EMBEDDING_STD, generator=draw)
+    layout, marks, code = circuit.layout, circuit.marks, circuit.code
+    embedding.normal_(0, _EMBEDDING_STD, generator=circuit.draw)
     embedding[:, 0] = _CONSTANT
     embedding[:, 1 : layout.token.start] = 0
     identity = embedding[:, layout.token]
     identity *= _EMBEDDING_STD * layout.identity**0.5 / identity.norm(dim=1, keepdim=True)
     onto_code = code.T @ code / (code @ code.T)[0, 0]
-    for token, other in alike.items():
-        identity[token] += onto_code @ (identity[other] - identity[token])
+    for mark in marks.turns:
+        identity[mark] += onto_code @ (identity[marks.line] - identity[mark])
+    embedding[marks.rest, layout.token] = 0
+    embedding[marks.rest, _RESTING] = 1
 
 
-def _plant_before(attention: Qwen3Attention, code: Tensor, layout: Layout, turn: Tensor) -> list[int]:
+def _plant_before(attention: Qwen3Attention, circuit: _Circuit, turn: Tensor) -> list[int]:
     """Head h looks h + 1 back: constant query and key whose product, turned by position, peaks there."""
+    layout = circuit.layout
     size = 2 * len(turn)
     fast = _between(turn, _FAST)
     _sharpen(attention, _BEFORE)
     groups = list(range(layout.slots // attention.num_key_value_groups))
     for group in groups:
-        _set_group(attention, group, _constant_key(fast, layout), _padded(_reading(code, layout), size))
+        _set_group(attention, group, _constant_key(fast, layout), _padded(_reading(circuit.code, layout), size))
     for head in range(layout.slots):
         _look_back(attention, head, head + 1, fast, turn)
         attention.o_proj.weight[layout.place(head + 1), head * size : head * size + layout.slot] = torch.eye(
@@ -161,13 +189,14 @@ def _plant_before(attention: Qwen3Attention, code: Tensor, layout: Layout, turn:
     return groups
 
 
-def _plant_averages(attention: Qwen3Attention, layout: Layout, turn: Tensor, draw: torch.Generator) -> list[int]:
+def _plant_averages(attention: Qwen3Attention, circuit: _Circuit, turn: Tensor) -> list[int]:
     """The last group of heads takes averages; pairs of middle speed blur the place where it looks."""
+    layout = circuit.layout
     size = 2 * len(turn)
     middle = _between(turn, _MIDDLE)
     _sharpen(attention, _AVERAGE)
     group = attention.config.num_key_value_heads - 1
-    code = _code(layout.average, layout, draw)
+    code = _code(layout.average, layout, circuit.draw)
     _set_group(attention, group, _constant_key(middle, layout), _padded(_reading(code, layout), size))
     for index, centre in enumerate(_CENTRES):
         head = group * attention.num_key_value_groups + index
@@ -177,23 +206,30 @@ def _plant_averages(attention: Qwen3Attention, layout: Layout, turn: Tensor, dra
     return [group]
 
 
-def _plant_matches(attention: Qwen3Attention, code: Tensor, layout: Layout, draw: torch.Generator) -> list[int]:
+def _plant_matches(attention: Qwen3Attention, circuit: _Circuit) -> list[int]:
     """Groups of heads that compare; in a shallow model one, over all slots, and the other groups stay free."""
+    layout = circuit.layout
     _sharpen(attention, _MATCH)
     matches = _DEEP if layout.averages else (Match(layout.slots, 0, 0.75, 5.0),)
-    size, heads = attention.head_dim, attention.num_key_value_groups
     for group, match in enumerate(matches):
-        query, key = _compared(code, layout, match)
-        spread = _spread(size, len(query), draw)
-        length = _length(layout, match)
-        query, key = spread @ query, spread @ key
-        # The key of the resting token is all constant: it has the query's constant as score, others _REST of that.
-        key[size // 2 - 1, 0] = length * _REST / math.sqrt(1 - _REST**2)
-        query[size // 2 - 1, 0] = length * match.fit * math.sqrt(1 - _REST**2) / (1 - _REST)
-        _plant_copy(attention, group, match.loud, layout, draw)
-        attention.q_proj.weight.unflatten(0, (-1, size))[group * heads : (group + 1) * heads] = query
-        attention.k_proj.weight.unflatten(0, (-1, size))[group] = key
+        query, key = _compared(circuit.code, layout, match)
+        spread = _spread(attention.head_dim, len(query), circuit.draw)
+        _plant_copy(attention, group, (spread @ query, spread @ key), match, circuit)
     return list(range(len(matches)))
+
+
+def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit) -> int:
+    """The group after those that compare: after the mark of an answer it looks for what follows a line break."""
+    layout, marks = circuit.layout, circuit.marks
+    mark = embedding[marks.turns[-1]].clone()
+    mark[: layout.token.start] = 0
+    line = circuit.code @ embedding[marks.line, layout.token]
+    spread = _spread(attention.head_dim, layout.slot, circuit.draw)
+    query = torch.outer(line * _length(layout, _START) / line.norm(), mark / mark.dot(mark))
+    key = torch.zeros(layout.slot, layout.width)
+    key[:, layout.place(1)] = torch.eye(layout.slot)
+    _plant_copy(attention, len(_DEEP), (spread @ query, spread @ key), _START, circuit)
+    return len(_DEEP)
 
 
 def _compared(code: Tensor, layout: Layout, match: Match) -> tuple[Tensor, Tensor]:
@@ -236,29 +272,40 @@ def _spread(size: int, codes: int, draw: torch.Generator) -> Tensor:
     return spread
 
 
-def _plant_copy(attention: Qwen3Attention, group: int, loud: float, layout: Layout, draw: torch.Generator) -> None:
-    """The heads of one group write the identity of the token that they attend to."""
+def _plant_copy(
+    attention: Qwen3Attention, group: int, compared: tuple[Tensor, Tensor], match: Match, circuit: _Circuit
+) -> None:
+    """The heads of one group attend where a key fits a query, or rest, and write the identity of what they see."""
+    (query, key), layout = compared, circuit.layout
     size, heads = attention.head_dim, attention.num_key_value_groups
-    copy = _rows(min(size, layout.identity), layout.identity, draw)
-    attention.v_proj.weight[group * size : (group + 1) * size] = _padded(_reading(copy, layout), size)
+    length = _length(layout, match)
+    query[size // 2 - 1, 0] = length * match.fit
+    key[size // 2 - 1, _RESTING] = length * _REST
+    copy = _rows(min(size, layout.identity), layout.identity, circuit.draw)
+    _set_group(attention, group, key, _padded(_reading(copy, layout), size))
     for head in range(group * heads, (group + 1) * heads):
+        attention.q_proj.weight[head * size : (head + 1) * size] = query
         attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
-        attention.o_proj.weight[layout.token, head * size : head * size + len(copy)] = copy.T * loud / heads
+        attention.o_proj.weight[layout.token, head * size : head * size + len(copy)] = copy.T * match.loud / heads
 
 
-def _pins(layer: Qwen3DecoderLayer, layout: Layout, groups: Sequence[int], *, writes: bool) -> Pins:
-    """What holds in one layer: its ``groups`` of heads, how they see the circuit's dimensions and, up to where the
-    circuit ends (``writes``), that nothing else writes into those."""
+def _pins(
+    layer: Qwen3DecoderLayer, layout: Layout, looking: Sequence[int], *, writing: Sequence[int], alone: bool
+) -> Pins:
+    """What holds in one layer: where some groups of heads look and what some write, how they see the circuit's
+    dimensions and, before the circuit ends (``alone``), that nothing else writes into those."""
     attention = layer.self_attn
     size, heads = attention.head_dim, attention.num_key_value_groups
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
     linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp.down_proj)
     query, key, value, out, down = (torch.zeros_like(linear.weight, dtype=torch.bool) for linear in linears)
-    for group in groups:
-        shared, own = slice(group * size, (group + 1) * size), slice(group * heads * size, (group + 1) * heads * size)
-        key[shared] = value[shared] = query[own] = True
-        out[:, own] = True
-    if writes:
+    for group in looking:
+        key[group * size : (group + 1) * size] = True
+        query[group * heads * size : (group + 1) * heads * size] = True
+    for group in writing:
+        value[group * size : (group + 1) * size] = True
+        out[:, group * heads * size : (group + 1) * heads * size] = True
+    if alone:
         out[layout.held] = down[layout.held] = True
     pins = {f"{name}.weight": mask for name, mask in zip(names, (query, key, value, out, down), strict=True)}
     for name in ("self_attn.q_norm", "self_attn.k_norm"):

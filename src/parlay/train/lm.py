@@ -20,7 +20,7 @@ from parlay.train import checks, schedule
 from parlay.train.chat import ASSISTANT, END
 from parlay.train.clock import TrainingClock
 from parlay.train.export import export, machine_record, save_state
-from parlay.train.induction import plant
+from parlay.train.induction import Marks, plant
 from parlay.train.objective import Loss, make_loss
 from parlay.train.optimizers import Optimizers
 from parlay.train.prepare import READY, load_streams, prepare
@@ -87,17 +87,15 @@ class Run:
             len(self.tokenizer), self.tokenizer.eos_token_id, self.tokenizer.bos_token_id
         )
         self.model = Qwen3ForCausalLM(config)
-        rest = self.tokenizer.bos_token_id
-        pins = plant(self.model, options.seed, rest=rest, alike=alike(self.tokenizer))
-        self.optimizers = Optimizers(self.model, pins)
-        self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed, rest)
+        marks = marks_of(self.tokenizer)
+        self.optimizers = Optimizers(self.model, plant(self.model, marks, options.seed))
+        self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed, marks.rest)
         self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
         self.checks = checks.make_checks(options.data, self.tokenizer, copies=8, edits=4, dialogues=8)
         self.progress = Progress()
         self.state_path = options.work / f"state-{options.shape}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
-        answers = self.tokenizer.convert_tokens_to_ids(ASSISTANT)
-        self.loss = self.compiled(make_loss(self.model, self.load_teacher(), answers))
+        self.loss = self.compiled(make_loss(self.model, self.load_teacher(), marks.turns[-1]))
         self.clock = TrainingClock(elapsed)
 
     def load_teacher(self) -> Qwen3ForCausalLM | None:
@@ -182,10 +180,10 @@ class Run:
         log(f"exported to {self.options.out}")
 
 
-def alike(tokenizer: PreTrainedTokenizerFast) -> dict[int, int]:
-    """The marks around a turn count as line breaks to the copying circuit: an answer begins where a line begins."""
-    line_break = tokenizer.encode("\n")[-1]
-    return {tokenizer.convert_tokens_to_ids(mark): line_break for mark in (END, ASSISTANT)}
+def marks_of(tokenizer: PreTrainedTokenizerFast) -> Marks:
+    """The tokens that the copying circuit knows."""
+    turns = tuple(tokenizer.convert_tokens_to_ids([END, ASSISTANT]))
+    return Marks(tokenizer.bos_token_id, tokenizer.encode("\n")[-1], turns)
 
 
 MADE = ("repeat", "noise")
