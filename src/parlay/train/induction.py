@@ -71,7 +71,7 @@ class Marks:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Residual dimensions: a constant, the mark of the resting token, a slot per earlier token, the averages, the
-    token's identity, and those that belong to everyone."""
+    token's code by which texts are compared, its identity which is copied, and those that belong to everyone."""
 
     slot: int
     slots: int
@@ -99,10 +99,15 @@ class Layout:
         return slice(start, start + self.average)
 
     @property
+    def code(self) -> slice:
+        """Where the token's code is."""
+        start = self.around(self.averages).start
+        return slice(start, start + self.slot)
+
+    @property
     def token(self) -> slice:
         """Where the token's identity is."""
-        start = self.around(self.averages).start
-        return slice(start, start + self.identity)
+        return slice(self.code.stop, self.code.stop + self.identity)
 
     @property
     def held(self) -> slice:
@@ -112,11 +117,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Circuit:
-    """What all parts share. ``code`` ``[slot, identity]`` takes an identity to what is stored of it."""
+    """What all parts share."""
 
     layout: Layout
     marks: Marks
-    code: Tensor
     draw: torch.Generator
 
 
@@ -142,7 +146,7 @@ def plant(model: Qwen3ForCausalLM, marks: Marks, seed: int = 0) -> Pins:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         model.model.norm.weight.fill_(_FINAL)
-        circuit = _Circuit(layout, marks, _code(layout.slot, layout, draw), draw)
+        circuit = _Circuit(layout, marks, draw)
         _plant_tokens(embedding, circuit)
         groups = [_plant_before(layers[0].self_attn, circuit, turn)]
         if layout.averages:
@@ -159,16 +163,16 @@ def plant(model: Qwen3ForCausalLM, marks: Marks, seed: int = 0) -> Pins:
 
 def _plant_tokens(embedding: Tensor, circuit: _Circuit) -> None:
     """A constant, room for what is stored, an identity of the same length for every token, and noise."""
-    layout, marks, code = circuit.layout, circuit.marks, circuit.code
+    layout, marks = circuit.layout, circuit.marks
     embedding.normal_(0, _EMBEDDING_STD, generator=circuit.draw)
     embedding[:, 0] = _CONSTANT
-    embedding[:, 1 : layout.token.start] = 0
-    identity = embedding[:, layout.token]
-    identity *= _EMBEDDING_STD * layout.identity**0.5 / identity.norm(dim=1, keepdim=True)
-    onto_code = code.T @ code / (code @ code.T)[0, 0]
+    embedding[:, 1 : layout.code.start] = 0
+    for part in (layout.code, layout.token):
+        own = embedding[:, part]
+        own *= _EMBEDDING_STD * own.shape[1] ** 0.5 / own.norm(dim=1, keepdim=True)
     for mark in marks.turns:
-        identity[mark] += onto_code @ (identity[marks.line] - identity[mark])
-    embedding[marks.rest, layout.token] = 0
+        embedding[mark, layout.code] = embedding[marks.line, layout.code]
+    embedding[marks.rest, layout.code.start : layout.token.stop] = 0
     embedding[marks.rest, _RESTING] = 1
 
 
@@ -180,7 +184,7 @@ def _plant_before(attention: Qwen3Attention, circuit: _Circuit, turn: Tensor) ->
     _sharpen(attention, _BEFORE)
     groups = list(range(layout.slots // attention.num_key_value_groups))
     for group in groups:
-        _set_group(attention, group, _constant_key(fast, layout), _padded(_reading(circuit.code, layout), size))
+        _set_group(attention, group, _constant_key(fast, layout), _padded(_own_code(layout), size))
     for head in range(layout.slots):
         _look_back(attention, head, head + 1, fast, turn)
         attention.o_proj.weight[layout.place(head + 1), head * size : head * size + layout.slot] = torch.eye(
@@ -212,7 +216,7 @@ def _plant_matches(attention: Qwen3Attention, circuit: _Circuit) -> list[int]:
     _sharpen(attention, _MATCH)
     matches = _DEEP if layout.averages else (Match(layout.slots, 0, 0.75, 5.0),)
     for group, match in enumerate(matches):
-        query, key = _compared(circuit.code, layout, match)
+        query, key = _compared(layout, match)
         spread = _spread(attention.head_dim, len(query), circuit.draw)
         _plant_copy(attention, group, (spread @ query, spread @ key), match, circuit)
     return list(range(len(matches)))
@@ -223,7 +227,7 @@ def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit
     layout, marks = circuit.layout, circuit.marks
     mark = embedding[marks.turns[-1]].clone()
     mark[: layout.token.start] = 0
-    line = circuit.code @ embedding[marks.line, layout.token]
+    line = embedding[marks.line, layout.code]
     spread = _spread(attention.head_dim, layout.slot, circuit.draw)
     query = torch.outer(line * _length(layout, _START) / line.norm(), mark / mark.dot(mark))
     key = torch.zeros(layout.slot, layout.width)
@@ -232,7 +236,7 @@ def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit
     return len(_DEEP)
 
 
-def _compared(code: Tensor, layout: Layout, match: Match) -> tuple[Tensor, Tensor]:
+def _compared(layout: Layout, match: Match) -> tuple[Tensor, Tensor]:
     """What a query reads of the present text, and what a key reads of a place: rows that should agree."""
     codes = match.slots * layout.slot
     query, key = torch.zeros(2, codes + match.averages * layout.average, layout.width)
@@ -243,7 +247,7 @@ def _compared(code: Tensor, layout: Layout, match: Match) -> tuple[Tensor, Tenso
         if at:
             query[rows, layout.place(at)] = torch.eye(layout.slot) * weight
         else:
-            query[rows, layout.token] = code * weight / _size_in_layer_0(layout)
+            query[rows] = _own_code(layout) * weight / _size_in_layer_0(layout)
     for index in range(match.averages):
         start = codes + index * layout.average
         for side in (query, key):
@@ -346,6 +350,13 @@ def _constant_key(pairs: Tensor, layout: Layout) -> Tensor:
 def _between(turn: Tensor, limits: tuple[float, float]) -> Tensor:
     """1 for the pairs that turn at a speed within ``limits``, else 0."""
     return ((turn > limits[0]) & (turn < limits[1])).float()
+
+
+def _own_code(layout: Layout) -> Tensor:
+    """Rows that read the token's code, to a length of about 1."""
+    rows = torch.zeros(layout.slot, layout.width)
+    rows[:, layout.code] = torch.eye(layout.slot) / (_EMBEDDING_STD * math.sqrt(layout.slot))
+    return rows
 
 
 def _code(size: int, layout: Layout, draw: torch.Generator) -> Tensor:
