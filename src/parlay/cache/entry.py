@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from parlay.cache.buffers import zeros
+
 BLOCK = 16
 """Tokens per block, the unit of prefix reuse."""
 
@@ -84,13 +86,13 @@ class Entry:
 
 def new_entry(shape: Shape, salt: str = "") -> Entry:
     size = (shape.num_layers, 2, shape.num_kv_heads, 0, shape.head_dim)
-    return Entry(salt, torch.zeros(size, dtype=shape.dtype, device=shape.device))
+    return Entry(salt, zeros(size, shape.dtype, shape.device))
 
 
 def resize(entry: Entry, slots: int) -> None:
     """Move to a buffer of ``slots`` slots, which must hold the committed rows."""
     layers, two, heads, _, head_dim = entry.rows.shape
     length = len(entry.tokens)
-    moved = entry.rows.new_zeros(layers, two, heads, slots, head_dim)
+    moved = zeros((layers, two, heads, slots, head_dim), entry.rows.dtype, entry.rows.device)
     moved[:, :, :, :length] = entry.rows[:, :, :, :length]
     entry.rows = moved
