@@ -13,8 +13,23 @@ from torch import Tensor
 MIN_ROWS = 2
 """One row alone takes other kernels (measured: fp32 from 1,536 inputs on), which are no faster here."""
 
+_EACH = 16  # row counts up to here are told apart
+_SIZES = 8  # row counts per doubling beyond
+
 _BATCH_HINT = 16
 _TESTED_ROWS = (2, 3, 5, 8, 17, 33)
+
+
+def padded(rows: int) -> int:
+    """How many rows to multiply where so many are wanted: one of few counts, at most an eighth more.
+
+    oneDNN compiles a kernel for each number of rows that it meets. That takes longer than the product (measured: 3 to
+    30 ms), and half a megabyte, and a thousand of them are kept.
+    """
+    if rows <= _EACH:
+        return max(rows, MIN_ROWS)
+    step = (1 << (rows - 1).bit_length() - 1) // _SIZES
+    return -(-rows // step) * step
 
 
 class PackedLinear:

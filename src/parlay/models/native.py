@@ -15,7 +15,7 @@ from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
 from parlay.models.decoder import build
 from parlay.models.kernels import choose_dtype, judge
-from parlay.models.linear import MIN_ROWS
+from parlay.models.linear import padded
 from parlay.models.rope import Rope
 from parlay.types import Chain, Output, RunnerSpec, Segment, Skip
 
@@ -154,9 +154,9 @@ class NativeRunner:
     ) -> Output:
         wanted, starts = _wanted(segments)
         with torch.inference_mode():
-            padded = ids + ids[:1] * (MIN_ROWS - len(ids))
+            rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
             plan = partial(self._plan, segments, places)
-            hidden, tapped = self._decoder.run(torch.tensor(padded, device=self._device), plan, taps, skip)
+            hidden, tapped = self._decoder.run(torch.tensor(rows, device=self._device), plan, taps, skip)
             hidden = self._final(hidden, wanted, tapped, taps)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
             logits = self._decoder.head(hidden)[: len(wanted)].float()
@@ -180,11 +180,12 @@ class NativeRunner:
         return attends
 
     def _final(self, hidden: Tensor, wanted: list[int], tapped: dict[int, Tensor], taps: Sequence[int]) -> Tensor:
-        """The rows that the LM head reads, normed; at least `MIN_ROWS` of them."""
+        """The rows that the LM head reads, normed, and some more where their number asks for that."""
         if self._num_layers in taps:
             hidden = tapped[self._num_layers] = self._decoder.norm(hidden)
-        if len(wanted) < len(hidden) and not (len(hidden) == MIN_ROWS and wanted == [0]):
-            rows = wanted + (wanted[:1] or [0]) * (MIN_ROWS - len(wanted))
+        count = padded(len(wanted))
+        if count < len(hidden) or wanted[-1:] != [len(wanted) - 1]:
+            rows = wanted + (wanted[:1] or [0]) * (count - len(wanted))
             hidden = hidden[torch.tensor(rows, device=self._device)]
         return hidden if self._num_layers in taps else self._decoder.norm(hidden)
 
