@@ -69,8 +69,7 @@ class LLM:
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=self.runner.spec,
         )
-        self._closing = resources.closing
-        self._strategies = StrategyBook(resources, self.engine.cost)
+        self._strategies = StrategyBook(resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
             self.tokenizer,
@@ -182,7 +181,7 @@ class LLM:
 
     def close(self) -> None:
         """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards."""
-        self._closing.close()
+        self._strategies.close()
         del self._strategies, self._drafts, self.engine, self.runner
 
     def __enter__(self) -> Self:

@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from parlay.drafters import catalogue
 from parlay.drafters.catalogue import Resources, StrategySpec
 from parlay.router.policies import Plain, make_policy
-from parlay.types import Cost, Drafter, Policy, Rule, Runner, Strategy
+from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
 """The draft model that goes with a target, where none is named."""
 
 
-class StrategyBook:
-    """Strategies by the text that asks for them. Built on first use, then shared by every request that names them."""
+KEPT = 64
+"""Strategies of a book. Clients of a server choose parameters freely, and each setting is another strategy."""
 
-    def __init__(self, resources: Resources, cost: Cost) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A strategy, and what its drafter wants done when it goes."""
+
+    strategy: Strategy
+    closing: ExitStack
+
+
+class StrategyBook:
+    """Strategies by the text that asks for them. Built on first use, then shared by every request that names them.
+
+    Of more than ``kept`` the one that was longest without a request goes, and what it had learned with it, but for
+    what it keeps in files. Those whose names are ``in_use`` stay.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        cost: Cost,
+        *,
+        in_use: Callable[[], Collection[str]] = tuple,
+        kept: int = KEPT,
+    ) -> None:
         self._resources = resources
         self._cost = cost
-        self._rules: dict[Rule, Rule] = {}
-        self._strategies: dict[StrategySpec, Strategy] = {}
-        self._read: dict[str, StrategySpec] = {}
+        self._in_use = in_use
+        self._kept = kept
+        self._read = lru_cache(maxsize=4 * kept)(catalogue.parse)
+        self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
 
     def get(self, text: str) -> Strategy:
         """The strategy ``NAME[:key=value,...]``. Raises UsageError for a name or parameter that does not exist."""
-        spec = self._read.get(text)
-        if spec is None:
-            spec = self._read[text] = catalogue.parse(text)
-        if spec not in self._strategies:
-            drafter = catalogue.build(spec, self._resources)
-            rule = catalogue.build_rule(spec)
-            rule = self._rules.setdefault(rule, rule)  # one rule judges all its sequences at once
-            self._strategies[spec] = Strategy(str(spec), drafter, rule, self._policy(spec, drafter))
-        return self._strategies[spec]
+        spec = self._read(text)
+        if spec not in self._built:
+            self._built[spec] = self._build(spec)
+        self._built.move_to_end(spec)
+        if len(self._built) > self._kept:
+            self._forget(self._in_use())
+        return self._built[spec].strategy
+
+    def close(self) -> None:
+        """Let all of them go, and write what they keep in files."""
+        with ExitStack() as closing:  # all of them, whatever one raises
+            for built in self._built.values():
+                closing.push(built.closing)
+        self._built.clear()
+
+    def _build(self, spec: StrategySpec) -> _Built:
+        closing = ExitStack()
+        drafter = catalogue.build(spec, replace(self._resources, closing=closing))
+        rule = catalogue.build_rule(spec)
+        known = (built.strategy.rule for built in self._built.values())
+        rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
+        return _Built(Strategy(str(spec), drafter, rule, self._policy(spec, drafter)), closing)
+
+    def _forget(self, in_use: Collection[str]) -> None:
+        """Let the oldest go until no more than ``kept`` are left, or the others are in use; the newest stays."""
+        *older, _ = self._built
+        idle = [spec for spec in older if self._built[spec].strategy.name not in in_use]
+        for spec in idle[: len(self._built) - self._kept]:
+            self._built.pop(spec).closing.close()
 
     def _policy(self, spec: StrategySpec, drafter: Drafter | None) -> Policy:
         if drafter is None:

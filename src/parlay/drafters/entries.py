@@ -104,7 +104,7 @@ class Resources:
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
     goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``closing`` runs when the
-    engine's owner closes: what outlives the process registers its last saving there.
+    drafter goes: what outlives it registers its last saving there.
     """
 
     vocab_size: int

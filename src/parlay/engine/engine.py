@@ -111,6 +111,10 @@ class Engine:
     def idle(self) -> bool:
         return not self._sequences
 
+    def strategies(self) -> set[str]:
+        """The names of the strategies of all requests under way."""
+        return {sequence.strategy.name for sequence in self._sequences.values()}
+
     @property
     def longest(self) -> int:
         """How many tokens, prompt and output together, a request may have here: by its context, and by memory."""
