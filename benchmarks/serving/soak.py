@@ -219,15 +219,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
     parser.add_argument("--quick", action="store_true", help="60 short requests; no report unless --out names one")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: benchmarks/results/soak.md)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the report, and .json beside it (default: benchmarks/results/soak.md)"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     count = 60 if options.quick else options.requests
     result = asyncio.run(soak(count, options.concurrency, options.seed, options.quick))
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
     out = options.out or (None if options.quick else ROOT / "benchmarks" / "results" / "soak.md")
     if out is not None:
         out.write_text(report(result), encoding="utf-8")
+        out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if result["passed"] else 1
 
 
