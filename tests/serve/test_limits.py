@@ -111,9 +111,15 @@ def test_prompts_are_logged_only_where_that_is_asked_for(make_app: MakeApp, capl
 
 
 @pytest.mark.parametrize(
-    ("given", "param"), [({"n": 5}, "n"), ({"max_tokens": 11}, "max_tokens"), ({"n": 5, "max_tokens": 11}, "n")]
+    ("given", "param"),
+    [
+        ({"n": 5}, "n"),
+        ({"max_tokens": 11}, "max_tokens"),
+        ({"n": 5, "max_tokens": 11}, "n"),
+        ({"min_tokens": 11, "max_tokens": None}, "min_tokens"),
+    ],
 )
-def test_too_many_samples_or_tokens_name_their_field(given: dict[str, int], param: str) -> None:
+def test_too_many_samples_or_tokens_name_their_field(given: dict[str, int | None], param: str) -> None:
     with pytest.raises(ApiError, match=param) as caught:
         limit_params(SamplingParams(**given), Settings(max_n=4, max_tokens=10))
     assert (caught.value.status, caught.value.param) == (400, param)

@@ -145,12 +145,11 @@ def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
     """
     if params.n > settings.max_n:
         raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
-    if params.max_tokens is None:
-        return replace(params, max_tokens=settings.max_tokens)
-    if settings.max_tokens is not None and params.max_tokens > settings.max_tokens:
-        message = f"max_tokens is {params.max_tokens}, and this server gives {settings.max_tokens} at most"
-        raise ApiError(400, message, "max_tokens")
-    return params
+    most = settings.max_tokens
+    for field, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+        if most is not None and asked is not None and asked > most:
+            raise ApiError(400, f"{field} is {asked}, and this server gives {most} at most", field)
+    return params if params.max_tokens is not None else replace(params, max_tokens=most)
 
 
 def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:

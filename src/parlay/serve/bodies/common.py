@@ -132,7 +132,7 @@ class GenerationBody(Body):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=4096),
+            Field(max_length=4096, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     ) = None

@@ -38,11 +38,19 @@ async def answer_streamed(run: Run, chunks: Callable[[Events], Chunks]) -> Respo
     return EventStream(run, chunks(run.events()))
 
 
+_EVENT = {
+    "type": "object",
+    "description": "One event of the stream.",
+    "properties": {"data": {"type": "string", "description": "a chunk as JSON, or `[DONE]`"}},
+    "required": ["data"],
+}
+
+
 def described(reply: type) -> dict[int | str, dict[str, Any]]:
     """The entries of the OpenAPI document: the reply, or its chunks, and every failure."""
     done = {
         "model": reply,
         "description": "The whole answer; with `stream`, its chunks as server-sent events, ended by `[DONE]`.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        "content": {MEDIA_TYPE: {"schema": _EVENT}},
     }
     return {200: done, **responses(400, 404, 408, 413, 429, 500, 503)}
