@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check check-browser conformance bench-figures clean
+.PHONY: help demo check check-browser conformance proof bench-figures clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -27,6 +27,12 @@ check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; ins
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow
 	$(BIN)/python -m parlay.testing.conformance --long --processes 2 --write docs/conformance.md
+
+proof: $(VENV)/.dev  ## the long form of the server's proofs: schemathesis on every operation; how to run the others
+	$(BIN)/pytest -m slow tests/serve
+	@echo 'By programs that want environments of their own (benchmarks/README.md says how to make them):'
+	@echo "  $(BIN)/python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE   # lm-eval's scores, plain and default"
+	@echo "  $(BIN)/python -m benchmarks.serving.load --vllm PYTHON                 # vLLM's load generator"
 
 bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)

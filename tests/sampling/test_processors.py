@@ -213,3 +213,5 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         validate(SamplingParams(logit_bias={10: 1.0}), 10)
     with pytest.raises(ValueError, match="allowed_token_ids names token -1"):
         validate(SamplingParams(allowed_token_ids=[-1]), 10)
+    with pytest.raises(ValueError, match="stop_token_ids names token 10"):
+        validate(SamplingParams(stop_token_ids=[10]), 10)

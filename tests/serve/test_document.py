@@ -19,6 +19,8 @@ ALWAYS_REFUSABLE = {"/v1/models", "/v1/models/{model}", "/tokenize", "/detokeniz
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 MOST_TOKENS = 16
+PATIENCE = 120.0
+"""Seconds for one request: among them is the largest there may be, of 1,024 prompts."""
 STRATEGIES = ("none", "prompt-lookup", "suffix-decoding", "lookahead")
 
 
@@ -35,6 +37,8 @@ def ask(app: FastAPI, examples: int, phases: tuple[str, ...], *, deep: bool = Fa
         {
             "generation": {"max-examples": examples, "deterministic": True},
             "checks": {"positive_data_acceptance": {"enabled": not deep}},
+            "request-timeout": PATIENCE,
+            "output": {"sanitization": {"enabled": False}},
             "headers": {"Authorization": f"Bearer {KEY}"},
             "phases": {
                 phase: {"enabled": phase in phases} for phase in ("examples", "coverage", "fuzzing", "stateful")
@@ -83,7 +87,11 @@ def _check(event: events.ScenarioFinished) -> None:
         for check in checks:
             if check.failure_info is not None:
                 sent = event.recorder.cases[case].value
-                raise AssertionError(f"{event.label}: {check.failure_info.failure.message}\n{sent.as_curl_command()}")
+                interaction = event.recorder.interactions.get(case)
+                answer = interaction.response.content if interaction is not None and interaction.response else b""
+                failure = check.failure_info.failure
+                told = f"{event.label}: {failure.title}: {failure.message}"
+                raise AssertionError(f"{told}\n{sent.as_curl_command()}\n{answer}")
 
 
 @pytest.fixture

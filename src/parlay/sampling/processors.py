@@ -21,8 +21,13 @@ from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParam
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValueError if ``logit_bias`` or ``allowed_token_ids`` name a token that the vocabulary lacks."""
-    for name, ids in (("logit_bias", params.logit_bias), ("allowed_token_ids", params.allowed_token_ids)):
+    """Raises ValueError if a parameter names a token that the vocabulary lacks."""
+    named = {
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for name, ids in named.items():
         for token in ids or ():
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")

