@@ -108,12 +108,7 @@ def page(header: dict[str, Any], version: str, plain: Verdict, default: Verdict)
         "are equal."
     )
     lines = [
-        [
-            name,
-            f"{plain.scores[name]:.3f}",
-            f"{default.scores[name]:.3f}",
-            _same(plain.answers[name], default.answers[name]),
-        ]
+        [name, *(f"{verdict.scores[name]:.3f}" for verdict in (plain, default)), _same(plain, default, name)]
         for name in NAMES
     ]
     head = ("task", "none", DEFAULT_STRATEGY, "same answers")
