@@ -13,7 +13,7 @@ import time
 
 def main() -> None:
     """One line of JSON in, one out; the engine's own talk goes to standard error."""
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     told = json.loads(sys.argv[1])
     longest = told["input"] + told["output"] + 8
