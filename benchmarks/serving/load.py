@@ -143,7 +143,7 @@ def measure(results: Results, setup: Setup, model: str, options: argparse.Namesp
         with setup.llm(model) as llm, httpx.Client(base_url=url, timeout=LIMIT) as client:
             for strategy in STRATEGIES:
                 asking = Asking(model, strategy, 16 if options.quick else 128, llm, client)
-                over_api.compare(results, asking, prompts(setup, model), 1 if options.quick else 5)
+                over_api.compare(results, asking, prompts(setup, model), setup.scale.rounds)
 
 
 def prompts(setup: Setup, model: str) -> list[Prompt]:

@@ -56,10 +56,11 @@ class Asking:
         body = self._body(prompt) | {"stream": True, "stream_options": {"include_usage": True}}
         began = time.perf_counter()
         with self.client.stream("POST", "/v1/completions", json=body) as reply:
-            lines = list(reply.iter_lines())
+            read = list(reply.iter_raw())
         seconds = time.perf_counter() - began
         reply.raise_for_status()
-        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        lines = b"".join(read).splitlines()
+        chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         return Answer(text, chunks[-1]["usage"]["completion_tokens"], seconds)
 
