@@ -144,7 +144,7 @@ class Counting(ToyRunner):
         ("forks", lambda runner: runner.forks >= 3),
         ("preemption", lambda runner: runner.opened > 6),
         ("chunks", lambda runner: 1 < runner.longest_prefill <= 7),
-        ("constrained", lambda runner: runner.opened > 4),
+        ("constrained", lambda runner: runner.opened + runner.forks > 4),
     ],
 )
 def test_a_strain_is_one(check: str, seen: Callable[[Counting], bool]) -> None:

@@ -61,12 +61,12 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_the_saved_chat_template_renders_what_training_saw() -> None:
-    """`render_chat` made the training text; `apply_chat_template` makes the prompts."""
-    from parlay.train.chat import ChatTurn, render_chat
+    """`render_chat` made the training text; `apply_chat_template` makes the prompts, which begin as training rows do."""
+    from parlay.train.chat import END_OF_TEXT, ChatTurn, render_chat
 
     turns = [ChatTurn("system", "S"), ChatTurn("user", "U\n"), ChatTurn("assistant", "A"), ChatTurn("tool", "{}")]
     tokenizer = wrap_tokenizer(train_tokenizer(["a b c"], 300), 128)
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
     for answer_next in (False, True):
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer_next)
-        assert rendered == render_chat(turns, answer_next=answer_next)
+        assert rendered == END_OF_TEXT + render_chat(turns, answer_next=answer_next)
