@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import TypeVar
 
 import torch
 
@@ -22,13 +23,46 @@ from parlay.types import EngineStats, Event, Exactness, Metrics, ParlayError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _Letters = list[tuple[Ticket, Message]]
+
+
+class EngineThread:
+    """The thread in which a model is loaded and run: OpenMP's threads spin at barriers only where no more of them are
+    about than there are cores, and each thread that computes brings its own."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="parlay-engine", daemon=True).start()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """What the function returns or raises there, behind what was asked for before."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def last(self, function: Callable[[], None]) -> None:
+        """Call this, and end."""
+        self._calls.put(function)
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        torch.set_num_threads(torch.get_num_threads())  # until then OpenMP takes its own default in a new thread
+        while (function := self._calls.get()) is not None:
+            function()
 
 
 class Worker:
     """Decodes all jobs together, in a thread of its own. The public methods are for any thread, and none waits."""
 
-    def __init__(self, llm: LLM, max_waiting: int) -> None:
+    def __init__(self, llm: LLM, max_waiting: int, thread: EngineThread) -> None:
         self._llm = llm
         self._engine = llm.engine
         self._capacity = self._engine.limits.max_sequences + max_waiting
@@ -44,7 +78,7 @@ class Worker:
         self._deadlines: dict[Ticket, float] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, _Letters] = {}
         self._until: float | None = None
-        threading.Thread(target=self._run, name="parlay-engine", daemon=True).start()
+        thread.last(self._run)
 
     # --------------------------------------------------------------------------------------------------- any thread
 
@@ -93,7 +127,6 @@ class Worker:
     # ------------------------------------------------------------------------------------------------ engine thread
 
     def _run(self) -> None:
-        torch.set_num_threads(torch.get_num_threads())  # until then OpenMP takes its own default in a new thread
         try:
             while self._until is None or (self._owners and time.monotonic() < self._until):
                 self._obey()

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from parlay.types import ParlayError
 
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
-    from parlay.llm import LLM
 
 KEY_VARIABLE = "PARLAY_API_KEY"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -171,23 +170,21 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
     from parlay.aio import AsyncLLM
     from parlay.llm import DEFAULT_STRATEGY, LLM
 
-    with ExitStack() as loaded:
-        llms: dict[str, LLM] = {}
-        for name, model in models.items():
-            llms[name] = loaded.enter_context(
-                LLM(
-                    model,
-                    strategy=options.strategy or DEFAULT_STRATEGY,
-                    draft_model=options.draft_model,
-                    dtype=options.dtype,
-                    device=options.device,
-                    max_model_len=options.max_model_len,
-                    memory=options.memory,
-                    max_num_seqs=options.max_num_seqs,
-                )
-            )
-        loaded.pop_all()  # from here on they are the server's, which closes them
-    return {name: AsyncLLM(llm, max_waiting=options.max_waiting) for name, llm in llms.items()}
+    def load(model: str) -> LLM:
+        return LLM(
+            model,
+            strategy=options.strategy or DEFAULT_STRATEGY,
+            draft_model=options.draft_model,
+            dtype=options.dtype,
+            device=options.device,
+            max_model_len=options.max_model_len,
+            memory=options.memory,
+            max_num_seqs=options.max_num_seqs,
+        )
+
+    return {
+        name: AsyncLLM.load(partial(load, model), max_waiting=options.max_waiting) for name, model in models.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------- network and access
