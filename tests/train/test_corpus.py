@@ -61,7 +61,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_the_saved_chat_template_renders_what_training_saw() -> None:
-    """`render_chat` made the training text; `apply_chat_template` makes the prompts, which begin as training rows do."""
+    """`render_chat` made the training text, `apply_chat_template` makes the prompts: they begin as training rows do."""
     from parlay.train.chat import END_OF_TEXT, ChatTurn, render_chat
 
     turns = [ChatTurn("system", "S"), ChatTurn("user", "U\n"), ChatTurn("assistant", "A"), ChatTurn("tool", "{}")]
