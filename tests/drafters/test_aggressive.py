@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,23 +11,10 @@ from hypothesis import strategies as st
 
 from parlay.drafters.aggressive import Aggressive
 from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, Runner, SamplingParams
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from parlay.types import NO_DRAFT, Draft, Request
+from tests.drafters.sight import REQUEST, Sight, no_runner
 
 RESOURCES = Resources(vocab_size=500, open_runner=no_runner)
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: Sequence[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
 
 
 def correcting(*source: int) -> Request:

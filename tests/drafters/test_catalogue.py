@@ -21,12 +21,8 @@ from parlay.drafters.catalogue import (
     resolve,
     settings,
 )
-from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, Runner, View
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, View
+from tests.drafters.sight import no_runner
 
 RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
 

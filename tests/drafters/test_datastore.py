@@ -20,13 +20,10 @@ from parlay.drafters.prompt_lookup import PromptLookup
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.testing.conformance.stage import PLAIN, Ask, Stage, Subject, decode
 from parlay.testing.conformance.stages import toy_stage
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, Runner, SamplingParams
+from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
+from tests.drafters.sight import no_runner
 
 VOCAB = 50
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 def resources_of(documents: Sequence[Sequence[int]], vocab_size: int = VOCAB) -> Resources:

@@ -13,13 +13,10 @@ from itertools import combinations
 import pytest
 
 from parlay.drafters.catalogue import Resources, build, parse
-from parlay.types import Drafter, NoiseKey, Request, Runner, SamplingParams, Tree
+from parlay.types import Drafter, NoiseKey, Request, SamplingParams, Tree
+from tests.drafters.sight import no_runner
 
 BUDGET = 3
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 def made(spec: str) -> Drafter:

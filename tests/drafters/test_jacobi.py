@@ -31,20 +31,16 @@ from parlay.types import (
     Observation,
     Policy,
     Request,
-    Runner,
     SamplingParams,
     Strategy,
     Tree,
     Verdict,
 )
+from tests.drafters.sight import no_runner
 
 VOCAB = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 SAMPLED = SamplingParams(temperature=1, max_tokens=40)
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 RESOURCES = Resources(vocab_size=VOCAB, open_runner=no_runner)

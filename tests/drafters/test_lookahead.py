@@ -30,12 +30,12 @@ from parlay.types import (
     Observation,
     Policy,
     Request,
-    Runner,
     SamplingParams,
     Strategy,
     Verdict,
     View,
 )
+from tests.drafters.sight import no_runner
 
 VOCAB = 12
 LOGITS = RandomLogits(VOCAB, seed=1)
@@ -44,10 +44,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=120)
 SAMPLED = SamplingParams(temperature=0.6, max_tokens=120)
 BOTH = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 PROMPT = (5, 6, 7, 8, 5, 6, 9)
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 RESOURCES = Resources(vocab_size=VOCAB, open_runner=no_runner)

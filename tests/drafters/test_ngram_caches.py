@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,24 +14,11 @@ from hypothesis import strategies as st
 from parlay.drafters import bigram_file
 from parlay.drafters.catalogue import Resources, UsageError, parse
 from parlay.drafters.ngram_caches import LAX, LONGEST, STRICT, Bars, NgramCaches
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
+from tests.drafters.sight import REQUEST, Sight, no_runner
 
 VOCAB = 500
 RESOURCES = Resources(VOCAB, no_runner)
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: Sequence[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
 
 
 def propose(drafter: NgramCaches, tokens: Sequence[int], budget: int, request: Request = REQUEST) -> Draft:

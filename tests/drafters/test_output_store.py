@@ -6,7 +6,7 @@ import logging
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,11 @@ from hypothesis import strategies as st
 from parlay.drafters.entries import UsageError
 from parlay.drafters.output_store import OutputStore, OutputStores, StoreOptions
 from parlay.drafters.suffixes import Suffixes
-from parlay.types import NO_DRAFT, NoiseKey, Observation, Request, SamplingParams, Verdict
+from parlay.types import NO_DRAFT, Observation, Request, Verdict
+from tests.drafters.sight import REQUEST, Sight
 
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
 OPTIONS = StoreOptions("", 1000, 1)
 VOCAB = 50
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
 
 
 def stores(path: Path | str = "", max_tokens: int = 1000, save_every: int = 1) -> OutputStores:

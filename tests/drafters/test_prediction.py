@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,8 @@ from parlay.drafters.catalogue import Resources, UsageError, parse
 from parlay.drafters.letters import Letters, readable
 from parlay.drafters.prediction import SOURCE, Prediction
 from parlay.testing.toy_tokenizers import byte_level, sentence_pieces
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, Runner, SamplingParams
+from parlay.types import NO_DRAFT, Draft, Request
+from tests.drafters.sight import REQUEST, Sight, no_runner
 
 LINES = (
     "def total(values):",
@@ -31,24 +32,8 @@ TOKENIZER = byte_level([TEXT], 340, specials=["<end>"])
 PIECES = sentence_pieces(["▁", "▁the", "▁quick", "the", "▁dog", "qu", "ick", "br", "own", "▁🙂", "é", ",", "o"])
 
 
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
-
 def resources(tokenizer: PreTrainedTokenizerFast | None = TOKENIZER, vocab_size: int = 500) -> Resources:
     return Resources(vocab_size=vocab_size, open_runner=no_runner, tokenizer=tokenizer)
-
-
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: Sequence[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
-    layers: None = None
 
 
 def predicted(ids: Sequence[int], *documents: Sequence[int]) -> Request:

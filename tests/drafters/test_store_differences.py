@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, build, parse
-from parlay.types import NO_DRAFT, Draft, Drafter, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict
-
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
-    layers: None = None
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
+from tests.drafters.sight import Sight, no_runner
 
 
 def made(spec: str, *past: Sequence[int], preferred: Sequence[int] = ()) -> Drafter:

@@ -17,7 +17,8 @@ from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import ToyRunner
-from parlay.types import Metrics, NoiseKey, Request, Runner, SamplingParams, Strategy
+from parlay.types import Metrics, NoiseKey, Request, SamplingParams, Strategy
+from tests.drafters.sight import no_runner
 
 VOCAB = 600
 EOS = 1
@@ -39,10 +40,6 @@ class Answers:
             if tuple(ids[: len(prompt)]) == prompt and written == text[: len(written)]:
                 logits_V[text[len(written)] if len(written) < len(text) else EOS] = 9.0
         return logits_V
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 class Service:

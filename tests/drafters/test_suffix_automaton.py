@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,30 +17,13 @@ from parlay.types import (
     Draft,
     Drafter,
     Needs,
-    NoiseKey,
     Observation,
     Request,
-    Runner,
-    SamplingParams,
     Verdict,
 )
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from tests.drafters.sight import REQUEST, Sight, no_runner
 
 RESOURCES = Resources(vocab_size=100, open_runner=no_runner)
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
-    layers: None = None
 
 
 def propose(drafter: Drafter, tokens: list[int], budget: int, request: Request = REQUEST) -> Draft:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,24 +17,10 @@ from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.suffix_decoding import SuffixDecoding
 from parlay.drafters.suffix_tree import NOTHING, Growth, Speculation, grow, speculate
 from parlay.drafters.suffixes import Suffixes
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
+from tests.drafters.sight import REQUEST, Sight, no_runner
 
 RESOURCES = Resources(vocab_size=50, open_runner=no_runner)
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
-    layers: None = field(default=None)
 
 
 def propose(drafter: SuffixDecoding, tokens: list[int], budget: int, request: Request = REQUEST) -> Draft:

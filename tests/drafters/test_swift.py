@@ -24,12 +24,12 @@ from parlay.types import (
     Exactness,
     NoiseKey,
     Request,
-    Runner,
     RunnerSpec,
     SamplingParams,
     Skip,
     View,
 )
+from tests.drafters.sight import no_runner
 
 VOCAB = 12
 GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
@@ -70,10 +70,6 @@ class Sight:
     layers: Layers = field(default_factory=Layers)
     request: Request = GREEDY
     prompt_length: int = 1
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 def made(settings: str = "", target: RunnerSpec | None = TARGET, name: str = "swift") -> Drafter:

@@ -13,12 +13,8 @@ import pytest
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.token_recycling import WIDTH, TokenRecycling, template
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, Runner, SamplingParams, Tree, Verdict
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
+from tests.drafters.sight import no_runner
 
 VOCAB = 1000
 RESOURCES = Resources(vocab_size=VOCAB, open_runner=no_runner)

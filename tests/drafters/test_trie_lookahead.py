@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,24 +13,10 @@ from hypothesis import strategies as st
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, parse
 from parlay.drafters.trie_lookahead import TrieLookahead
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
-
+from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
+from tests.drafters.sight import REQUEST, Sight, no_runner
 
 RESOURCES = Resources(vocab_size=100, open_runner=no_runner)
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = REQUEST
-    prompt_length: int = 1
-    layers: None = None
 
 
 def propose(drafter: TrieLookahead, tokens: list[int], budget: int, request: Request = REQUEST) -> Draft:

@@ -12,7 +12,8 @@ import torch
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.union import Union
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict, View
+from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Verdict, View
+from tests.drafters.sight import no_runner
 
 REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
 
@@ -77,10 +78,6 @@ class Short(Counter):
 
 class Same(Counter):
     """Agrees with the counter."""
-
-
-def no_runner(name: str) -> Runner:
-    raise AssertionError(f"{name} was opened")
 
 
 RESOURCES = Resources(vocab_size=100, open_runner=no_runner)
