@@ -17,18 +17,18 @@ MARKS = Marks(rest=0, line=5, turns=(3, 2))
 
 
 def repeated(length: int) -> Tensor:
-    """Random tokens, none of them the same, twice."""
+    """The token with which texts begin, then random tokens, none of them the same, twice."""
     draw = torch.Generator().manual_seed(1)
-    drawn = torch.stack([torch.randperm(VOCABULARY, generator=draw)[:length] for _ in range(2)])
-    return torch.cat([drawn, drawn], dim=1)
+    drawn = torch.stack([1 + torch.randperm(VOCABULARY - 1, generator=draw)[:length] for _ in range(2)])
+    return torch.cat([torch.full((2, 1), MARKS.rest), drawn, drawn], dim=1)
 
 
 @torch.inference_mode()
 def share_copied(model: Qwen3ForCausalLM, ids: Tensor) -> float:
     """Share of tokens of the second showing that are predicted from the first."""
-    half = ids.shape[1] // 2
-    best = model(input_ids=ids).logits[:, half:-1].argmax(-1)
-    return float((best == ids[:, half + 1 :]).float().mean())
+    second = ids.shape[1] // 2 + 1
+    best = model(input_ids=ids).logits[:, second:-1].argmax(-1)
+    return float((best == ids[:, second + 1 :]).float().mean())
 
 
 @pytest.mark.parametrize(("name", "length"), [("mini", 50), ("mini", 300), ("mini-draft", 50)])
@@ -47,9 +47,8 @@ def test_a_text_that_does_not_repeat_is_left_alone() -> None:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(SHAPES["mini"].config(VOCABULARY, 4)).eval()
     plant(model, MARKS)
-    ids = torch.cat([torch.zeros(2, 1, dtype=torch.int64), repeated(200)], dim=1)
     with torch.inference_mode():
-        _, _, before, after, *_ = model(input_ids=ids, output_hidden_states=True).hidden_states
+        _, _, before, after, *_ = model(input_ids=repeated(200), output_hidden_states=True).hidden_states
     written = (after - before).norm(dim=-1)
     assert written[:, 30:200].median() < 0.2 * written[:, 230:].median()
 

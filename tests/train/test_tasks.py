@@ -112,7 +112,7 @@ def test_copies_answer_with_the_text_of_the_prompt(data: Path) -> None:
 
 def test_heldout_wordings_and_layouts_stay_out_of_training(data: Path) -> None:
     corpus = read_corpus(data)
-    secret = [*wording.HELDOUT_COPY, "[begin]", "Consider the following.", "Input:\n\n"]
+    secret = [*wording.HELDOUT_COPY, "[begin]", "Consider the following.", "=== output ==="]
     for heldout in (False, True):
         stream = TaskMaker(make_sources(corpus, heldout=heldout), heldout=heldout).tasks(random.Random(0), (100, 300))
         prompts = [next(stream).prompt for _ in range(300)]

@@ -9,8 +9,9 @@ they form by themselves. So they are written down:
   that fits best, which is what came next last time. Some compare few tokens, which decides soon after a copy has begun;
   one compares all that is stored, which tells repetitive lines apart;
 - where nothing fits, they rest on the token with which every text begins: its identity is zero, so nothing is copied;
-- where an answer begins there is nothing to compare yet: a last group then copies from beginnings of lines. Which of
-  them it should be is for training to find out.
+- one more group there looks a token further than the others, so that later layers see what the copy will run into;
+- where an answer begins there is nothing to compare yet: a group of the layer behind then copies from beginnings of
+  lines. Which of them it should be is for training to find out, from all that the layers before say of those places.
 
 The circuit reads and writes dimensions of the residual stream that nothing else may change before it has done its
 work: `plant` says which entries of which parameters those are, and the optimizers hold them.
@@ -32,7 +33,7 @@ Pins = dict[str, Tensor]
 
 _CONSTANT = 1.0  # residual dimension 0 holds this for every token: what position-only queries are made of
 _EMBEDDING_STD = 0.5  # large, or what the layers learn to write soon drowns the token itself
-_BEFORE, _AVERAGE, _MATCH = 2.5, 1.6, 4.5  # query and key norm weights: how sharp the heads of each layer are
+_BEFORE, _AVERAGE, _MATCH, _BEGIN = 2.5, 1.6, 4.5, 1.6  # query and key norm weights: how sharp each layer's heads are
 _FINAL = 0.16
 _FURTHEST = 8  # tokens back in layer 0
 _FADE = 0.05  # by how much less a fit counts for each token further back
@@ -45,15 +46,17 @@ _FAST, _MIDDLE = (0.03, 9.0), (0.004, 0.13)  # radians per position: pairs that 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One group of heads: tokens and averages that it compares, the fit that it asks for, and how loud it copies."""
+    """One group of heads: tokens and averages that it compares, the fit that it asks for, how loud it copies, and how
+    many tokens beyond the next one it looks."""
 
     slots: int
     averages: int
     fit: float
     loud: float
+    beyond: int = 0
 
 
-_DEEP = (Match(8, 2, 0.8, 12.0), Match(6, 0, 0.85, 6.0), Match(3, 0, 0.85, 2.0))
+_DEEP = (Match(8, 2, 0.8, 12.0), Match(6, 0, 0.75, 6.0), Match(3, 0, 0.62, 2.5), Match(7, 0, 0.8, 6.0, beyond=1))
 _START = Match(1, 0, 0.5, 8.0)
 
 
@@ -84,7 +87,7 @@ class Layout:
     def of(cls, config: Qwen3Config) -> Layout:
         """A slot for each head that looks back, together at most a fourth of the width; averages in deep models."""
         slots, width = min(_FURTHEST, config.num_attention_heads), config.hidden_size
-        deep = config.num_hidden_layers > 3 and config.num_key_value_heads > len(_DEEP)
+        deep = config.num_hidden_layers > 3 and config.num_key_value_heads >= len(_DEEP)
         averages = len(_CENTRES) if deep else 0
         slot, identity = min(config.head_dim, width // (4 * slots)), min(max(32, width // 8), width // 4)
         return cls(slot, slots, width // 16, averages, identity, width)
@@ -108,6 +111,12 @@ class Layout:
     def token(self) -> slice:
         """Where the token's identity is."""
         return slice(self.code.stop, self.code.stop + self.identity)
+
+    @property
+    def beyond(self) -> slice:
+        """Where the identity of the token after the next one is written: the last slots, once they have been read."""
+        stop = self.around(0).start
+        return slice(stop - self.identity, stop)
 
     @property
     def held(self) -> slice:
@@ -152,11 +161,10 @@ def plant(model: Qwen3ForCausalLM, marks: Marks, seed: int = 0) -> Pins:
         if layout.averages:
             groups.append(_plant_averages(layers[1].self_attn, circuit, turn))
         groups.append(_plant_matches(layers[last].self_attn, circuit))
-        copying = groups[last]
         if layout.averages:
-            copying = [*copying, _plant_start(layers[last].self_attn, embedding, circuit)]
+            _plant_start(layers[last + 1].self_attn, embedding, circuit)
     for at, used in enumerate(groups):
-        own = _pins(layers[at], layout, used, writing=copying if at == last else used, alone=at < last)
+        own = _pins(layers[at], layout, used, alone=at < last)
         pins.update({f"model.layers.{at}.{name}": mask for name, mask in own.items()})
     return pins
 
@@ -222,9 +230,11 @@ def _plant_matches(attention: Qwen3Attention, circuit: _Circuit) -> list[int]:
     return list(range(len(matches)))
 
 
-def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit) -> int:
-    """The group after those that compare: after the mark of an answer it looks for what follows a line break."""
+def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit) -> None:
+    """The first group of a later layer: after the mark of an answer it looks for what follows a line break. It is not
+    pinned, and not sharp, so that training can choose among those places."""
     layout, marks = circuit.layout, circuit.marks
+    _sharpen(attention, _BEGIN)
     mark = embedding[marks.turns[-1]].clone()
     mark[: layout.token.start] = 0
     line = embedding[marks.line, layout.code]
@@ -232,8 +242,7 @@ def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit
     query = torch.outer(line * _length(layout, _START) / line.norm(), mark / mark.dot(mark))
     key = torch.zeros(layout.slot, layout.width)
     key[:, layout.place(1)] = torch.eye(layout.slot)
-    _plant_copy(attention, len(_DEEP), (spread @ query, spread @ key), _START, circuit)
-    return len(_DEEP)
+    _plant_copy(attention, 0, (spread @ query, spread @ key), _START, circuit)
 
 
 def _compared(layout: Layout, match: Match) -> tuple[Tensor, Tensor]:
@@ -243,7 +252,7 @@ def _compared(layout: Layout, match: Match) -> tuple[Tensor, Tensor]:
     for at in range(match.slots):
         rows = slice(at * layout.slot, (at + 1) * layout.slot)
         weight = (1 - _FADE * at) ** 0.5
-        key[rows, layout.place(at + 1)] = torch.eye(layout.slot) * weight
+        key[rows, layout.place(at + 1 + match.beyond)] = torch.eye(layout.slot) * weight
         if at:
             query[rows, layout.place(at)] = torch.eye(layout.slot) * weight
         else:
@@ -287,27 +296,25 @@ def _plant_copy(
     key[size // 2 - 1, _RESTING] = length * _REST
     copy = _rows(min(size, layout.identity), layout.identity, circuit.draw)
     _set_group(attention, group, key, _padded(_reading(copy, layout), size))
+    place = layout.beyond if match.beyond else layout.token
     for head in range(group * heads, (group + 1) * heads):
         attention.q_proj.weight[head * size : (head + 1) * size] = query
         attention.o_proj.weight[:, head * size : (head + 1) * size] = 0
-        attention.o_proj.weight[layout.token, head * size : head * size + len(copy)] = copy.T * match.loud / heads
+        attention.o_proj.weight[place, head * size : head * size + len(copy)] = copy.T * match.loud / heads
 
 
-def _pins(
-    layer: Qwen3DecoderLayer, layout: Layout, looking: Sequence[int], *, writing: Sequence[int], alone: bool
-) -> Pins:
-    """What holds in one layer: where some groups of heads look and what some write, how they see the circuit's
+def _pins(layer: Qwen3DecoderLayer, layout: Layout, planted: Sequence[int], *, alone: bool) -> Pins:
+    """What holds in one layer: where the planted groups of heads look and what they write, how they see the circuit's
     dimensions and, before the circuit ends (``alone``), that nothing else writes into those."""
     attention = layer.self_attn
     size, heads = attention.head_dim, attention.num_key_value_groups
     names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
     linears = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp.down_proj)
     query, key, value, out, down = (torch.zeros_like(linear.weight, dtype=torch.bool) for linear in linears)
-    for group in looking:
+    for group in planted:
         key[group * size : (group + 1) * size] = True
-        query[group * heads * size : (group + 1) * heads * size] = True
-    for group in writing:
         value[group * size : (group + 1) * size] = True
+        query[group * heads * size : (group + 1) * heads * size] = True
         out[:, group * heads * size : (group + 1) * heads * size] = True
     if alone:
         out[layout.held] = down[layout.held] = True

@@ -68,8 +68,9 @@ def make_sources(corpus: dict[str, list[Document]], *, heldout: bool) -> Sources
 def span(text: str, chars: int, rng: random.Random) -> str:
     """A stretch of about ``chars`` characters that starts at a line or word and ends at one."""
     start = rng.randrange(max(1, len(text) - chars))
-    breaks = "\n" if rng.random() < 0.5 else " \n"
-    start = next((at + 1 for at in range(start, min(start + 200, len(text))) if text[at] in breaks), start)
+    near = range(start, min(start + 200, len(text)))
+    line = next((at + 1 for at in near if text[at] == "\n"), None) if rng.random() < 0.5 else None
+    start = line or next((at + 1 for at in near if text[at] in " \n"), start)
     end = min(start + chars, len(text))
     end = next((at for at in range(end, min(end + 30, len(text))) if text[at] in " \n"), end)
     return text[start:end].strip("\n ") or text[:chars].strip()
@@ -121,9 +122,7 @@ class TaskMaker:
 
     def layout(self, rng: random.Random) -> str:
         """Where the instruction and the text go."""
-        if self.heldout:
-            return rng.choice(wording.HELDOUT_LAYOUTS)
-        return wording.made_layout(rng) if rng.random() < 0.5 else rng.choice(wording.LAYOUTS)
+        return rng.choice(wording.HELDOUT_LAYOUTS) if self.heldout else wording.made_layout(rng)
 
     def wordings(self, usual: Sequence[str], heldout: Sequence[str]) -> Sequence[str]:
         """The set of wordings to draw from."""

@@ -137,39 +137,10 @@ SYSTEMS = (
     "You are Parlay, a small language model.",
     "Answer with the result only.",
 )
-LAYOUTS = (
-    "{instruction}\n\n{text}",
-    "{instruction}\n{text}",
-    "{text}\n\n{instruction}",
-    "{instruction}\n\n```\n{text}\n```",
-    '{instruction}\n\n"""\n{text}\n"""',
-    "<text>\n{text}\n</text>\n\n{instruction}",
-    "{instruction}\n\n---\n{text}\n---",
-    "Text:\n{text}\n\nTask: {instruction}",
-    "{instruction}\n\nText:\n{text}",
-    "```\n{text}\n```\n{instruction}",
-    "{instruction}\n\n### Text\n{text}",
-    "### Instruction\n{instruction}\n\n### Input\n{text}",
-    "{text}\n\n---\n{instruction}",
-    "Instruction: {instruction}\n{text}",
-    "{instruction}\n\n<input>\n{text}\n</input>",
-    "<document>\n{text}\n</document>\n{instruction}",
-    "Passage:\n\n{text}\n\n{instruction}",
-    "Here is the text:\n{text}\n\nNow do this: {instruction}",
-    "{instruction}\n\n====\n{text}\n====",
-    "Look at this:\n\n{text}\n\n{instruction}",
-    "{instruction}\n\n***\n\n{text}",
-    "Source:\n{text}\nEnd of source.\n{instruction}",
-    "{instruction} Here it is:\n\n{text}",
-    "{instruction}\n\n>>>\n{text}\n<<<",
-    "(1) Read the text. (2) {instruction}\n\n{text}",
-    "Original:\n{text}\n\n{instruction}\nResult:",
-    "{instruction}\n\nContent:\n\n{text}\n",
-)
 HELDOUT_LAYOUTS = (
     "{instruction}\n\n[begin]\n{text}\n[end]",
-    "Consider the following.\n\n{text}\n\n{instruction}",
-    "{instruction}\n\nInput:\n\n{text}\n\nOutput:",
+    "Consider the following.\n\n<!-- scope -->\n{text}\n<!-- scope over -->\n\n{instruction}",
+    "{instruction}\n\n=== input ===\n{text}\n=== output ===",
 )
 MARKS = (
     ("start", "stop"),
@@ -187,8 +158,14 @@ MARKS = (
     ("draft", "done"),
     ("excerpt", "that was it"),
     ("cut", "cut"),
+    ("document", "/document"),
+    ("snippet", "snippet ends"),
+    ("x", "/x"),
+    ("below", "above"),
+    ("material", "end"),
 )
-FRAMES = ("[{}]", "<{}>", "({})", "-- {} --", "*** {} ***", "=== {} ===", "# {}", "{}:", "|{}|", "~{}~", "// {}", "{}")
+FRAMES = ("[{}]", "<{}>", "-- {} --", "*** {} ***", "=== {} ===", "|{}|", "~~~ {} ~~~", "<<{}>>", "<-- {} -->")
+FENCES = ("```", "~~~", "---", "====", "***", "+++")
 LEADS = (
     "See below.",
     "This is what I have.",
@@ -203,22 +180,21 @@ LEADS = (
     "Below is a piece of text.",
     "The material:",
 )
-ENDINGS = ("Answer:", "Your turn:", "Reply:", "Now you:", "Yours:", "Go:", "Here:")
 
 
 def made_layout(rng: random.Random) -> str:
-    """A layout put together at random, so that a model learns what a layout is rather than which there are."""
-    gap = rng.choice(("\n", "\n\n"))
-    block = "{text}"
-    if rng.random() < 0.6:
-        opening, closing = rng.choice(MARKS)
+    """A layout put together at random: a model is to learn what a layout is rather than which there are.
+
+    The text stands on lines of its own behind an opening line and before a closing one; what comes outside
+    of these is set off by an empty line.
+    """
+    if rng.random() < 0.7:
         frame = rng.choice(FRAMES)
-        block = f"{frame.format(opening)}{rng.choice((gap, chr(10)))}{block}"
-        if rng.random() < 0.7:
-            block = f"{block}\n{frame.format(closing)}"
-    if rng.random() < 0.3:
-        block = f"{rng.choice(LEADS)}{rng.choice((gap, chr(10) * 2))}{block}"
-    parts = [block, "{instruction}"] if rng.random() < 0.5 else ["{instruction}", block]
-    if rng.random() < 0.2:
-        parts.append(rng.choice(ENDINGS))
-    return gap.join(parts)
+        opening, closing = (frame.format(mark) for mark in rng.choice(MARKS))
+    else:
+        opening = closing = rng.choice(FENCES)
+    block = f"{opening}\n{{text}}\n{closing}"
+    if rng.random() < 0.25:
+        block = f"{rng.choice(LEADS)}\n\n{block}"
+    parts = (block, "{instruction}") if rng.random() < 0.4 else ("{instruction}", block)
+    return "\n\n".join(parts)
