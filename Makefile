@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check check-browser conformance proof bench-figures clean
+.PHONY: help demo check check-browser conformance proof bench-figures wheel clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -37,10 +37,13 @@ proof: $(VENV)/.dev  ## the long form of the server's proofs: schemathesis on ev
 bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)
 
+wheel: $(VENV)/.runtime  ## a wheel with the compiled decoder for this kind of machine, in dist/
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.runtime: pyproject.toml constraints.txt
+$(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/parlay/models/compiled/core/*)
 	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) .

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from parlay import trees
+from parlay.models.compiled.library import SWITCH, NotLoaded
+from parlay.models.compiled.library import load as load_library
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.types import Exactness, Segment, Tree
@@ -92,9 +94,31 @@ class Bench:
         return name, torch.cat(parts)
 
 
+KERNELS = ("0", "plain", "avx2", "avx512", "avx512_bf16")
+"""torch's operators, then the compiled decoder on every instruction set."""
+
+
+def runs_here(kernels: str) -> bool:
+    """Whether the library is there, and this processor knows the instruction set."""
+    try:
+        return kernels == "0" or load_library().name.decode() == kernels
+    except NotLoaded:
+        return False
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, request.param)
+        if not runs_here(request.param):
+            pytest.skip(f"no {request.param} here")
+        yield request.param
+
+
 @pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]['hidden_size']}-{str(m[1])[6:]}-{int(m[2])}")
-def bench(request: pytest.FixtureRequest) -> Bench:
+def bench(request: pytest.FixtureRequest, kernels: str) -> Bench:
     result = Bench(*request.param)
+    assert (kernels == "0") == result.runner.spec.kernels.endswith(f"{SWITCH}=0")
     if result.runner.spec.exactness is not Exactness.BITS:
         pytest.skip(result.runner.spec.kernels)
     return result
@@ -125,6 +149,18 @@ def test_rows_do_not_depend_on_how_many_there_are(bench: Bench) -> None:
     expected = bench.whole(tokens)
     for count in (*range(1, 18), 31, 32, 33):
         assert same(bench.whole(tokens[:count]), expected[:count]), count
+
+
+def test_threads_do_not_show(bench: Bench) -> None:
+    tokens, before = text(70, seed=11), torch.get_num_threads()
+    expected = bench.whole(tokens)
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert same(bench.whole(tokens), expected), threads
+            assert same(bench.whole(tokens[:3]), expected[:3]), threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [2, 3] * 4, [16, 1, 23]])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.models.config import DecoderConfig
+from parlay.models.forward import Result, Work
 from parlay.models.native import NativeRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.types import Chain, Exactness, Segment, Skip, Tree
@@ -149,16 +150,16 @@ def test_cached_rows_come_back_even_if_the_forward_fails(monkeypatch: pytest.Mon
     runner = make(torch.float32)
     opened(runner, 0, TEXT, 50)
     before = runner.forward([Segment(0, (1,))]).logits_RV
-    decoder = runner._decoder
-    broken = decoder.layers[2].down
+    run = runner._forward.run
 
-    def fail(rows: Tensor) -> Tensor:
+    def fail(work: Work) -> Result:
+        run(work)
         raise RuntimeError("out of luck")
 
-    object.__setattr__(decoder.layers[2], "down", fail)
-    with pytest.raises(RuntimeError, match="out of luck"):
-        runner.skip_forward([Chain(0, 10, tuple(TEXT[10:50]), 0)], frozenset({("attention", 1)}))
-    object.__setattr__(decoder.layers[2], "down", broken)
+    with monkeypatch.context() as broken:
+        broken.setattr(runner._forward, "run", fail)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            runner.skip_forward([Chain(0, 10, tuple(TEXT[10:50]), 0)], frozenset({("attention", 1)}))
     assert torch.equal(before, runner.forward([Segment(0, (1,))]).logits_RV)
 
 

@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.demo import demonstrate  # here, because it loads torch and transformers
     from parlay.llm import LLM
 
-    with LLM(options.model, dtype=options.dtype, device=options.device) as llm:
+    with LLM(options.model, dtype=options.dtype, device=options.device, quantize=options.quantize) as llm:
         if demonstrate(llm, sys.stdout):
             return 0
     print("parlay: error: a strategy that promises the same text gave another; please report it", file=sys.stderr)

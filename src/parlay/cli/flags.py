@@ -47,6 +47,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    parser.add_argument("--quantize", choices=("int8",), help="store the weights in eight bits: half of bfloat16's")
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:

@@ -97,6 +97,7 @@ def _open(options: argparse.Namespace) -> LLM:
         draft_model=options.draft_model,
         dtype=options.dtype,
         device=options.device,
+        quantize=options.quantize,
     )
     if options.draft_model is not None and options.draft_model not in llm.draft_models:
         raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")

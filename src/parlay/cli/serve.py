@@ -56,6 +56,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    group.add_argument("--quantize", choices=("int8",), help="store the weights in eight bits: half of bfloat16's")
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +178,7 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
             draft_model=options.draft_model,
             dtype=options.dtype,
             device=options.device,
+            quantize=options.quantize,
             max_model_len=options.max_model_len,
             memory=options.memory,
             max_num_seqs=options.max_num_seqs,

@@ -36,20 +36,23 @@ def load(
     device: str = "auto",
     cache_tokens: int | None = None,
     budget: Budget | None = None,
+    quantize: str | None = None,
 ) -> Runner:
     """A runner for a built-in name, a local folder, a Hugging Face Hub id, or a loaded transformers model.
 
     ``dtype`` is ``auto`` or the name of a torch float type, ``device`` ``auto`` (cuda, then mps, then cpu) or a torch
     device; both must be ``auto`` for a loaded model. ``cache_tokens`` is how many tokens all sequences may cache; by
     default it follows from the memory that is free. Runners that share a ``budget`` share that memory, the target's
-    first; a model that runs through transformers keeps its own.
+    first; a model that runs through transformers keeps its own. ``quantize`` is ``int8`` for weights of eight bits.
     Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for an
     argument out of range.
     """
     if not isinstance(model, str):
         if (dtype, device) != ("auto", "auto"):
             raise ValueError(f"dtype={dtype!r}, device={device!r}: a loaded model keeps its own; leave both at 'auto'")
-        return _adapt(model, cache_tokens, budget)
+        return _adapt(model, cache_tokens, budget, quantize)
+    if quantize not in (None, "int8"):
+        raise ValueError(f"quantize {quantize!r} is not known: use 'int8', or leave it out")
     chosen_dtype, place = _torch_dtype(dtype), _torch_device(device)
     directory = resolve(model)
     try:
@@ -57,23 +60,37 @@ def load(
     except UnsupportedModel as reason:
         _log.info("%s runs through transformers: %s", model, reason)
         loaded = _transformers_model(directory, chosen_dtype, place)
-        return _adapt(loaded, cache_tokens, budget, model)
+        return _adapt(loaded, cache_tokens, budget, quantize, model)
     if chosen_dtype is None:
         chosen_dtype, why = choose_dtype(config, place)
         _log.info("%s runs in %s: %s", model, chosen_dtype, why)
     tokens = cache_tokens or _default_cache_tokens(config, chosen_dtype, place)
     weights = load_weights(directory, config)
     return NativeRunner(
-        config, weights, dtype=chosen_dtype, device=place, max_tokens_cached=tokens, budget=budget, name=model
+        config,
+        weights,
+        dtype=chosen_dtype,
+        device=place,
+        max_tokens_cached=tokens,
+        budget=budget,
+        quantize="int8" if quantize else None,
+        name=model,
     )
 
 
-def _adapt(model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, name: str = "") -> Runner:
+def _adapt(
+    model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, quantize: str | None, name: str = ""
+) -> Runner:
     from parlay.models.adapter import AdapterRunner
 
     if budget is not None and budget.fixed and cache_tokens is None:
         raise UnsupportedModel(
             f"memory can't be limited for {name or 'this model'}, which runs through transformers: leave memory out"
+        )
+    if quantize is not None:
+        raise UnsupportedModel(
+            f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
+            "load it quantised there, and leave quantize out"
         )
     return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
 

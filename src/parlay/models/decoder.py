@@ -6,7 +6,6 @@ form one product, gate and up another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.models.arranged import Arranged
 from parlay.models.attention import SERIAL, Attend
 from parlay.models.attention_form import Heads
 from parlay.models.config import DecoderConfig
 from parlay.models.linear import Linear, pack
+from parlay.models.quantize import rounded
 from parlay.models.rope import interleave
 from parlay.types import Skip
 
@@ -122,70 +123,39 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 
-def build(config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Arrange a checkpoint's weights (Hugging Face names) for `Decoder`."""
-    return _Builder(config, weights, dtype, device).decoder()
+def build(
+    config: DecoderConfig,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    int8: bool = False,
+) -> Decoder:
+    """Pack a checkpoint's weights (Hugging Face names) for `Decoder`; ``int8``: rounded to eight bits before."""
+    arranged = Arranged(config, weights, dtype, device, order=interleave)
 
+    def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return pack(rounded(weight) if int8 else weight, bias)
 
-class _Builder:
-    """Fuses, reorders and packs."""
+    def floor(size: int) -> Tensor:
+        return torch.tensor((size * config.rms_norm_eps) ** 0.5, dtype=arranged.compute, device=device)
 
-    def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._config, self._weights, self._dtype, self._device = config, weights, dtype, device
-        self._compute = torch.float64 if dtype == torch.float64 else torch.float32
-
-    def decoder(self) -> Decoder:
-        config = self._config
-        embedding = self._tensor("model.embed_tokens.weight")
-        return Decoder(
-            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
-            compute=self._compute,
-            embedding=embedding,
-            layers=tuple(self._layer(f"model.layers.{index}.") for index in range(config.num_layers)),
-            unit=RmsNorm(self._floor(config.hidden_size)),
-            norm=RmsNorm(self._floor(config.hidden_size), self._norm_weight("model.norm.weight")),
-            head=pack(embedding if config.tie_embeddings else self._tensor("lm_head.weight")),
-        )
-
-    def _layer(self, at: str) -> Layer:
-        query, key, value = (self._qkv(at, part, "weight") for part in ("q", "k", "v"))
-        bias = torch.cat([self._qkv(at, part, "bias") for part in ("q", "k", "v")]) if self._config.qkv_bias else None
-        gate, up = (self._tensor(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up"))
+    def packed(index: int) -> Layer:
+        layer = arranged.layer(index)
         return Layer(
-            qkv=pack(self._after_norm(at + "input_layernorm.weight", query, key, value), bias),
-            qk_norm=self._qk_norm(at) if self._config.qk_norm else None,
-            attention_out=pack(self._tensor(at + "self_attn.o_proj.weight")),
-            gate_up=pack(self._after_norm(at + "post_attention_layernorm.weight", gate, up)),
-            down=pack(self._tensor(at + "mlp.down_proj.weight")),
+            qkv=linear(layer.qkv, layer.qkv_bias),
+            qk_norm=None if layer.qk_norm is None else RmsNorm(floor(config.head_dim), layer.qk_norm),
+            attention_out=linear(layer.attention_out),
+            gate_up=linear(torch.cat((layer.gate, layer.up))),
+            down=linear(layer.down),
         )
 
-    def _qkv(self, at: str, part: str, kind: str) -> Tensor:
-        tensor = self._tensor(f"{at}self_attn.{part}_proj.{kind}")
-        return tensor if part == "v" else interleave(tensor, self._config.head_dim)
-
-    def _after_norm(self, norm: str, *weights: Tensor) -> Tensor:
-        """The weights, one below the other, with the weight of the norm before them in their columns."""
-        return torch.cat(weights).to(self._compute).mul_(self._norm_weight(norm)).to(self._dtype)
-
-    def _norm_weight(self, name: str) -> Tensor:
-        weight = self._weights[name].to(self._device, self._compute)
-        return weight * math.sqrt(self._config.hidden_size)
-
-    def _qk_norm(self, at: str) -> RmsNorm:
-        """One norm over query and key heads together: weight ``[num_heads + num_kv_heads, D]``."""
-        config = self._config
-        counts = {"q": config.num_heads, "k": config.num_kv_heads}
-        parts = [
-            interleave(self._tensor(f"{at}self_attn.{part}_norm.weight"), config.head_dim).expand(count, -1)
-            for part, count in counts.items()
-        ]
-        weight = torch.cat(parts).to(self._compute) * math.sqrt(config.head_dim)
-        return RmsNorm(self._floor(config.head_dim), weight)
-
-    def _floor(self, size: int) -> Tensor:
-        return torch.tensor((size * self._config.rms_norm_eps) ** 0.5, dtype=self._compute, device=self._device)
-
-    def _tensor(self, name: str) -> Tensor:
-        return self._weights[name].to(self._device, self._dtype)
+    return Decoder(
+        heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+        compute=arranged.compute,
+        embedding=arranged.embedding,
+        layers=tuple(packed(index) for index in range(config.num_layers)),
+        unit=RmsNorm(floor(config.hidden_size)),
+        norm=RmsNorm(floor(config.hidden_size), arranged.final_norm),
+        head=linear(arranged.head),
+    )

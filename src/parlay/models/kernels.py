@@ -16,7 +16,7 @@ from parlay.types import Exactness
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class Judgement:
     """``form`` is None where attention has no exact form, and masked attention runs instead."""
 
     form: Form | None
@@ -24,22 +24,22 @@ class Kernels:
     reason: str
 
 
-def judge(decoder: Decoder, device: torch.device) -> Kernels:
+def judge(decoder: Decoder, device: torch.device) -> Judgement:
     """Try the model's own products for independence of the rows beside a row."""
     linears = _distinct_linears(decoder)
     kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
     if device.type != "cpu":
-        return Kernels(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form on {device.type}")
+        return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form on {device.type}")
     with torch.no_grad():
         form = choose_form(decoder.heads, decoder.compute)
         dependent = [linear for linear in linears if not rows_independent(linear)]
     if form is None:
-        return Kernels(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form of products here")
+        return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form of products here")
     padding = f"attention padded to {form.rows} rows and {form.keys} keys"
     if dependent:
         shapes = ", ".join(f"{linear.in_features} to {linear.out_features}" for linear in dependent)
-        return Kernels(form, Exactness.SEED, f"{kind} linears, {padding}; rows depend on their company in {shapes}")
-    return Kernels(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on their company")
+        return Judgement(form, Exactness.SEED, f"{kind} linears, {padding}; rows depend on their company in {shapes}")
+    return Judgement(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on their company")
 
 
 def _distinct_linears(decoder: Decoder) -> list[Linear]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from parlay.cache import Budget, Rows, Shape, Store
-from parlay.models.attention import Attend, ExactAttention
-from parlay.models.attention_masked import MaskedAttention
+from parlay.models.compiled.forward import CompiledForward
+from parlay.models.compiled.library import NotLoaded
 from parlay.models.config import DecoderConfig
-from parlay.models.decoder import build
-from parlay.models.kernels import choose_dtype, judge
-from parlay.models.linear import padded
-from parlay.models.rope import Rope
+from parlay.models.eager import EagerForward
+from parlay.models.forward import Forward, Work
+from parlay.models.kernels import choose_dtype
 from parlay.types import Chain, Output, RunnerSpec, Segment, Skip
 
-__all__ = ["NativeRunner", "choose_dtype"]
+__all__ = ["NativeRunner", "Quantize", "choose_dtype"]
+
+Quantize = Literal["int8"]
+"""How weights may be stored more tightly than in their dtype."""
+
+_log = logging.getLogger(__name__)
 
 
 class NativeRunner:
@@ -38,28 +43,21 @@ class NativeRunner:
         device: torch.device,
         max_tokens_cached: int,
         budget: Budget | None = None,
+        quantize: Quantize | None = None,
         name: str = "native",
     ) -> None:
-        self._decoder = build(config, weights, dtype, device)
-        kernels = judge(self._decoder, device)
-        compute = self._decoder.compute
-        self._rope = Rope(config.rope, config.head_dim, compute, device)
-        heads = self._decoder.heads
-        self._attention = (
-            ExactAttention(heads, kernels.form, self._rope, compute)
-            if kernels.form is not None
-            else MaskedAttention(heads, self._rope)
-        )
+        self._forward, reason = _choose(config, weights, dtype, device, int8=quantize == "int8")
+        kernels = self._forward.kernels
+        _log.info("%s: %s", name, reason)
         shape = Shape(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            dtype=compute if kernels.form is not None else dtype,
+            dtype=kernels.cache_dtype,
             device=device,
-            stride=kernels.form.keys if kernels.form is not None else 16,
+            stride=kernels.stride,
         )
         self._store = Store(shape, max_tokens_cached, budget)
-        self._device = device
         self._max_context, self._num_layers = config.max_context, config.num_layers
         self._spec = RunnerSpec(
             name=name,
@@ -71,7 +69,7 @@ class NativeRunner:
             num_layers=config.num_layers,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
-            kernels=kernels.reason,
+            kernels=reason,
             eos_ids=config.eos_ids,
             layer_skip=True,
         )
@@ -153,41 +151,15 @@ class NativeRunner:
         skip: Skip = frozenset(),
     ) -> Output:
         wanted, starts = _wanted(segments)
-        with torch.inference_mode():
-            rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
-            plan = partial(self._plan, segments, places)
-            hidden, tapped = self._decoder.run(torch.tensor(rows, device=self._device), plan, taps, skip)
-            hidden = self._final(hidden, wanted, tapped, taps)
-        with torch.no_grad():  # logits are ordinary tensors, which their reader may change
-            logits = self._decoder.head(hidden)[: len(wanted)].float()
-        return Output(logits, starts, {layer: states[: len(ids)] for layer, states in tapped.items()})
+        result = self._forward.run(Work(ids, segments, places, wanted, taps, skip))
+        return Output(result.logits, starts, result.taps)
 
     def _stage(self, segment: Segment) -> Rows:
-        gap = self._attention.gap(segment.tree)
+        gap = self._forward.gap(segment.tree)
         place = self._store.stage(segment.sequence, segment.pending, segment.tree.tokens, gap)
         if place.start + segment.rows > self._max_context + len(segment.tree):
             raise ValueError(f"position {place.start + segment.rows} lies beyond the context of {self._max_context}")
         return place
-
-    def _plan(self, segments: Sequence[Segment], places: Sequence[Rows], out: Tensor) -> list[Attend]:
-        """How each segment attends, into its rows of ``out``."""
-        attends: list[Attend] = []
-        begin = 0
-        for segment, place in zip(segments, places, strict=True):
-            rows = out[begin : begin + segment.rows]
-            attends.append(self._attention.plan(place, len(segment.pending), segment.tree, begin, rows))
-            begin += segment.rows
-        return attends
-
-    def _final(self, hidden: Tensor, wanted: list[int], tapped: dict[int, Tensor], taps: Sequence[int]) -> Tensor:
-        """The rows that the LM head reads, normed, and some more where their number asks for that."""
-        if self._num_layers in taps:
-            hidden = tapped[self._num_layers] = self._decoder.norm(hidden)
-        count = padded(len(wanted))
-        if count < len(hidden) or wanted[-1:] != [len(wanted) - 1]:
-            rows = wanted + (wanted[:1] or [0]) * (count - len(wanted))
-            hidden = hidden[torch.tensor(rows, device=self._device)]
-        return hidden if self._num_layers in taps else self._decoder.norm(hidden)
 
     def _check(self, ids: list[int], taps: Sequence[int]) -> None:
         if not ids:
@@ -197,6 +169,23 @@ class NativeRunner:
             raise ValueError(f"token {wrong} is not in the vocabulary of {self._spec.vocab_size}")
         if any(not 0 <= layer <= self._num_layers for layer in taps):
             raise ValueError(f"taps {list(taps)} must name layers from 0 to {self._num_layers}")
+
+
+def _choose(
+    config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, int8: bool
+) -> tuple[Forward, str]:
+    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
+    if device.type == "cpu":
+        try:
+            compiled = CompiledForward(config, weights, dtype, int8=int8)
+        except NotLoaded as reason:
+            why = f"; no compiled decoder: {reason}"
+        else:
+            return compiled, compiled.kernels.reason
+    else:
+        why = ""
+    eager = EagerForward(config, weights, dtype, device, int8=int8)
+    return eager, f"{eager.kernels.reason}{why}"
 
 
 def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:

@@ -1,0 +1,89 @@
+"""Makes the library with the machine's C compiler. Standard library only: it runs while the package is installed.
+
+Objects are linked without an OpenMP library: the one that torch brings serves both, or their threads would fight for
+the same cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "core"
+LIBRARY = Path(__file__).parent / "core.so"
+
+_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-w")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+_EVERYWHERE: dict[str, tuple[str, ...]] = {"plain": ()}
+_X86: dict[str, tuple[str, ...]] = {
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": _AVX512,
+    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+}
+NAMES = (*_EVERYWHERE, *_X86)
+"""Instruction sets, from the least to the widest."""
+
+
+class CannotBuild(Exception):
+    """Why there is no library, in one line."""
+
+
+def digest() -> str:
+    """Names the sources that a library was built of."""
+    files = sorted(SOURCES.glob("*.[ch]"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def build(library: Path = LIBRARY) -> Path:
+    """Compile ``library``; raises CannotBuild."""
+    if sys.platform != "linux":
+        raise CannotBuild(f"the compiled decoder is for Linux, not {sys.platform}")
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise CannotBuild("there is no C compiler")
+    sets = _EVERYWHERE | (_X86 if platform.machine() in ("x86_64", "AMD64") else {})
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [_object(compiler, Path(folder), name, flags) for name, flags in sets.items()]
+        jobs.append(_command(compiler, SOURCES / "choose.c", Path(folder) / "choose.o", f"-DSOURCES={digest()}"))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, jobs))
+        objects = sorted(str(path) for path in Path(folder).glob("*.o"))
+        made = Path(folder) / library.name
+        _run([compiler, "-shared", "-o", str(made), *objects])
+        shutil.copyfile(made, library.with_suffix(".new"))
+    library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
+    return library
+
+
+def _object(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[str]:
+    return _command(
+        compiler, SOURCES / "kernels.c", folder / f"{name}.o", f"-DCORE=parlay_{name}", f"-DLABEL={name}", *flags
+    )
+
+
+def _command(compiler: str, source: Path, made: Path, *flags: str) -> list[str]:
+    return [compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(made)]
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise CannotBuild(f"the C compiler {command[0]} can't be run: {error.strerror}") from None
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines() or ["?"]
+        raise CannotBuild(f"{command[0]} failed: {lines[0].strip()}") from None
+
+
+if __name__ == "__main__":
+    try:
+        print(build())
+    except CannotBuild as reason:
+        sys.exit(f"not built: {reason}")

@@ -1,0 +1,222 @@
+/* Attention of new rows over cached keys and their own.
+ *
+ * A row sees the keys of its path, in order: committed tokens and pending rows up to itself, or all of these and then
+ * the nodes from the root down to itself. Key number p of a path is summed at the same place whatever rows share the
+ * work: scores go to memory, the softmax and the mix of values run over them by p.
+ */
+#ifndef PARLAY_ATTENTION_H
+#define PARLAY_ATTENTION_H
+
+#include "core.h"
+#include "lanes.h"
+
+#define QUERIES 4         /* scored together */
+#define MOST_SCORES 65536 /* of one tile of rows: they should stay in the second-level cache */
+#define MOST_ROWS 16      /* of a tile */
+#define LONGEST_WORDS 512 /* of a head */
+
+/* Rows from..to of one segment, for one key/value head. Nodes of a branching tree are tiles of their own. */
+typedef struct {
+    int32_t segment, head, from, to;
+} Tile;
+
+/* Sizes that all share; `words` of a head. */
+typedef struct {
+    int bf16;
+    int64_t group, head_dim, words;
+} Heads;
+
+/* One tile at work. */
+typedef struct {
+    const Segment *segment;
+    Heads heads;
+    const char *keys, *values;
+    const uint32_t *const *queries; /* by query: words of it */
+    int64_t count;                  /* queries: rows * group */
+    float *scores;                  /* [count][columns] */
+    int64_t columns;
+    float *mixed; /* [count][head_dim] */
+} Work;
+
+INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
+
+INLINE int64_t depth_of(const Segment *segment, int64_t node)
+{
+    int64_t depth = 0;
+    for (; node >= 0; node = segment->parents[node]) depth++;
+    return depth;
+}
+
+/* Position of a row: how many keys come before its own. */
+INLINE int64_t position_of(const Segment *segment, int64_t row)
+{
+    if (row < segment->pending) return segment->start + row;
+    return segment->start + segment->pending - 1 + depth_of(segment, row - segment->pending);
+}
+
+/* Slots of the keys at positions from..position of a row's path, `from` on. */
+static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_t position, int64_t *slots)
+{
+    int64_t base = segment->start + segment->pending, node = row - segment->pending;
+    for (int64_t p = position; p >= from; p--) {
+        slots[p - from] = p < base ? p : base + node;
+        if (p >= base) node = segment->parents[node];
+    }
+}
+
+/* Scores of queries first..last against LANES keys. */
+static void score(const Work *work, const uint32_t *columns, int64_t first, int64_t last, int64_t key)
+{
+    const Heads *heads = &work->heads;
+    for (int64_t q = first; q < last; q += QUERIES) {
+        vf totals[QUERIES] = {{0}};
+        const uint32_t *query[QUERIES];
+        UNROLL for (int i = 0; i < QUERIES; i++) query[i] = work->queries[q + i < last ? q + i : last - 1];
+        if (heads->bf16)
+            for (int64_t k = 0; k < heads->words; k++) {
+                vu keys = load_words(columns + k * LANES);
+                UNROLL for (int i = 0; i < QUERIES; i++) totals[i] = dot(1, totals[i], keys, splat_word(query[i][k]));
+            }
+        else
+            for (int64_t k = 0; k < heads->words; k++) {
+                vu keys = load_words(columns + k * LANES);
+                UNROLL for (int i = 0; i < QUERIES; i++) totals[i] = dot(0, totals[i], keys, splat_word(query[i][k]));
+            }
+        for (int64_t i = 0; i < QUERIES && q + i < last; i++)
+            store(work->scores + (q + i) * work->columns + key, totals[i]);
+    }
+}
+
+/* Keys from..to of queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
+static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
+{
+    uint32_t columns[LONGEST_WORDS * LANES] __attribute__((aligned(64)));
+    for (int64_t key = from; key < to; key += LANES) {
+        const uint32_t *rows[LANES];
+        for (int i = 0; i < LANES; i++) {
+            int64_t slot = key + i >= to ? -1 : slots ? slots[key + i - from] : key + i;
+            rows[i] = slot < 0 ? 0 : (const uint32_t *)(work->keys + slot * row_bytes(&work->heads));
+        }
+        transpose(rows, work->heads.words, columns);
+        score(work, columns, first, last, key);
+    }
+}
+
+/* Scores of one query to weights that sum to what is returned, in the activation type, in place. */
+static float soften(float *scores, int64_t seen, int64_t columns, int bf16)
+{
+    for (int64_t key = seen; key < columns; key++) scores[key] = -__builtin_inff();
+    vf most = load(scores), total = {0};
+    for (int64_t key = LANES; key < columns; key += LANES) {
+        vf here = load(scores + key);
+        most = choose(here > most, here, most);
+    }
+    vf shift = splat(largest(most));
+    for (int64_t key = 0; key < columns; key += LANES) {
+        vf weight = exponential(load(scores + key) - shift);
+        total += weight;
+        store_as(bf16, scores, key, weight);
+    }
+    return sum(total);
+}
+
+/* One step along the keys for LANES numbers of a head: a key, or two of them for bfloat16. */
+INLINE vu value_words(const Heads *heads, const char *first, const char *second, int64_t at)
+{
+    if (!heads->bf16) {
+        if (at + LANES <= heads->head_dim) return load_words((const float *)first + at);
+        float part[LANES] = {0};
+        memcpy(part, (const float *)first + at, (size_t)(heads->head_dim - at) * 4);
+        return load_words(part);
+    }
+    vh low, high = {0};
+    if (at + LANES <= heads->head_dim) {
+        memcpy(&low, (const uint16_t *)first + at, sizeof low);
+        if (second) memcpy(&high, (const uint16_t *)second + at, sizeof high);
+    } else {
+        size_t left = (size_t)(heads->head_dim - at) * 2;
+        low = high;
+        memcpy(&low, (const uint16_t *)first + at, left);
+        if (second) memcpy(&high, (const uint16_t *)second + at, left);
+    }
+    return __builtin_convertvector(low, vu) | (__builtin_convertvector(high, vu) << 16);
+}
+
+/* Adds keys from..to (from is even) of `count` queries to their sums, LANES * width numbers of the head from `at` on. */
+INLINE void mix_some(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
+                     int64_t from, int64_t to, const int64_t *slots)
+{
+    vf totals[QUERIES][4];
+    const int64_t dim = work->heads.head_dim, bytes = row_bytes(&work->heads);
+    float *sums[QUERIES];
+    UNROLL for (int i = 0; i < count; i++) {
+        sums[i] = work->mixed + (first + i) * (dim + LANES) + at;
+        UNROLL for (int w = 0; w < width; w++) totals[i][w] = load(sums[i] + w * LANES);
+    }
+    for (int64_t key = from; key < to; key += bf16 ? 2 : 1) {
+        int64_t slot = slots ? slots[key - from] : key, next = slots && key + 1 < to ? slots[key + 1 - from] : key + 1;
+        const char *one = work->values + slot * bytes, *two = bf16 && key + 1 < to ? work->values + next * bytes : 0;
+        vu weights[QUERIES], values[4];
+        UNROLL for (int w = 0; w < width; w++) values[w] = value_words(&work->heads, one, two, at + w * LANES);
+        UNROLL for (int i = 0; i < count; i++) {
+            const float *scores = work->scores + (first + i) * work->columns;
+            weights[i] = splat_word(((const uint32_t *)scores)[bf16 ? key / 2 : key]);
+            UNROLL for (int w = 0; w < width; w++) totals[i][w] = dot(bf16, totals[i][w], values[w], weights[i]);
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int w = 0; w < width; w++) store(sums[i] + w * LANES, totals[i][w]);
+}
+
+#define MIX(WIDTH, COUNT)                                                                                            \
+    if (work->heads.bf16)                                                                                            \
+        mix_some(1, WIDTH, COUNT, work, q, at, from, to, slots);                                                     \
+    else                                                                                                             \
+        mix_some(0, WIDTH, COUNT, work, q, at, from, to, slots)
+
+static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
+{
+    for (int64_t at = 0; at < work->heads.head_dim;) {
+        int wide = work->heads.head_dim - at > 3 * LANES;
+        for (int64_t q = first; q < last;) {
+            if (wide && last - q >= 4) { MIX(4, 4); q += 4; }
+            else if (wide && last - q >= 2) { MIX(4, 2); q += 2; }
+            else if (wide) { MIX(4, 1); q += 1; }
+            else if (last - q >= 4) { MIX(1, 4); q += 4; }
+            else { MIX(1, 1); q += 1; }
+        }
+        at += wide ? 4 * LANES : LANES;
+    }
+}
+
+/* What the rows of a tile see alike, then for nodes what each sees alone. `slots` has room for a path. */
+static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
+{
+    const Segment *segment = work->segment;
+    int64_t group = work->heads.group, rows = tile->to - tile->from;
+    int nodes = tile->from >= segment->pending && segment->nodes > 0;
+    int64_t base = segment->start + segment->pending;
+    int64_t shared = nodes ? base / LANES * LANES : position_of(segment, tile->to - 1) + 1;
+    float totals[MOST_ROWS * 64];
+    score_keys(work, 0, work->count, 0, shared, 0);
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t position = position_of(segment, tile->from + row), first = row * group, last = first + group;
+        if (nodes) {
+            path_slots(segment, tile->from + row, shared, position, slots);
+            score_keys(work, first, last, shared, position + 1, slots);
+        }
+        for (int64_t q = first; q < last; q++)
+            totals[q] = soften(work->scores + q * work->columns, position + 1, work->columns, work->heads.bf16);
+    }
+    memset(work->mixed, 0, (size_t)(work->count * (work->heads.head_dim + LANES)) * 4);
+    mix_keys(work, 0, work->count, 0, shared, 0);
+    for (int64_t row = 0; nodes && row < rows; row++) {
+        int64_t position = position_of(segment, tile->from + row);
+        path_slots(segment, tile->from + row, shared, position, slots);
+        mix_keys(work, row * group, (row + 1) * group, shared, position + 1, slots);
+    }
+    for (int64_t q = 0; q < work->count; q++)
+        for (int64_t i = 0; i < work->heads.head_dim; i++) work->mixed[q * (work->heads.head_dim + LANES) + i] /= totals[q];
+}
+
+#endif

@@ -1,0 +1,64 @@
+/* The compiled decoder: plain data that the caller lays out, and the table of what one instruction set offers.
+ *
+ * Every number that leaves a forward comes out bit for bit the same whatever rows, keys and threads are beside it:
+ * each sum runs in one order, over inputs of a product in order, over keys in path order.
+ */
+#ifndef PARLAY_CORE_H
+#define PARLAY_CORE_H
+
+#include <stdint.h>
+
+enum { WEIGHT_F32, WEIGHT_BF16, WEIGHT_I8 };
+
+/* y = W x (* scale) (+ bias). Outputs lie in panels of `panel` outputs, padded with zeros: [out / panel][in][panel]. */
+typedef struct {
+    const void *panels;
+    const float *scale; /* per output, for int8 weights; else null */
+    const float *bias;  /* per output, or null */
+    int64_t in, out, kind;
+} Linear;
+
+typedef struct {
+    Linear qkv, out, gate_up, down; /* each panel of gate_up: half of it gates, then their ups */
+    const float *qk_norm;           /* [heads + kv_heads][head_dim], or null */
+} Layer;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+    int64_t bf16;         /* 1: activations that enter products, and cached keys and values, are bfloat16; 0: float32 */
+    double eps;
+    const void *embedding; /* [vocab][hidden] in that type */
+    const Layer *layer;
+    const float *final_norm; /* [hidden] */
+    Linear head;
+    const float *turns; /* [positions][2][head_dim / 2]: cosines, sines */
+} Model;
+
+/* New rows of one sequence: `pending` committed tokens, then the nodes of a tree below the last of them. */
+typedef struct {
+    void *cache; /* [layers][2][kv_heads][slots][head_dim]; row i of the segment has slot start + i */
+    int64_t slots, start, pending, nodes, begin; /* begin: its first row among those of all segments */
+    const int32_t *parents;                      /* per node; -1: the last pending row */
+} Segment;
+
+typedef struct {
+    int64_t rows, segments, wanted, threads;
+    const int64_t *ids;
+    const Segment *segment;
+    const int32_t *wanted_rows;
+    const uint8_t *skip; /* [2 * layers]: attention and feed-forward of each layer, or null */
+    float *const *taps;  /* [layers + 1][rows][hidden] or null each: what enters a layer; last, what the head reads */
+    float *logits;       /* [wanted][vocab] */
+    char *space;         /* `space_bytes` of them, 64-byte aligned */
+} Batch;
+
+typedef struct {
+    const char *name;
+    int64_t panel;
+    void (*pack)(int64_t kind, int64_t pair, const void *weight, int64_t out, int64_t in, void *panels);
+    int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
+                           int64_t threads);
+    void (*forward)(const Model *, const Batch *);
+} Core;
+
+#endif

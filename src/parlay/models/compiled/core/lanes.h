@@ -1,0 +1,193 @@
+/* Vectors of LANES numbers, and what differs between instruction sets.
+ *
+ * Products take their inputs as words of 32 bits: one float32, or two bfloat16 that follow each other.
+ */
+#ifndef PARLAY_LANES_H
+#define PARLAY_LANES_H
+
+#include <stdint.h>
+#include <string.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#define TILE 12 /* rows multiplied at a time: their sums fill the registers */
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define LANES 8
+#define TILE 6
+#else
+#define LANES 4
+#define TILE 6
+#endif
+#define BLOCKS 2 /* vectors per panel */
+#define PANEL (LANES * BLOCKS)
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef int8_t vb __attribute__((vector_size(LANES)));
+
+INLINE vf load(const void *at) { vf v; memcpy(&v, at, sizeof v); return v; }
+INLINE vu load_words(const void *at) { vu v; memcpy(&v, at, sizeof v); return v; }
+INLINE void store(void *at, vf v) { memcpy(at, &v, sizeof v); }
+INLINE void store_words(void *at, vu v) { memcpy(at, &v, sizeof v); }
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
+INLINE vf as_floats(vu v) { return (vf)v; }
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+INLINE float widen(uint16_t x) { uint32_t word = (uint32_t)x << 16; float y; memcpy(&y, &word, 4); return y; }
+INLINE vf load_bf16(const uint16_t *at) { vh v; memcpy(&v, at, sizeof v); return as_floats(__builtin_convertvector(v, vu) << 16); }
+
+/* Always in this order: halves, quarters, ... */
+INLINE float sum(vf v)
+{
+    float part[LANES];
+    store(part, v);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) part[i] += part[i + width];
+    return part[0];
+}
+
+INLINE float largest(vf v)
+{
+    float most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+/* To nearest, ties to even; a NaN stays one. */
+INLINE vh round_bf16(vf v)
+{
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)v);
+#else
+    vu word = (vu)v, up = word + 0x7fff + ((word >> 16) & 1);
+    return __builtin_convertvector((vu)choose(v == v, (vf)up, (vf)(word | 0x400000)) >> 16, vh);
+#endif
+}
+
+INLINE uint16_t round_one(float x)
+{
+    vh rounded = round_bf16(splat(x));
+    return rounded[0];
+}
+
+INLINE void store_as(int bf16, void *at, int64_t index, vf v)
+{
+    if (bf16) {
+        vh half = round_bf16(v);
+        memcpy((uint16_t *)at + index, &half, sizeof half);
+    } else
+        store((float *)at + index, v);
+}
+
+INLINE void store_one(int bf16, void *at, int64_t index, float x)
+{
+    if (bf16)
+        ((uint16_t *)at)[index] = round_one(x);
+    else
+        ((float *)at)[index] = x;
+}
+
+/* total + inputs . weights, for each lane one word of weights; two products of a bfloat16 word one after the other. */
+INLINE vf dot(int bf16, vf total, vu weights, vu inputs)
+{
+    if (!bf16) return total + as_floats(weights) * as_floats(inputs);
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights, (__m512bh)inputs);
+#else
+    total += as_floats(weights << 16) * as_floats(inputs << 16);
+    return total + as_floats(weights & 0xffff0000u) * as_floats(inputs & 0xffff0000u);
+#endif
+}
+
+/* exp for x <= 88, to about 1 ulp; exactly 0 below -87. Cody and Waite's reduction, a polynomial of degree 6. */
+INLINE vf exponential(vf x)
+{
+    vf held = choose(x < -87.0f, splat(-87.0f), x);
+    vf shifted = held * 1.44269504f + 12582912.0f;
+    vf whole = shifted - 12582912.0f;
+    vf rest = held - whole * 0.693359375f;
+    rest = rest + whole * 2.12194440e-4f;
+    vf series = rest * 1.38888889e-3f + 8.33333333e-3f;
+    series = series * rest + 4.16666667e-2f;
+    series = series * rest + 1.66666667e-1f;
+    series = series * rest + 0.5f;
+    series = series * rest + 1.0f;
+    series = series * rest + 1.0f;
+    vi power = ((vi)shifted - (vi)splat(12582912.0f)) << 23;
+    vf result = choose(x < -87.0f, (vf){0}, (vf)((vi)series + power));
+    return choose(x == x, result, x);
+}
+
+/* LANES words of int8 weights, each of one number (float32 inputs) or two (bfloat16 inputs), as words of those. */
+INLINE vu expand(int bf16, const int8_t *at)
+{
+    if (!bf16) {
+        vb bytes;
+        memcpy(&bytes, at, sizeof bytes);
+        return (vu)__builtin_convertvector(bytes, vf);
+    }
+#if defined(__AVX512BF16__)
+    __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at));
+    __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at + 16)));
+    return (vu)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+#else
+    int16_t pairs __attribute__((vector_size(LANES * 2)));
+    memcpy(&pairs, at, sizeof pairs);
+    vi word = __builtin_convertvector(pairs, vi);
+    vu second = (vu)__builtin_convertvector(word >> 8, vf), first = (vu)__builtin_convertvector((word << 24) >> 24, vf);
+    return (first >> 16) | (second & 0xffff0000u); /* whole numbers up to 127 are bfloat16 numbers */
+#endif
+}
+
+/* columns[i] lane j = words[i] of row j, for i < words; a null row is zeros. */
+#if defined(__AVX512F__)
+INLINE void transpose_16(const uint32_t *const rows[16], int64_t from, __mmask16 mask, uint32_t *columns)
+{
+    __m512i r[16], t[16];
+    UNROLL for (int i = 0; i < 16; i++)
+        r[i] = rows[i] ? _mm512_maskz_loadu_epi32(mask, rows[i] + from) : _mm512_setzero_si512();
+    UNROLL for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+    UNROLL for (int i = 0; i < 16; i++) _mm512_storeu_si512(columns + i * 16, r[i]);
+}
+#endif
+
+INLINE void transpose(const uint32_t *const rows[LANES], int64_t words, uint32_t *columns)
+{
+#if defined(__AVX512F__)
+    for (int64_t from = 0; from < words; from += 16) {
+        int64_t left = words - from;
+        transpose_16(rows, from, left < 16 ? (__mmask16)((1u << left) - 1) : 0xffff, columns + from * 16);
+    }
+#else
+    for (int lane = 0; lane < LANES; lane++)
+        for (int64_t i = 0; i < words; i++) columns[i * LANES + lane] = rows[lane] ? rows[lane][i] : 0;
+#endif
+}
+
+#endif

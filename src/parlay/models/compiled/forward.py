@@ -1,0 +1,144 @@
+"""The compiled decoder as a `Forward`: lays out what one call of the library needs, and makes it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from parlay.models.compiled import structs
+from parlay.models.compiled.library import NotLoaded, load
+from parlay.models.compiled.weights import Weights
+from parlay.models.config import DecoderConfig
+from parlay.models.forward import Kernels, Result, Work
+from parlay.models.rope import inverse_frequencies
+from parlay.types import Exactness, Skip, Tree
+
+_MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
+_LINE = 64
+
+
+def refusal(config: DecoderConfig, dtype: torch.dtype) -> str | None:
+    """Why the library can't run this model, or None."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if config.head_dim % 2 or config.head_dim > _MOST_HEAD:
+        return f"it takes heads of an even size up to {_MOST_HEAD}, not {config.head_dim}"
+    if config.hidden_size % 2 or config.intermediate_size % 2:
+        return "it takes hidden and feed-forward sizes that are even"
+    if config.num_heads // config.num_kv_heads > _MOST_GROUP:
+        return f"it takes up to {_MOST_GROUP} query heads per key head"
+    return None
+
+
+class CompiledForward:
+    """Raises NotLoaded where the library is missing or can't run this model."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8: bool = False
+    ) -> None:
+        reason = refusal(config, dtype)
+        if reason:
+            raise NotLoaded(reason)
+        self._core = load()
+        self._weights = Weights(self._core, config, weights, dtype, int8=int8)
+        self._model = self._weights.model
+        self._config, self._dtype = config, dtype
+        self._space = torch.empty(0, dtype=torch.uint8)
+        self._turns = torch.empty(0, 2, config.head_dim // 2)
+        self._reach(256)
+        lanes = self._core.name.decode().replace("_", " ")
+        width = "int8 weights" if int8 else str(dtype).removeprefix("torch.")
+        self._kernels = Kernels(
+            exactness=Exactness.BITS,
+            reason=f"compiled decoder ({lanes}), {width}: rows do not depend on their company",
+            cache_dtype=dtype,
+            stride=16,
+        )
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._kernels
+
+    def gap(self, tree: Tree) -> int:
+        """Nodes follow the pending rows at once: attention finds each path where it lies."""
+        del tree
+        return 0
+
+    def run(self, work: Work) -> Result:
+        segments, parents = self._segments(work)
+        rows, wanted = len(work.ids), len(work.wanted)
+        ids = (ctypes.c_int64 * rows)(*work.ids)
+        wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*work.wanted)
+        longest = max(place.start + segment.rows for place, segment in zip(work.places, work.segments, strict=True))
+        self._reach(longest)
+        logits = torch.empty(wanted, self._config.vocab_size)
+        taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
+        threads = torch.get_num_threads()
+        batch = structs.Batch(
+            rows=rows,
+            segments=len(work.segments),
+            wanted=wanted,
+            threads=threads,
+            ids=ctypes.addressof(ids),
+            segment=segments,
+            wanted_rows=ctypes.addressof(wanted_rows),
+            logits=logits.data_ptr(),
+            space=self._room(rows, wanted, longest, len(work.segments), threads),
+        )
+        tapped, skipped = self._taps(taps), self._skipped(work.skip)
+        batch.taps = ctypes.addressof(tapped) if tapped else None
+        batch.skip = ctypes.addressof(skipped) if skipped else None
+        self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
+        del parents  # the call read them
+        return Result(logits, {layer: states.to(self._dtype) for layer, states in taps.items()})
+
+    def _segments(self, work: Work) -> tuple[ctypes.Array[structs.Segment], list[ctypes.Array[ctypes.c_int32]]]:
+        """The segments, and the parents that they point to."""
+        laid = (structs.Segment * len(work.segments))()
+        parents: list[ctypes.Array[ctypes.c_int32]] = []
+        begin = 0
+        for at, segment, place in zip(laid, work.segments, work.places, strict=True):
+            nodes = len(segment.tree)
+            at.cache, at.slots, at.start = place.buffer.data_ptr(), place.buffer.shape[3], place.start
+            at.pending, at.nodes, at.begin = len(segment.pending), nodes, begin
+            if nodes:
+                parents.append((ctypes.c_int32 * nodes)(*segment.tree.parents))
+                at.parents = ctypes.addressof(parents[-1])
+            begin += segment.rows
+        return laid, parents
+
+    def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p] | None:
+        if not taps:
+            return None
+        pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()
+        for layer, states in taps.items():
+            pointers[layer] = states.data_ptr()
+        return pointers
+
+    def _skipped(self, skip: Skip) -> ctypes.Array[ctypes.c_uint8] | None:
+        if not skip:
+            return None
+        flags = (ctypes.c_uint8 * (2 * self._config.num_layers))()
+        for part, layer in skip:
+            flags[2 * layer + (part == "mlp")] = 1
+        return flags
+
+    def _room(self, rows: int, wanted: int, longest: int, segments: int, threads: int) -> int:
+        """Where the forward may write: kept from call to call, and grown when one needs more."""
+        needed = self._core.space_bytes(ctypes.byref(self._model), rows, wanted, longest, segments, threads)
+        if len(self._space) < needed + _LINE:
+            self._space = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
+        start = self._space.data_ptr()
+        return start + -start % _LINE
+
+    def _reach(self, positions: int) -> None:
+        """Make rotations of so many positions available: cosines and sines ``[positions, 2, D/2]``."""
+        if positions <= len(self._turns):
+            return
+        frequencies = inverse_frequencies(self._config.rope, self._config.head_dim)
+        angles = torch.outer(torch.arange(max(positions, 2 * len(self._turns))).float(), frequencies)
+        self._turns = torch.stack((angles.cos(), angles.sin()), 1) * self._config.rope.attention_factor
+        self._model.turns = self._turns.data_ptr()

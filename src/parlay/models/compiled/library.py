@@ -1,0 +1,61 @@
+"""Finds and loads the compiled library, or says in one line why there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from parlay.models.compiled import structs
+from parlay.models.compiled.build import LIBRARY, NAMES, digest
+
+SWITCH = "PARLAY_COMPILED"
+"""Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""
+
+_WIDEST = {"DEFAULT": "plain", "AVX2": "avx2", "AVX512": "avx512_bf16"}
+"""By what torch allows itself, which heeds ATEN_CPU_CAPABILITY."""
+
+_OPENMP = re.compile(r"\S*/lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*")
+
+
+class NotLoaded(Exception):
+    """Why torch runs the decoder instead, in one line."""
+
+
+def load() -> structs.Core:
+    """What the compiled decoder offers on this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
+    wanted = os.environ.get(SWITCH) or _WIDEST.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    if wanted == "0":
+        raise NotLoaded(f"{SWITCH}=0")
+    return _load(LIBRARY, wanted)
+
+
+@lru_cache
+def _load(path: Path, widest: str) -> structs.Core:
+    if not path.exists():
+        raise NotLoaded("it was not built: install with a C compiler at hand")
+    for openmp in _loaded_openmp():
+        ctypes.CDLL(openmp, mode=ctypes.RTLD_GLOBAL)  # so that the library finds torch's threads
+    try:
+        library = ctypes.CDLL(str(path))
+        library.parlay_sources.restype = ctypes.c_char_p
+        library.parlay_core.restype = ctypes.POINTER(structs.Core)
+    except (OSError, AttributeError) as error:
+        raise NotLoaded(f"it can't be loaded: {error}") from None
+    if library.parlay_sources() != digest().encode():
+        raise NotLoaded("it was built of other sources: install again")
+    core = library.parlay_core(widest.encode())
+    if not core:
+        raise ValueError(f"{SWITCH}={widest} is neither 0 nor one of {', '.join(NAMES)} that this library has")
+    chosen: structs.Core = core.contents
+    return chosen
+
+
+def _loaded_openmp() -> set[str]:
+    """The OpenMP libraries of this process; torch has loaded one."""
+    maps = Path("/proc/self/maps")
+    return set(_OPENMP.findall(maps.read_text(encoding="utf-8"))) if maps.exists() else set()

@@ -1,0 +1,77 @@
+"""The plain data of core/core.h, for ctypes. Fields are as there, in the same order."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
+
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+
+
+class Linear(Structure):
+    _fields_ = [
+        ("panels", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+        ("kind", c_int64),
+    ]
+    # In core.h: `in`, `out`, which are words of Python's or too short for it.
+
+
+class Layer(Structure):
+    _fields_ = [("qkv", Linear), ("out", Linear), ("gate_up", Linear), ("down", Linear), ("qk_norm", c_void_p)]
+
+
+class Model(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "bf16")),
+        ("eps", c_double),
+        ("embedding", c_void_p),
+        ("layer", POINTER(Layer)),
+        ("final_norm", c_void_p),
+        ("head", Linear),
+        ("turns", c_void_p),
+    ]
+
+
+class Segment(Structure):
+    _fields_ = [
+        ("cache", c_void_p),
+        *((name, c_int64) for name in ("slots", "start", "pending", "nodes", "begin")),
+        ("parents", c_void_p),
+    ]
+
+
+class Batch(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "segments", "wanted", "threads")),
+        ("ids", c_void_p),
+        ("segment", POINTER(Segment)),
+        ("wanted_rows", c_void_p),
+        ("skip", c_void_p),
+        ("taps", c_void_p),
+        ("logits", c_void_p),
+        ("space", c_void_p),
+    ]
+
+
+PACK = CFUNCTYPE(None, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p)
+SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(Model), *(c_int64,) * 5)
+FORWARD = CFUNCTYPE(None, POINTER(Model), POINTER(Batch))
+
+
+class Core(Structure):
+    _fields_ = [
+        ("name", c_char_p),
+        ("panel", c_int64),
+        ("pack", PACK),
+        ("space_bytes", SPACE_BYTES),
+        ("forward", FORWARD),
+    ]
+
+
+def address(tensor_pointer: int) -> ctypes.c_void_p:
+    """A pointer to what a tensor holds."""
+    return c_void_p(tensor_pointer)

@@ -1,0 +1,87 @@
+"""The decoder as torch operators: every device and dtype, nothing to build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from parlay.models.attention import Attend, ExactAttention
+from parlay.models.attention_masked import MaskedAttention
+from parlay.models.config import DecoderConfig
+from parlay.models.decoder import build
+from parlay.models.forward import Kernels, Result, Work
+from parlay.models.kernels import judge
+from parlay.models.linear import padded
+from parlay.models.rope import Rope
+from parlay.types import Tree
+
+
+class EagerForward:
+    """A `Forward` of packed linears and batched products, or of masked attention where these are not exact."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        int8: bool = False,
+    ) -> None:
+        self._decoder = build(config, weights, dtype, device, int8=int8)
+        judged = judge(self._decoder, device)
+        compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
+        rope = Rope(config.rope, config.head_dim, compute, device)
+        self._attention = (
+            ExactAttention(heads, form, rope, compute) if form is not None else MaskedAttention(heads, rope)
+        )
+        self._device = device
+        self._kernels = Kernels(
+            exactness=judged.exactness,
+            reason=f"{judged.reason}; int8 weights as they are in that dtype" if int8 else judged.reason,
+            cache_dtype=compute if form is not None else dtype,
+            stride=form.keys if form is not None else 16,
+        )
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._kernels
+
+    def gap(self, tree: Tree) -> int:
+        return self._attention.gap(tree)
+
+    def run(self, work: Work) -> Result:
+        ids, last = work.ids, len(self._decoder.layers)
+        with torch.inference_mode():
+            rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
+            plan = partial(self._plan, work)
+            hidden, tapped = self._decoder.run(torch.tensor(rows, device=self._device), plan, work.taps, work.skip)
+            if last in work.taps:
+                hidden = tapped[last] = self._decoder.norm(hidden)
+            hidden = self._chosen(hidden, work.wanted)
+            if last not in work.taps:
+                hidden = self._decoder.norm(hidden)
+        with torch.no_grad():  # logits are ordinary tensors, which their reader may change
+            logits = self._decoder.head(hidden)[: len(work.wanted)].float()
+        return Result(logits, {layer: states[: len(ids)] for layer, states in tapped.items()})
+
+    def _plan(self, work: Work, out: Tensor) -> Sequence[Attend]:
+        """How each segment attends, into its rows of ``out``."""
+        attends: list[Attend] = []
+        begin = 0
+        for segment, place in zip(work.segments, work.places, strict=True):
+            rows = out[begin : begin + segment.rows]
+            attends.append(self._attention.plan(place, len(segment.pending), segment.tree, begin, rows))
+            begin += segment.rows
+        return attends
+
+    def _chosen(self, hidden: Tensor, wanted: list[int]) -> Tensor:
+        """The rows that the LM head reads, and some more where their number asks for that."""
+        count = padded(len(wanted))
+        if count == len(hidden) and wanted[-1:] == [len(wanted) - 1]:
+            return hidden
+        rows = wanted + (wanted[:1] or [0]) * (count - len(wanted))
+        return hidden[torch.tensor(rows, device=self._device)]

@@ -1,0 +1,163 @@
+"""The compiled decoder: it says what torch's operators say, and where it can't run those take its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay.models.compiled import library
+from parlay.models.compiled.build import LIBRARY, CannotBuild, build, digest
+from parlay.models.compiled.library import SWITCH, NotLoaded
+from parlay.models.config import DecoderConfig, read_config
+from parlay.models.loading import load_weights, resolve
+from parlay.models.native import NativeRunner, Quantize
+from parlay.models.quantize import quantized, rounded
+from parlay.types import Segment, Tree
+
+CPU = torch.device("cpu")
+TEXT = tuple(range(40, 140))
+TREE = Tree((7, 8, 9, 10, 11), (-1, 0, 0, 2, -1))
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the package was installed without a C compiler")
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> tuple[DecoderConfig, dict[str, Tensor]]:
+    config = read_config(resolve("parlay-mini"))
+    return config, load_weights(resolve("parlay-mini"), config)
+
+
+def make(
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]],
+    dtype: torch.dtype = torch.float32,
+    quantize: Quantize | None = None,
+) -> NativeRunner:
+    config, weights = checkpoint
+    return NativeRunner(config, weights, dtype=dtype, device=CPU, max_tokens_cached=4096, quantize=quantize)
+
+
+def logits(runner: NativeRunner) -> Tensor:
+    """Of a text, then of a tree behind it."""
+    runner.open(0, TEXT)
+    assert runner.reserve(0, len(TEXT) + 1 + len(TREE))
+    first = runner.forward([Segment(0, TEXT)]).logits_RV
+    runner.keep(0, ())
+    return torch.cat((first, runner.forward([Segment(0, (5,), TREE)]).logits_RV))
+
+
+def greedy(runner: NativeRunner, count: int) -> list[int]:
+    runner.open(1, TEXT)
+    assert runner.reserve(1, len(TEXT) + count)
+    fed, tokens = TEXT, []
+    for _ in range(count):
+        row = runner.forward([Segment(1, fed, logits_from=len(fed) - 1)]).logits_RV[0]
+        runner.keep(1, ())
+        tokens.append(int(row.argmax()))
+        fed = (tokens[-1],)
+    return tokens
+
+
+@pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512", "avx512_bf16"])
+def test_logits_are_those_of_torch(
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]], kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, kernels)
+    compiled = make(checkpoint)
+    monkeypatch.setenv(SWITCH, "0")
+    eager = make(checkpoint)
+    assert compiled.spec.kernels != eager.spec.kernels
+    torch.testing.assert_close(logits(compiled), logits(eager), atol=2e-4, rtol=1e-4)
+
+
+def test_greedy_text_in_float32_is_that_of_torch(
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = greedy(make(checkpoint), 100)
+    monkeypatch.setenv(SWITCH, "0")
+    assert greedy(make(checkpoint), 100) == compiled
+
+
+def test_bfloat16_stays_near_float32(checkpoint: tuple[DecoderConfig, dict[str, Tensor]]) -> None:
+    exact, close = logits(make(checkpoint)), logits(make(checkpoint, torch.bfloat16))
+    assert (exact - close).abs().mean() < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kernels", ["plain", "avx2", "avx512", "avx512_bf16"])
+def test_int8_multiplies_what_it_stores(
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]],
+    dtype: torch.dtype,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's operators on weights that were rounded to eight bits give the same logits."""
+    monkeypatch.setenv(SWITCH, kernels)
+    runner = make(checkpoint, dtype, quantize="int8")
+    assert "int8 weights" in runner.spec.kernels
+    stored = logits(runner)
+    monkeypatch.setenv(SWITCH, "0")
+    expected, full = logits(make(checkpoint, quantize="int8")), logits(make(checkpoint))
+    assert (full - expected).abs().mean() > 0
+    if dtype == torch.float32:
+        torch.testing.assert_close(stored, expected, atol=5e-4, rtol=1e-4)
+    else:
+        assert (stored - expected).abs().mean() < 0.05 * expected.std()
+
+
+def test_eight_bits_hold_a_weight_to_half_a_step() -> None:
+    weight = torch.randn(16, 40, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0
+    numbers, steps = quantized(weight)
+    assert numbers.dtype == torch.int8
+    assert int(numbers.abs().max()) == 127
+    assert bool(((weight - rounded(weight)).abs() <= steps[:, None] / 2 + 1e-6).all())
+
+
+def test_without_the_library_torch_runs_the_same_model(
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY", Path("nowhere.so"))
+    runner = make(checkpoint)
+    assert runner.spec.kernels.endswith("no compiled decoder: it was not built: install with a C compiler at hand")
+    assert logits(runner).isfinite().all()
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "digest", lambda: f"{digest()[:-1]}?")
+    library._load.cache_clear()
+    with pytest.raises(NotLoaded, match="built of other sources: install again"):
+        library.load()
+    library._load.cache_clear()
+
+
+def test_a_model_that_it_can_not_run_is_named(checkpoint: tuple[DecoderConfig, dict[str, Tensor]]) -> None:
+    config, weights = checkpoint
+    runner = NativeRunner(config, weights, dtype=torch.float64, device=CPU, max_tokens_cached=512)
+    assert runner.spec.kernels.endswith("it computes in float32 and bfloat16, not float64")
+
+
+def test_a_bad_switch_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "fast")
+    with pytest.raises(ValueError, match="PARLAY_COMPILED=fast is neither 0 nor one of plain"):
+        library.load()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "words"),
+    [("/nowhere/cc", "can't be run"), ("false", "failed"), (None, "there is no C compiler")],
+)
+def test_without_a_compiler_the_reason_is_one_line(
+    compiler: str | None, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    if compiler is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        monkeypatch.setenv("CC", compiler)
+    with pytest.raises(CannotBuild, match=words) as error:
+        build(tmp_path / "core.so")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "core.so").exists()
