@@ -10,7 +10,10 @@
 #include "core.h"
 #include "lanes.h"
 
-#define QUERIES 4         /* scored together */
+#define QUERIES 8         /* at most, that share what is loaded of the keys */
+#define FORWARD 32        /* keys fetched before their values are needed */
+#define VECTORS 2         /* of keys, too */
+#define STRIP (VECTORS * LANES)
 #define MOST_SCORES 65536 /* of one tile of rows: they should stay in the second-level cache */
 #define MOST_ROWS 16      /* of a tile */
 #define LONGEST_WORDS 512 /* of a head */
@@ -64,41 +67,51 @@ static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_
     }
 }
 
-/* Scores of queries first..last against LANES keys. */
-static void score(const Work *work, const uint32_t *columns, int64_t first, int64_t last, int64_t key)
+/* Scores of `count` queries from `first` on against STRIP keys. */
+INLINE void score_some(const int bf16, const int count, const Work *work, const uint32_t *columns, int64_t first,
+                       int64_t key)
 {
-    const Heads *heads = &work->heads;
-    for (int64_t q = first; q < last; q += QUERIES) {
-        vf totals[QUERIES] = {{0}};
-        const uint32_t *query[QUERIES];
-        UNROLL for (int i = 0; i < QUERIES; i++) query[i] = work->queries[q + i < last ? q + i : last - 1];
-        if (heads->bf16)
-            for (int64_t k = 0; k < heads->words; k++) {
-                vu keys = load_words(columns + k * LANES);
-                UNROLL for (int i = 0; i < QUERIES; i++) totals[i] = dot(1, totals[i], keys, splat_word(query[i][k]));
-            }
-        else
-            for (int64_t k = 0; k < heads->words; k++) {
-                vu keys = load_words(columns + k * LANES);
-                UNROLL for (int i = 0; i < QUERIES; i++) totals[i] = dot(0, totals[i], keys, splat_word(query[i][k]));
-            }
-        for (int64_t i = 0; i < QUERIES && q + i < last; i++)
-            store(work->scores + (q + i) * work->columns + key, totals[i]);
+    const int64_t words = work->heads.words;
+    vf totals[QUERIES][VECTORS] = {{{0}}};
+    for (int64_t k = 0; k < words; k++) {
+        vu keys[VECTORS];
+        UNROLL for (int v = 0; v < VECTORS; v++) keys[v] = load_words(columns + (v * words + k) * LANES);
+        UNROLL for (int i = 0; i < count; i++)
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                totals[i][v] = dot(bf16, totals[i][v], keys[v], splat_word(work->queries[first + i][k]));
     }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < VECTORS; v++)
+            store(work->scores + (first + i) * work->columns + key + v * LANES, totals[i][v]);
 }
+
+#define SCORE(COUNT)                                                                                                 \
+    if (work->heads.bf16)                                                                                            \
+        score_some(1, COUNT, work, columns, q, key);                                                                 \
+    else                                                                                                             \
+        score_some(0, COUNT, work, columns, q, key);                                                                 \
+    q += COUNT
 
 /* Keys from..to of queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
 static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
-    uint32_t columns[LONGEST_WORDS * LANES] __attribute__((aligned(64)));
-    for (int64_t key = from; key < to; key += LANES) {
-        const uint32_t *rows[LANES];
-        for (int i = 0; i < LANES; i++) {
-            int64_t slot = key + i >= to ? -1 : slots ? slots[key + i - from] : key + i;
-            rows[i] = slot < 0 ? 0 : (const uint32_t *)(work->keys + slot * row_bytes(&work->heads));
+    uint32_t columns[LONGEST_WORDS * STRIP] __attribute__((aligned(64)));
+    const int64_t bytes = row_bytes(&work->heads);
+    for (int64_t key = from; key < to; key += STRIP) {
+        const uint32_t *rows[STRIP];
+        for (int i = 0; i < STRIP; i++) /* keys beyond the last stand for it: their scores are not used */
+            rows[i] = (const uint32_t *)(work->keys + (key + i >= to ? (slots ? slots[to - 1 - from] : to - 1)
+                                                       : slots       ? slots[key + i - from]
+                                                                     : key + i) * bytes);
+        for (int64_t i = 0; i < STRIP * bytes; i += 64) __builtin_prefetch((const char *)rows[0] + 2 * STRIP * bytes + i);
+        for (int v = 0; v < VECTORS; v++)
+            transpose(rows + v * LANES, work->heads.words, columns + v * work->heads.words * LANES);
+        for (int64_t q = first; q < last;) {
+            if (last - q >= 8) { SCORE(8); }
+            else if (last - q >= 4) { SCORE(4); }
+            else if (last - q >= 2) { SCORE(2); }
+            else { SCORE(1); }
         }
-        transpose(rows, work->heads.words, columns);
-        score(work, columns, first, last, key);
     }
 }
 
@@ -120,26 +133,37 @@ static float soften(float *scores, int64_t seen, int64_t columns, int bf16)
     return sum(total);
 }
 
-/* One step along the keys for LANES numbers of a head: a key, or two of them for bfloat16. */
-INLINE vu value_words(const Heads *heads, const char *first, const char *second, int64_t at)
+/* A step along the keys, which is a key, or two of them for bfloat16: `width` vectors of words from `at` on. */
+INLINE void value_words(const int bf16, const int width, const char *first, const char *second, int64_t at,
+                        int64_t head_dim, vu *words)
 {
-    if (!heads->bf16) {
-        if (at + LANES <= heads->head_dim) return load_words((const float *)first + at);
-        float part[LANES] = {0};
-        memcpy(part, (const float *)first + at, (size_t)(heads->head_dim - at) * 4);
-        return load_words(part);
+#if defined(__AVX512F__)
+    if (bf16 && width == 4 && at + 64 <= head_dim) {
+        static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+        __m512i places = _mm512_loadu_si512(low), more = _mm512_add_epi16(places, _mm512_set1_epi16(16));
+        UNROLL for (int half = 0; half < 2; half++) {
+            __m512i one = _mm512_loadu_si512((const uint16_t *)first + at + half * 32);
+            __m512i two = _mm512_loadu_si512((const uint16_t *)second + at + half * 32);
+            words[2 * half] = (vu)_mm512_permutex2var_epi16(one, places, two);
+            words[2 * half + 1] = (vu)_mm512_permutex2var_epi16(one, more, two);
+        }
+        return;
     }
-    vh low, high = {0};
-    if (at + LANES <= heads->head_dim) {
-        memcpy(&low, (const uint16_t *)first + at, sizeof low);
-        if (second) memcpy(&high, (const uint16_t *)second + at, sizeof high);
-    } else {
-        size_t left = (size_t)(heads->head_dim - at) * 2;
-        low = high;
-        memcpy(&low, (const uint16_t *)first + at, left);
-        if (second) memcpy(&high, (const uint16_t *)second + at, left);
+#endif
+    UNROLL for (int w = 0; w < width; w++, at += LANES) {
+        int64_t left = head_dim - at < LANES ? head_dim - at : LANES;
+        if (!bf16) {
+            float part[LANES] = {0};
+            memcpy(part, (const float *)first + at, left < LANES ? (size_t)left * 4 : sizeof part);
+            words[w] = load_words(part);
+        } else {
+            vh low = {0}, high = {0};
+            memcpy(&low, (const uint16_t *)first + at, left < LANES ? (size_t)left * 2 : sizeof low);
+            memcpy(&high, (const uint16_t *)second + at, left < LANES ? (size_t)left * 2 : sizeof high);
+            words[w] = __builtin_convertvector(low, vu) | (__builtin_convertvector(high, vu) << 16);
+        }
     }
-    return __builtin_convertvector(low, vu) | (__builtin_convertvector(high, vu) << 16);
 }
 
 /* Adds keys from..to (from is even) of `count` queries to their sums, LANES * width numbers of the head from `at` on. */
@@ -154,14 +178,16 @@ INLINE void mix_some(const int bf16, const int width, const int count, const Wor
         UNROLL for (int w = 0; w < width; w++) totals[i][w] = load(sums[i] + w * LANES);
     }
     for (int64_t key = from; key < to; key += bf16 ? 2 : 1) {
-        int64_t slot = slots ? slots[key - from] : key, next = slots && key + 1 < to ? slots[key + 1 - from] : key + 1;
-        const char *one = work->values + slot * bytes, *two = bf16 && key + 1 < to ? work->values + next * bytes : 0;
-        vu weights[QUERIES], values[4];
-        UNROLL for (int w = 0; w < width; w++) values[w] = value_words(&work->heads, one, two, at + w * LANES);
+        int64_t next = key + 1 < to ? key + 1 : key; /* a second key that is not there has no weight */
+        const char *one = work->values + (slots ? slots[key - from] : key) * bytes;
+        const char *two = work->values + (slots ? slots[next - from] : next) * bytes;
+        vu values[4];
+        UNROLL for (int b = 0; b < width * LANES * (bf16 ? 2 : 4); b += 64)
+            __builtin_prefetch(one + FORWARD * bytes + at * (bf16 ? 2 : 4) + b);
+        value_words(bf16, width, one, two, at, dim, values);
         UNROLL for (int i = 0; i < count; i++) {
-            const float *scores = work->scores + (first + i) * work->columns;
-            weights[i] = splat_word(((const uint32_t *)scores)[bf16 ? key / 2 : key]);
-            UNROLL for (int w = 0; w < width; w++) totals[i][w] = dot(bf16, totals[i][w], values[w], weights[i]);
+            vu weight = splat_word(((const uint32_t *)(work->scores + (first + i) * work->columns))[bf16 ? key / 2 : key]);
+            UNROLL for (int w = 0; w < width; w++) totals[i][w] = dot(bf16, totals[i][w], values[w], weight);
         }
     }
     UNROLL for (int i = 0; i < count; i++)
@@ -179,7 +205,8 @@ static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from
     for (int64_t at = 0; at < work->heads.head_dim;) {
         int wide = work->heads.head_dim - at > 3 * LANES;
         for (int64_t q = first; q < last;) {
-            if (wide && last - q >= 4) { MIX(4, 4); q += 4; }
+            if (wide && last - q >= 6) { MIX(4, 6); q += 6; }
+            else if (wide && last - q >= 4) { MIX(4, 4); q += 4; }
             else if (wide && last - q >= 2) { MIX(4, 2); q += 2; }
             else if (wide) { MIX(4, 1); q += 1; }
             else if (last - q >= 4) { MIX(1, 4); q += 4; }

@@ -17,8 +17,8 @@
 /* The parts of a forward's memory. Strides count 32-bit words. */
 typedef struct {
     float *hidden;    /* [rows][hidden] */
-    uint32_t *normed; /* [max(rows, wanted)][normed_stride]: inputs of a product */
-    uint32_t *gated;  /* [rows][gated_stride] */
+    uint32_t *normed; /* [max(rows, wanted) + TILE][normed_stride]: inputs of a product */
+    uint32_t *gated;  /* [rows + TILE][gated_stride] */
     float *qkv;       /* [rows][qkv_stride] */
     uint32_t *queries; /* [rows][heads * head words] */
     Tile *tiles;
@@ -41,7 +41,7 @@ static int64_t queries_of_tile(const Model *model, int64_t columns)
 static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                      int64_t threads, char *at)
 {
-    int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim, most = rows > wanted ? rows : wanted;
+    int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim, most = (rows > wanted ? rows : wanted) + TILE;
     int64_t mixed = model->heads * dim > model->hidden ? model->heads * dim : model->hidden;
     Space s;
     char *start = at;
@@ -49,12 +49,12 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     s.gated_stride = up_to(model->ffn + PANEL, 2 * LANES) / each;
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
     s.head_words = (dim + each - 1) / each;
-    s.columns = up_to(longest, LANES);
+    s.columns = up_to(longest, STRIP) + STRIP;
     int64_t queries = queries_of_tile(model, s.columns);
     s.thread_bytes = line(queries * s.columns * 4) + line(queries * (dim + LANES) * 4) + line(longest * 8);
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
     s.normed = (uint32_t *)at, at += line(most * s.normed_stride * 4);
-    s.gated = (uint32_t *)at, at += line(rows * s.gated_stride * 4);
+    s.gated = (uint32_t *)at, at += line((rows + TILE) * s.gated_stride * 4);
     s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
     s.queries = (uint32_t *)at, at += line(rows * model->heads * s.head_words * 4);
     s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
@@ -199,7 +199,7 @@ static void attend(const Model *model, const Batch *batch, const Space *space, i
                  .queries = queries,
                  .count = (tile->to - tile->from) * group,
                  .scores = (float *)own,
-                 .columns = up_to(longest + 1, LANES),
+                 .columns = up_to(longest + 1, STRIP) + STRIP,
                  .mixed = (float *)(own + line(most * space->columns * 4))};
     attend_tile(&work, tile, (int64_t *)(own + line(most * space->columns * 4) + line(most * (dim + LANES) * 4)));
     for (int64_t q = 0; q < work.count; q++) {

@@ -104,12 +104,17 @@ INLINE vf dot(int bf16, vf total, vu weights, vu inputs)
 #endif
 }
 
-/* exp for x <= 88, to about 1 ulp; exactly 0 below -87. Cody and Waite's reduction, a polynomial of degree 6. */
+/* exp for x <= 88, to about 1 ulp; exactly 0 far below. Cody and Waite's reduction, a polynomial of degree 6. */
 INLINE vf exponential(vf x)
 {
+#if defined(__AVX512F__)
+    vf held = (vf)_mm512_max_ps((__m512)splat(-104.0f), (__m512)x); /* a NaN stays one */
+    vf whole = (vf)_mm512_roundscale_ps((__m512)(held * 1.44269504f), 0);
+#else
     vf held = choose(x < -87.0f, splat(-87.0f), x);
     vf shifted = held * 1.44269504f + 12582912.0f;
     vf whole = shifted - 12582912.0f;
+#endif
     vf rest = held - whole * 0.693359375f;
     rest = rest + whole * 2.12194440e-4f;
     vf series = rest * 1.38888889e-3f + 8.33333333e-3f;
@@ -118,9 +123,13 @@ INLINE vf exponential(vf x)
     series = series * rest + 0.5f;
     series = series * rest + 1.0f;
     series = series * rest + 1.0f;
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)series, (__m512)whole);
+#else
     vi power = ((vi)shifted - (vi)splat(12582912.0f)) << 23;
     vf result = choose(x < -87.0f, (vf){0}, (vf)((vi)series + power));
     return choose(x == x, result, x);
+#endif
 }
 
 /* LANES words of int8 weights, each of one number (float32 inputs) or two (bfloat16 inputs), as words of those. */
@@ -144,13 +153,13 @@ INLINE vu expand(int bf16, const int8_t *at)
 #endif
 }
 
-/* columns[i] lane j = words[i] of row j, for i < words; a null row is zeros. */
+/* columns[i] lane j = words[i] of row j, for i < words. */
 #if defined(__AVX512F__)
 INLINE void transpose_16(const uint32_t *const rows[16], int64_t from, __mmask16 mask, uint32_t *columns)
 {
     __m512i r[16], t[16];
     UNROLL for (int i = 0; i < 16; i++)
-        r[i] = rows[i] ? _mm512_maskz_loadu_epi32(mask, rows[i] + from) : _mm512_setzero_si512();
+        r[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + from);
     UNROLL for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
@@ -186,7 +195,7 @@ INLINE void transpose(const uint32_t *const rows[LANES], int64_t words, uint32_t
     }
 #else
     for (int lane = 0; lane < LANES; lane++)
-        for (int64_t i = 0; i < words; i++) columns[i * LANES + lane] = rows[lane] ? rows[lane][i] : 0;
+        for (int64_t i = 0; i < words; i++) columns[i * LANES + lane] = rows[lane][i];
 #endif
 }
 

@@ -39,27 +39,27 @@ INLINE void multiply(const int kind, const int bf16, const int rows, const int p
 }
 
 #define ROWS(COUNT, KIND, BF16)                                                                                      \
-    if (COUNT <= TILE && rows >= COUNT) {                                                                            \
+    if (COUNT <= TILE && rows <= COUNT) {                                                                            \
         if (panels == 1)                                                                                             \
             multiply(KIND, BF16, COUNT <= TILE ? COUNT : 1, 1, panel, apart, x, stride, words, total);               \
         else                                                                                                         \
             multiply(KIND, BF16, COUNT <= TILE / 2 ? COUNT : 1, 2, panel, apart, x, stride, words, total);           \
-        return COUNT;                                                                                                \
+        return;                                                                                                      \
     }
 
-/* Multiplies as many of the rows as there is code for, and says how many these were; two panels only few rows. */
+/* Up to TILE rows, of two panels up to half as many; some rows more are read where there is no code for their number. */
 #define MULTIPLY(NAME, KIND, BF16)                                                                                   \
-    static int NAME(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x, int64_t stride,   \
-                    int64_t words, Sums *total)                                                                      \
+    static void NAME(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x, int64_t stride,  \
+                     int64_t words, Sums *total)                                                                     \
     {                                                                                                                \
-        ROWS(12, KIND, BF16)                                                                                         \
-        ROWS(8, KIND, BF16)                                                                                          \
-        ROWS(6, KIND, BF16)                                                                                          \
-        ROWS(4, KIND, BF16)                                                                                          \
-        ROWS(3, KIND, BF16)                                                                                          \
-        ROWS(2, KIND, BF16)                                                                                          \
         ROWS(1, KIND, BF16)                                                                                          \
-        return 0;                                                                                                    \
+        ROWS(2, KIND, BF16)                                                                                          \
+        ROWS(3, KIND, BF16)                                                                                          \
+        ROWS(4, KIND, BF16)                                                                                          \
+        ROWS(6, KIND, BF16)                                                                                          \
+        ROWS(8, KIND, BF16)                                                                                          \
+        ROWS(10, KIND, BF16)                                                                                         \
+        ROWS(12, KIND, BF16)                                                                                         \
     }
 
 MULTIPLY(multiply_f32, WEIGHT_F32, 0)
@@ -70,7 +70,7 @@ MULTIPLY(multiply_i8_bf16, WEIGHT_I8, 1)
 /* What becomes of the outputs of a product. */
 typedef enum { KEEP, ADD, GATE } Ending;
 
-/* The shared input of a product, and where its outputs go: float32 rows, or for GATE rows of the activation type. */
+/* The shared input of a product, with TILE rows more than count, and where its outputs go: float32 rows, or for GATE rows of the activation type. */
 typedef struct {
     const uint32_t *x;
     int64_t x_stride, rows;
@@ -110,15 +110,16 @@ static void product(const Linear *linear, int bf16, const Product *to, int64_t t
     int kind = (int)linear->kind;
     int64_t all = (linear->out + PANEL - 1) / PANEL, words = bf16 ? (linear->in + 1) / 2 : linear->in;
     int64_t panel_bytes = words * PANEL * weight_bytes(kind, bf16), until = all * (thread + 1) / threads;
-    int (*tile)(int64_t, int, const char *, int64_t, const uint32_t *, int64_t, int64_t, Sums *) =
+    int64_t passes = (to->rows + TILE - 1) / TILE, each = passes ? (to->rows + passes - 1) / passes : 1;
+    void (*tile)(int64_t, int, const char *, int64_t, const uint32_t *, int64_t, int64_t, Sums *) =
         kind == WEIGHT_I8 ? (bf16 ? multiply_i8_bf16 : multiply_i8_f32) : bf16 ? multiply_bf16 : multiply_f32;
     for (int64_t panel = all * thread / threads, panels; panel < until; panel += panels) {
         const char *weights = (const char *)linear->panels + panel * panel_bytes;
         panels = to->rows <= TILE / 2 && panel + 1 < until ? 2 : 1;
-        for (int64_t row = 0, count; row < to->rows; row += count) {
+        for (int64_t row = 0; row < to->rows; row += each) {
+            int64_t count = to->rows - row < each ? to->rows - row : each;
             Sums sums[2];
-            count = tile(to->rows - row, (int)panels, weights, panel_bytes, to->x + row * to->x_stride, to->x_stride,
-                         words, sums);
+            tile(count, (int)panels, weights, panel_bytes, to->x + row * to->x_stride, to->x_stride, words, sums);
             for (int64_t p = 0; p < panels; p++)
                 for (int64_t i = 0; i < count; i++)
                     finish(linear, bf16, to, row + i, (panel + p) * PANEL, sums[p].rows[i]);
