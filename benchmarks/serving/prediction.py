@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.figures import summary
-from benchmarks.figures.__main__ import CACHE
 from benchmarks.figures.compare import Comparison
 from benchmarks.figures.ours import PLAIN
 from benchmarks.figures.prompts import ANSWER_TOKENS, Prompt, draw_texts
@@ -27,6 +26,7 @@ from benchmarks.figures.report import about, models, table
 from benchmarks.figures.results import Results, Row
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.figures.systems import Stopwatch, System, Timed
+from benchmarks.options import add_run_flags
 from parlay.drafters.prediction import SOURCE
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.train.corpus import read_corpus
@@ -146,11 +146,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="held-out documents")
     parser.add_argument("--models", nargs="+", choices=(WIDE, MINI), default=[WIDE, MINI], metavar="MODEL")
     parser.add_argument("--count", type=int, default=FULL.prompts, help="prompts of each kind (default: 8)")
-    parser.add_argument("--quick", action="store_true", help="few prompts, two rounds: to see that it works")
-    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="keeps models made")
+    add_run_flags(parser)
     return parser.parse_args(arguments)
 
 

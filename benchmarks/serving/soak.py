@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.figures.provenance import ROOT, provenance
+from benchmarks.options import add_threads_flag
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, resident, summary
 from parlay import LLM, ParlayError, RequestOutput, SamplingParams
@@ -218,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, default=16, help="clients at once (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
     parser.add_argument("--quick", action="store_true", help="60 short requests; no report unless --out names one")
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
+    add_threads_flag(parser, default=1)
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the report, and .json beside it (default: benchmarks/results/soak.md)"
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.figures.__main__ import CACHE
 from benchmarks.figures.compare import one_line
 from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row, read
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.options import add_run_flags
 from benchmarks.strategies.guide import guide
 from benchmarks.strategies.recorded import KINDS
 from benchmarks.strategies.recorded import read as read_recorded
@@ -39,12 +39,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=100, help="recorded answers of each kind (default: 100)")
     parser.add_argument("--prompts", type=int, default=FULL.wide_prompts, help="prompts of each kind (default: 6)")
     parser.add_argument("--rounds", type=int, default=FULL.wide_rounds, help="rounds over them (default: 2)")
-    parser.add_argument("--quick", action="store_true", help="few prompts, short answers")
-    parser.add_argument("--fresh", action="store_true", help="start the file anew")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    add_run_flags(parser)
     parser.add_argument("--guide", type=Path, metavar="FILE", help="write the table of docs/strategies.md there")
-    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help="keeps models made")
     return parser.parse_args(arguments)
 
 

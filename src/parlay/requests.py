@@ -197,15 +197,18 @@ class RequestFactory:
             priority=options.priority,
         )
         strategy = options.strategy or (PREDICTION if prediction else self._strategy)
-        samples = [self._sample(first, index, strategy, grammar) for index in range(params.n)]
-        return Job(name, text, [replace(sample, predicted=len(prediction)) for sample in samples])
+        predicted = len(prediction)
+        samples = [self._sample(first, index, strategy, grammar, predicted=predicted) for index in range(params.n)]
+        return Job(name, text, samples)
 
-    def _sample(self, request: Request, index: int, strategy: str, grammar: Grammar | None) -> Sample:
+    def _sample(
+        self, request: Request, index: int, strategy: str, grammar: Grammar | None, *, predicted: int
+    ) -> Sample:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         constraint = grammar.constraint(request.stop_ids) if grammar is not None else None
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
-        return Sample(own, text, strategy)
+        return Sample(own, text, strategy, predicted)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):

@@ -32,7 +32,7 @@ def engine() -> Iterator[AsyncLLM]:
     asyncio.run(engine.end())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
     """``make_app(**settings)``: an application of its own around the one engine."""
     return lambda **settings: create_app({"parlay-mini": engine}, Settings(**settings))

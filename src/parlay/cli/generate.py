@@ -8,11 +8,11 @@ import signal
 import sys
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli.files import read_text
 from parlay.cli.flags import add_model_flags, add_sampling_flags, sampling_params
 from parlay.cli.structured import add_structured_flags, structured_outputs
 from parlay.terminal import Tint, wants_colour
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     params = replace(sampling_params(options), structured_outputs=structured_outputs(options))
     prompt = _prompt(options)
-    documents = [_read_file(name, "document") for name in options.document]
-    prediction = None if options.prediction is None else _read_file(options.prediction, "prediction")
+    documents = [read_text(name, "document") for name in options.document]
+    prediction = None if options.prediction is None else read_text(options.prediction, "prediction")
     tint = Tint(sys.stdout)
     with _open(options) as llm, Interrupt() as interrupt:
         stream = llm.stream(
@@ -131,15 +131,6 @@ def _read_stdin() -> str:
             f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def _read_file(name: str, kind: str) -> str:
-    try:
-        return Path(name).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"can't read the {kind} {name}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{kind} {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
 
 
 def _check_unicode(name: str, text: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from parlay.cli.files import read_text
 from parlay.types import StructuredOutputsParams
 
 
@@ -20,16 +20,7 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
 
 def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams | None:
     """None where no such flag was given. Raises ValueError for a file that can't be read, or an empty text."""
-    schema = None if options.json_schema is None else _read(options.json_schema)
+    schema = None if options.json_schema is None else read_text(options.json_schema, "schema")
     if schema is None and options.regex is None and options.choice is None:
         return None
     return StructuredOutputsParams(json=schema, regex=options.regex, choice=options.choice)
-
-
-def _read(name: str) -> str:
-    try:
-        return Path(name).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"can't read the schema {name}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"schema {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None

@@ -7,9 +7,10 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import openai
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -91,5 +92,22 @@ def listening(app: FastAPI) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def serve() -> Callable[[FastAPI], Any]:
+def serve() -> Callable[[FastAPI], AbstractContextManager[str]]:
     return listening
+
+
+@pytest.fixture(scope="session")
+def question() -> list[dict[str, str]]:
+    return [{"role": "user", "content": "What is the weather in Rome?"}]
+
+
+@pytest.fixture(scope="session")
+def create(make_app: Callable[..., FastAPI], question: list[dict[str, str]]) -> Iterator[Post]:
+    """``create(**fields)``: an answer to the question at temperature 0, by the official client."""
+    with listening(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+
+        def ask(**fields: Any) -> Any:
+            known = {"model": "parlay-mini", "messages": question, "temperature": 0, "max_tokens": 96}
+            return client.chat.completions.create(**{**known, **fields})
+
+        yield ask

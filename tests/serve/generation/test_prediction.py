@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
-import pytest
-from fastapi import FastAPI
-
-MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
-Serve = Callable[[FastAPI], AbstractContextManager[str]]
-
-
-@pytest.fixture
-def create(make_app: Callable[..., FastAPI], serve: Serve) -> Iterator[Callable[..., Any]]:
-    """``create(**fields)``: a chat completion at temperature 0."""
-    with serve(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-
-        def ask(**fields: Any) -> Any:
-            known = {"model": "parlay-mini", "messages": MESSAGES, "temperature": 0, "max_tokens": 96}
-            return client.chat.completions.create(**{**known, **fields})
-
-        yield ask
 
 
 def test_a_prediction_is_drafted_from_and_counted(create: Any) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
 import pytest
-from fastapi import FastAPI
 
-MESSAGES = [{"role": "user", "content": "What is the weather in Rome?"}]
 WEATHER = {
     "type": "function",
     "function": {
@@ -33,19 +29,6 @@ SCHEMA = {
     "required": ["city", "sunny"],
     "additionalProperties": False,
 }
-Serve = Callable[[FastAPI], AbstractContextManager[str]]
-
-
-@pytest.fixture
-def create(make_app: Callable[..., FastAPI], serve: Serve) -> Iterator[Callable[..., Any]]:
-    """``create(**fields)``: a chat completion at temperature 0."""
-    with serve(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-
-        def ask(**fields: Any) -> Any:
-            known = {"model": "parlay-mini", "messages": MESSAGES, "temperature": 0, "max_tokens": 96}
-            return client.chat.completions.create(**{**known, **fields})
-
-        yield ask
 
 
 @pytest.mark.parametrize("strategy", ["none", "prompt-lookup", "draft-model"])
@@ -61,7 +44,9 @@ def test_a_call_that_must_come_comes_and_keeps_to_its_schema(create: Any, choice
     assert arguments["days"] in range(1, 10)
 
 
-def test_a_streamed_call_adds_up_to_the_whole_one_and_the_conversation_goes_on(create: Any) -> None:
+def test_a_streamed_call_adds_up_to_the_whole_one_and_the_conversation_goes_on(
+    create: Any, question: list[dict[str, str]]
+) -> None:
     wanted = {"tools": [WEATHER, TIME], "tool_choice": "required"}
     message = create(**wanted).choices[0].message
     (call,) = message.tool_calls
@@ -74,7 +59,7 @@ def test_a_streamed_call_adds_up_to_the_whole_one_and_the_conversation_goes_on(c
     assert entries[0].function.name == call.function.name
     assert "".join(entry.function.arguments for entry in entries) == call.function.arguments
     told = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-    answer = create(messages=[*MESSAGES, message, told], tools=[WEATHER], max_tokens=8)
+    answer = create(messages=[*question, message, told], tools=[WEATHER], max_tokens=8)
     assert answer.choices[0].finish_reason in {"length", "stop", "tool_calls"}
 
 

@@ -1,0 +1,31 @@
+"""The flags that the benchmarks' commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "parlay-benchmarks"
+QUICK = "few prompts, short answers: to see that it works"
+
+
+def add_run_flags(parser: argparse.ArgumentParser, *, quick: str = QUICK) -> None:
+    """For a command that goes on with a file of results: ``quick``, ``fresh``, ``out``, ``threads``, ``cache``."""
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    add_threads_flag(parser)
+    add_cache_flag(parser)
+
+
+def add_threads_flag(parser: argparse.ArgumentParser, default: int = 2) -> None:
+    """``threads``: the same for every system that is compared."""
+    parser.add_argument("--threads", type=int, default=default, help=f"threads of torch (default: {default})")
+
+
+def add_cache_flag(parser: argparse.ArgumentParser) -> None:
+    """``cache``: a directory of what is expensive to make."""
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE, metavar="DIR", help=f"keeps models made (default: {CACHE})"
+    )
