@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check check-browser conformance proof bench-figures wheel clean
+.PHONY: help demo check types tests check-browser conformance proof bench-figures wheel clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -16,9 +16,14 @@ demo: $(VENV)/.runtime  ## install, then run the built-in model: plain against f
 check: $(VENV)/.dev  ## install development extras, then lint, format, strict types, all tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	@$(MAKE) --no-print-directory --jobs 2 types tests
 	@command -v chromium >/dev/null || echo 'The tests of the page were skipped: there is no Chromium here (make check-browser installs it).'
+
+types: $(VENV)/.dev  ## strict types alone
+	$(BIN)/mypy
+
+tests: $(VENV)/.dev  ## the tests alone
+	$(BIN)/pytest --numprocesses auto --dist worksteal
 
 check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
 	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'

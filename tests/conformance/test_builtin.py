@@ -82,8 +82,8 @@ def test_no_token_differs_alone(spec: str, dtype: str) -> None:
     here = stage(dtype)
     for index in (0, 1):
         strategy = subject_of(spec).strategy(here, 6)
-        (sample,) = decode(here.open_runner(0), [(asks()[index], strategy)])
         if comparable(strategy, asks()[index]):
+            (sample,) = decode(here.open_runner(0), [(asks()[index], strategy)])
             assert sample.tokens == plain(dtype)[index]
 
 

@@ -1,11 +1,15 @@
-"""The built-in model behind the application, spoken to without a network."""
+"""The built-in model behind the application, spoken to without a network, or on a free port."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -42,3 +46,24 @@ def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
 def client(make_app: Callable[..., FastAPI]) -> TestClient:
     """Answers as a server would: a fault is a 500."""
     return TestClient(make_app(), raise_server_exceptions=False)
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The application on a free port of this machine; its models stay open afterwards."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()  # who comes before the server is up waits
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[FastAPI], AbstractContextManager[str]]:
+    return listening

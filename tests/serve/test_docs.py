@@ -1,4 +1,4 @@
-"""The examples of docs/server.md and the README's run as they stand, against a server that `parlay serve` starts."""
+"""The examples of docs/server.md and the README's run as they stand, against a live server."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
@@ -22,21 +22,15 @@ EXAMPLES = re.findall(r"<!-- run -->\n```(\w+)\n(.*?)```", DOCUMENT, re.DOTALL)
 SHELL = [code for language, code in EXAMPLES if language == "sh"]
 FIRST_CALL = README.partition("<!-- snippet: server -->")[2].partition("```")[2].partition("```")[0].partition("curl ")
 CLIENT, *PYTHON = [code for language, code in EXAMPLES if language == "python"]
+Serve = Callable[[FastAPI], AbstractContextManager[str]]
 PORT = "http://127.0.0.1:8000"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server(make_app: Callable[..., FastAPI], serve: Serve) -> Iterator[str]:
     """The URL of a server with the built-in model."""
-    command = [sys.executable, "-m", "parlay", "serve", "parlay-mini", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        found = next(filter(None, (re.search(r"http://[\d.]+:\d+", line) for line in process.stdout)), None)
-        try:
-            assert found, "the server ended before it was ready"
-            yield found.group()
-        finally:
-            process.send_signal(signal.SIGINT)
+    with serve(make_app()) as url:
+        yield url
 
 
 def name(code: str) -> str:

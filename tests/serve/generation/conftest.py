@@ -1,18 +1,15 @@
-"""What the tests of generation share: requests and their answers, what the Python API says, and a live server."""
+"""What the tests of generation share: requests and their answers, what the Python API says, and the official client."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -21,6 +18,7 @@ from parlay.aio import AsyncLLM
 from parlay.requests import Messages, Prompt
 
 Post = Callable[..., Any]
+Serve = Callable[[FastAPI], AbstractContextManager[str]]
 
 
 @pytest.fixture
@@ -76,35 +74,15 @@ def generate(engine: AsyncLLM) -> Callable[..., RequestOutput]:
     return run
 
 
-@contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
-    """The application on a free port of this machine; its models stay open afterwards."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@pytest.fixture(scope="session")
-def serve() -> Callable[[FastAPI], AbstractContextManager[str]]:
-    return listening
-
-
 @pytest.fixture(scope="session")
 def question() -> list[dict[str, str]]:
     return [{"role": "user", "content": "What is the weather in Rome?"}]
 
 
 @pytest.fixture(scope="session")
-def create(make_app: Callable[..., FastAPI], question: list[dict[str, str]]) -> Iterator[Post]:
+def create(make_app: Callable[..., FastAPI], serve: Serve, question: list[dict[str, str]]) -> Iterator[Post]:
     """``create(**fields)``: an answer to the question at temperature 0, by the official client."""
-    with listening(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+    with serve(make_app()) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
 
         def ask(**fields: Any) -> Any:
             known = {"model": "parlay-mini", "messages": question, "temperature": 0, "max_tokens": 96}
