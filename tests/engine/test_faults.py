@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
@@ -13,6 +14,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
+    NO_DRAFT,
     Draft,
     Event,
     Fault,
@@ -21,6 +23,7 @@ from parlay.types import (
     Request,
     SamplingParams,
     Segment,
+    Spent,
     Strategy,
     Verdict,
     View,
@@ -151,4 +154,52 @@ def test_a_stop_checker_that_raises_ends_its_own_request() -> None:
     asks = [(one, strategy()) for one in [request("b", 1, 2, stop_checker=Stumbling()), *WELL]]
     finished = run(ToyRunner(LOGITS, VOCAB), asks)
     assert finished.pop("b")[-1].error == "UnicodeError: bad token"
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+
+
+class Unruly(Fixed):
+    """A policy that raises in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(3)
+        self._method = method
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        self._raise("plan")
+        return super().plan(views)
+
+    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+        self._raise("trim")
+        return super().trim(views, drafts)
+
+    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+        self._raise("learn")
+
+    def release(self, sequence: int) -> None:
+        self._raise("release")
+
+    def _raise(self, method: str) -> None:
+        if method == self._method:
+            raise RuntimeError("bad policy")
+
+
+@pytest.mark.parametrize("method", ["plan", "trim", "learn", "release"])
+def test_a_policy_that_raises_costs_its_requests_their_drafts_and_nothing_else(method: str) -> None:
+    unruly = replace(strategy(), policy=Unruly(method))
+    finished = run(ToyRunner(LOGITS, VOCAB), [(one, unruly if one is WELL[0] else strategy()) for one in WELL])
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+    faults = {name: events[-1].metrics.drafter_faults for name, events in finished.items() if events[-1].metrics}
+    assert faults == {"a": int(method != "release"), "c": 0, "d": 0}
+
+
+class Clinging(toy_drafters.ToyDrafter):
+    """A drafter that lets no sequence go."""
+
+    def release(self, sequence: int) -> None:
+        raise RuntimeError("bad drafter")
+
+
+def test_a_drafter_that_raises_at_the_end_keeps_no_request_from_ending() -> None:
+    clinging = replace(strategy(), drafter=Clinging(lambda view, budget: NO_DRAFT))
+    finished = run(ToyRunner(LOGITS, VOCAB), [(one, clinging) for one in WELL])
     assert {name: outcome(events) for name, events in finished.items()} == expected()

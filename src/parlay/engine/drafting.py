@@ -1,4 +1,5 @@
-"""Budgets, proposals, trimming: everything before the forward. A drafter that misbehaves costs its request nothing."""
+"""Budgets, proposals, trimming: everything before the forward. What fails in
+it, drafter or policy, costs its request the drafts and nothing else."""
 
 from __future__ import annotations
 
@@ -37,9 +38,7 @@ class Drafting:
         """Ask each drafter once for all its sequences, then trim to what pays, fits and can be verified."""
         ready = [turn for turn in batch if turn.at_root and turn.sequence.drafting]
         for strategy, turns in _by_strategy(ready):
-            budgets = strategy.policy.plan([turn.sequence for turn in turns])
-            limits = [min(budget, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
-            wanted = [(turn, limit) for turn, limit in zip(turns, limits, strict=True) if limit > 0]
+            wanted = self._plan(strategy, turns)
             if strategy.drafter is not None and strategy.drafter.needs.layers:
                 wanted = self._lend(wanted)
             if wanted and strategy.drafter is not None:
@@ -49,6 +48,17 @@ class Drafting:
         for turn in ready:
             self._add_forced(turn)
         self._fit_rows([turn for turn in ready if len(turn.draft)])
+
+    def _plan(self, strategy: Strategy, turns: list[Turn]) -> list[tuple[Turn, int]]:
+        """The turns for which something is to be drafted, and how many nodes at most."""
+        try:
+            budgets = strategy.policy.plan([turn.sequence for turn in turns])
+            limits = [min(budget, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
+        except Exception as error:
+            for turn in turns:
+                drop_drafter(turn.sequence, error)
+            return []
+        return [(turn, limit) for turn, limit in zip(turns, limits, strict=True) if limit > 0]
 
     def _limit(self, turn: Turn) -> int:
         """A draft longer than what may still be committed, less the token that every step commits, is waste."""
@@ -77,13 +87,12 @@ class Drafting:
         try:
             drafts = drafter.propose([turn.sequence for turn, _ in wanted], [limit for _, limit in wanted])
             drafts = [self._sound(strategy, draft, limit) for draft, (_, limit) in zip(drafts, wanted, strict=True)]
+            drafts = [_legal(turn, draft) for draft, (turn, _) in zip(drafts, wanted, strict=True)]
+            drafts = self._trim(strategy, [turn for turn, _ in wanted], drafts)
         except Exception as error:
             self._isolate(strategy, drafter, wanted, error)
             return
-        turns = [turn for turn, _ in wanted]
-        drafts = [_legal(turn, draft) for turn, draft in zip(turns, drafts, strict=True)]
-        limits = [limit for _, limit in wanted]
-        for turn, draft, limit in zip(turns, self._trim(strategy, turns, drafts), limits, strict=True):
+        for draft, (turn, limit) in zip(drafts, wanted, strict=True):
             turn.draft = self._fitting(turn.sequence, draft, limit)
 
     def _add_forced(self, turn: Turn) -> None:
@@ -124,7 +133,7 @@ class Drafting:
             for one in wanted:
                 self._ask(strategy, drafter, [one])
             return
-        _drop_drafter(wanted[0][0].sequence, error)
+        drop_drafter(wanted[0][0].sequence, error)
 
     def observe(self, told: list[tuple[Sequence, Observation]]) -> None:
         """Tell drafters what became of their drafts, each once for all its sequences."""
@@ -138,7 +147,7 @@ class Drafting:
                 drafter.observe([observation for _, observation in members])
             except Exception as error:
                 for sequence, _ in members:
-                    _drop_drafter(sequence, error)
+                    drop_drafter(sequence, error)
 
     def _sound(self, strategy: Strategy, draft: Draft, budget: int) -> Draft:
         """The draft within its budget. Raises ValueError for one that no forward or no rule could take."""
@@ -174,7 +183,8 @@ def _legal(turn: Turn, draft: Draft) -> Draft:
     return draft if constraint is None else legal(draft, constraint)
 
 
-def _drop_drafter(sequence: Sequence, error: Exception) -> None:
+def drop_drafter(sequence: Sequence, error: Exception) -> None:
+    """Its drafter or its policy has failed."""
     sequence.drafting = False
     sequence.tally.drafter_faults += 1
     logger.warning(

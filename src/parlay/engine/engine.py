@@ -14,7 +14,7 @@ from torch import Tensor
 from parlay import trees
 from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
 from parlay.engine.constrained import drafters_part
-from parlay.engine.drafting import Drafting
+from parlay.engine.drafting import Drafting, drop_drafter
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler, Turn
 from parlay.engine.sequence import Sequence
@@ -228,7 +228,10 @@ class Engine:
             sequence, draft = turn.sequence, drafters_part(turn.draft)
             if draft is not None and done.committed and sequence.drafting and sequence.strategy.drafter is not None:
                 accepted = done.accepted if draft is turn.draft else 0
-                sequence.strategy.policy.learn(sequence, draft, accepted, spent)
+                try:
+                    sequence.strategy.policy.learn(sequence, draft, accepted, spent)
+                except Exception as error:
+                    drop_drafter(sequence, error)
 
     def _observe(
         self,
@@ -265,9 +268,7 @@ class Engine:
         self._drafter_faults += sequence.tally.drafter_faults
         if done.finish_reason is not None:
             self._finished[done.finish_reason] += 1
-        sequence.strategy.policy.release(sequence.sequence)
-        if sequence.strategy.drafter is not None:
-            sequence.strategy.drafter.release(sequence.sequence)
+        _let_go(sequence)
         wanted = request.params.prompt_logprobs is not None
         return Event(
             request.id,
@@ -305,6 +306,16 @@ class Engine:
                 f"{self.runner.spec.name} holds {self.longest}: shorten the prompt, lower max_tokens, or allow more "
                 "memory"
             )
+
+
+def _let_go(sequence: Sequence) -> None:
+    """Policy and drafter forget the sequence. Where one can't, the log says so: the request ends all the same."""
+    policy, drafter = sequence.strategy.policy, sequence.strategy.drafter
+    for release in (policy.release, *([drafter.release] if drafter is not None else [])):
+        try:
+            release(sequence.sequence)
+        except Exception:
+            logger.exception("strategy %s can't let request %s go", sequence.strategy.name, sequence.request.id)
 
 
 def _judged(rule: Rule, turns: Seq[Turn], logits_RV: Tensor, roots: Seq[int]) -> list[Verdict | Fault]:
