@@ -89,6 +89,16 @@ def test_a_closed_stream_keeps_what_was_generated_and_frees_the_engine(llm: LLM)
     assert llm.engine.idle
 
 
+def test_one_stream_at_a_time(llm: LLM) -> None:
+    """Another's events would have nobody to go to."""
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    next(stream)
+    with pytest.raises(ParlayError, match="under way"):
+        llm.generate(PROMPT, SamplingParams(max_tokens=1))
+    assert len([*stream]) > 0
+    assert len(stream.output.outputs[0].token_ids) == 8
+
+
 def test_stop_strings_end_the_text_inside_an_accepted_run(llm: LLM) -> None:
     (whole,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
     text = whole.outputs[0].text

@@ -224,6 +224,8 @@ class LLM:
         owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
         live = dict.fromkeys(owners)
         engine = self.engine  # a stream may outlive the LLM's close
+        if not engine.idle:
+            raise ParlayError("a stream of this LLM is under way: end or close it first, or use parlay.aio.AsyncLLM")
         try:
             for job in jobs:
                 self.add(job)
