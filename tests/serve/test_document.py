@@ -20,7 +20,7 @@ ALWAYS_REFUSABLE = {"/v1/models", "/v1/models/{model}", "/tokenize", "/detokeniz
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 MOST_TOKENS = 16
 PATIENCE = 120.0
-"""Seconds for one request: among them is the largest there may be, of 1,024 prompts."""
+"""Seconds for one request: among them is the largest there may be, of as many prompts as may wait."""
 STRATEGIES = ("none", "prompt-lookup", "suffix-decoding", "lookahead")
 
 

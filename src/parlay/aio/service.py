@@ -26,8 +26,9 @@ class AsyncLLM:
     The LLM belongs to it from now on: elsewhere only `LLM.job` may be used. Any thread and event loop may submit. Per
     LLM ``max_num_seqs`` samples run and up to ``max_waiting`` more are taken; further ones are refused with `Busy`. A
     strategy that loads a model does so in the engine thread, at the first request that names it; others wait for it.
+    So does `load` with the LLM itself, for on CPU one that was made in another thread is slow.
 
-        async with AsyncLLM(LLM("parlay-mini")) as llm:
+        async with AsyncLLM.load(lambda: LLM("parlay-mini")) as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
                 print(event.text, end="")
     """
@@ -116,6 +117,11 @@ class AsyncLLM:
     def alive(self) -> bool:
         """Whether it takes requests: not since `close`, nor if its thread has failed."""
         return not self._worker.closing
+
+    @property
+    def capacity(self) -> int:
+        """How many samples may be under way at once, those that wait included."""
+        return self._worker.capacity
 
     def stats(self) -> EngineStats:
         """How many requests wait and run, and what has been counted since the start."""

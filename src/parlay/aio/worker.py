@@ -65,7 +65,7 @@ class Worker:
     def __init__(self, llm: LLM, max_waiting: int, thread: EngineThread) -> None:
         self._llm = llm
         self._engine = llm.engine
-        self._capacity = self._engine.limits.max_sequences + max_waiting
+        self.capacity = self._engine.limits.max_sequences + max_waiting
         self._ledger = Ledger(self._engine)
         self._stats = self._ledger.read()
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class Worker:
         count = len(ticket.job.samples)
         with self._lock:
             self._require_open()
-            if self._under_way and self._under_way + count > self._capacity:
+            if self._under_way and self._under_way + count > self.capacity:
                 raise Busy(f"{self._under_way} requests are under way and no more may wait: try again later")
             self._under_way += count
             self._inbox.put(lambda: self._add(ticket))

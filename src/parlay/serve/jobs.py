@@ -117,6 +117,14 @@ def prepare(
     return job
 
 
+def check_count(prompts: int, n: int, served: Served) -> None:
+    """Raises ApiError for more samples than the model ever takes at once: to try again later would not help."""
+    most = served.engine.capacity
+    if prompts > 1 and prompts * n > most:
+        asked = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
+        raise ApiError(400, f"{asked} are more than the {most} samples that this server takes at once", "prompt")
+
+
 def check_length(tokens: int, served: Served, settings: Settings, field: str) -> None:
     """Raises ApiError for a prompt that is longer than the server or the model takes, or that has no token at all."""
     if tokens == 0:

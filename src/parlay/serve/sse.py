@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from parlay.serve.errors import convert
+from parlay.serve.errors import ApiError, convert
 from parlay.serve.running import Run
+from parlay.types import ParlayError
+
+logger = logging.getLogger(__name__)
 
 Chunks = AsyncGenerator[Mapping[str, object]]
 MEDIA_TYPE = "text/event-stream"
@@ -43,6 +47,8 @@ async def _lines(chunks: Chunks) -> AsyncGenerator[bytes]:
             async for chunk in chunks:
                 yield encode(chunk)
         except Exception as error:
+            if not isinstance(error, ApiError | ParlayError):
+                logger.exception("a stream ends early by a fault of the server")
             yield encode(convert(error).body)
             return
     yield DONE

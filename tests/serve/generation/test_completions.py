@@ -111,6 +111,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1, "a"]}, "prompt.1"),
     ({"prompt": [4096]}, "prompt"),
     ({"prompt": "word " * 5000}, "prompt"),
+    ({"prompt": ["x"] * 289}, "prompt"),  # 32 run and 256 wait at most
+    ({"prompt": ["x"] * 73, "n": 4}, "prompt"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
     ({"structured_outputs": {}}, "structured_outputs"),
 ]
@@ -142,6 +144,24 @@ def test_what_can_not_be_used_is_refused_and_the_field_named(refusal: Post, fiel
 )
 def test_a_request_can_not_make_the_server_open_files_or_import_code(refusal: Post, strategy: str) -> None:
     assert refusal("completions", prompt=PROMPT, strategy=strategy)["param"] == "strategy"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "suffix-decoding:max_tokens=250001",
+        "lookup-decoding:remember=10000000",
+        "token-recycling:tenants=4096",
+        "union:of=prompt-lookup+trie-lookahead(max_tokens=1000000)",
+    ],
+)
+def test_a_request_can_not_make_the_server_keep_more(refusal: Post, strategy: str) -> None:
+    assert "at most" in refusal("completions", prompt=PROMPT, strategy=strategy)["message"]
+
+
+def test_a_request_may_have_the_server_keep_less(post: Post) -> None:
+    strategy = "suffix-decoding:max_tokens=2000"
+    assert post("completions", prompt=PROMPT, max_tokens=2, strategy=strategy)["parlay"]["strategy"] == strategy
 
 
 def test_an_unknown_model_is_not_found(client: TestClient) -> None:

@@ -157,6 +157,21 @@ def test_a_fault_is_told_to_its_client_alone(
     assert error["type"] == "server_error"
 
 
+def test_a_bug_in_a_stream_is_in_the_log_and_not_in_the_answer(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("the password is 1234")
+
+    monkeypatch.setattr("parlay.serve.running.Run._record", broken)
+    body = {"model": "parlay-mini", "prompt": "x", "max_tokens": 2, "stream": True}
+    answer = client.post("/v1/completions", json=body)
+    last = answer.text.rstrip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+    assert "1234" not in answer.text
+    assert "the password is 1234" in caplog.text
+
+
 def test_a_server_that_stops_says_so_to_those_whom_it_cuts_off(serve: Any) -> None:
     """A drain of no seconds: what is under way ends with an error, not as if it were done."""
     engine = AsyncLLM(LLM(dtype="float32"))

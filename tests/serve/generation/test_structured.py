@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -101,3 +102,13 @@ def test_a_form_that_is_none_is_refused(create: Any, form: dict[str, Any]) -> No
     with pytest.raises(openai.BadRequestError) as refused:
         create(extra_body={"structured_outputs": form})
     assert "\n" not in refused.value.body["message"]
+
+
+def test_tools_nested_deeper_than_anyone_reads_are_refused_by_name(refusal: Callable[..., Any]) -> None:
+    parameters: dict[str, Any] = {"type": "object"}
+    for _ in range(300):
+        parameters = {"type": "object", "properties": {"a": parameters}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    error = refusal("chat/completions", messages=[{"role": "user", "content": "x"}], tools=[tool])
+    assert error["param"] == "tools.0.function.parameters"
+    assert "200 levels" in error["message"]

@@ -15,6 +15,8 @@ INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
 """Each level lets a request overtake some others; without a limit one client could hold up all."""
 LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
+MOST_LEVELS = 200
+"""Of free-form JSON. What reads it further on, recursively, gives up at some more, each at its own."""
 
 
 class Body(BaseModel):
@@ -45,11 +47,24 @@ def conflict(message: str, field: str) -> ApiError:
 
 def _check_plain(value: dict[str, Any]) -> dict[str, Any]:
     """Free-form JSON may hold numbers and characters that can't be sent back or written down."""
+    if not _is_flat(value):
+        raise ValueError(f"holds more than {MOST_LEVELS} levels")
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        raise ValueError("holds NaN, infinity, text that is not Unicode, or too many levels") from None
+    except ValueError:
+        raise ValueError("holds NaN, infinity, or text that is not Unicode") from None
     return value
+
+
+def _is_flat(value: object) -> bool:
+    """Whether nothing lies deeper than `MOST_LEVELS`."""
+    level = [value]
+    for _ in range(MOST_LEVELS + 1):
+        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for items in inner for item in items]
+        if not level:
+            return True
+    return False
 
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_plain)]

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from parlay.requests import Job, Prompt, TokensPrompt
 from parlay.serve.bodies.completions import CompletionBody
 from parlay.serve.infill import infill_prompt
-from parlay.serve.jobs import check_length, prepare, request_options, sampling_params, structure
+from parlay.serve.jobs import check_count, check_length, prepare, request_options, sampling_params, structure
 from parlay.serve.registry import Registry, Served
 from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described
@@ -52,6 +52,7 @@ def _prepare(
         prompt_logprobs=body.logprobs if body.echo else None,
         structured_outputs=structure(body.structured_outputs),
     )
+    check_count(len(body.prompts), params.n, served)
     options = request_options(body, request)
     known = CompletionBody.model_fields
     jobs = [
