@@ -215,6 +215,8 @@ class RequestFactory:
             return None, tuple(int(token) for token in prompt["prompt_token_ids"])
         if self._tokenizer is None:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
+        if not prompt:  # a tokenizer that puts a token before every text would make it look like one
+            raise ValueError("the prompt is empty: give some text, or token ids")
         return prompt, tuple(self._tokenizer.encode(prompt))
 
     def chat(self, messages: Messages, tools: Tools = ()) -> Prompt:

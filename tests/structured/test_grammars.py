@@ -23,7 +23,7 @@ def spells(grammars: Grammars, tokenizer: PreTrainedTokenizerBase) -> Spells:
 
     def ask(wanted: StructuredOutputsParams, text: str) -> bool:
         constraint = grammars.compile(wanted).constraint({0})
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(text, add_special_tokens=False)
         following_V = constraint.allowed(0, ids)
         return constraint.legal(ids) == len(ids) and following_V is not None and bool(following_V[0])
 

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 
 from parlay import RequestOutput, SamplingParams
 
-MESSAGES = [{"role": "user", "content": "Repeat this: the quick brown fox, the quick brown dog."}]
+TEXT = "the quick fox saw the brown dog."
+MESSAGES = [{"role": "user", "content": f"Repeat this text exactly.\n\n[text]\n{TEXT}\n[/text]"}]
 Serve = Callable[[FastAPI], AbstractContextManager[str]]
 
 

@@ -252,7 +252,7 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
     """The model is made to write a call by a bias towards its tokens alone, in the order they come."""
     llm = engine.llm
     assert llm.tokenizer is not None
-    ids = [*llm.tokenizer.encode(CALL), *llm.runner.spec.eos_ids[:1]]
+    ids = [*llm.tokenizer.encode(CALL, add_special_tokens=False), *llm.runner.spec.eos_ids[:1]]
 
     def dictate(tokens: list[int], logits: Tensor) -> Tensor:
         forced = torch.full_like(logits, float("-inf"))
