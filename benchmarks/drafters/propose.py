@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.drafters.texts import VOCAB_SIZE, markov, of_file
-from benchmarks.figures.provenance import provenance
+from parlay.bench.provenance import provenance
 from parlay.drafters.catalogue import Resources, build, catalogue, find, parse
 from parlay.types import Draft, Drafter, NoiseKey, Observation, ParlayError, Request, Runner, SamplingParams, Verdict
 

@@ -14,11 +14,11 @@ import torch
 from benchmarks.figures import parts
 from benchmarks.figures.launch import launch
 from benchmarks.figures.overhead import overhead
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import report
 from benchmarks.figures.results import Results
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
+from parlay.bench.provenance import ROOT, provenance
 
 PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
     "launch": launch,

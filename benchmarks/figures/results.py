@@ -1,14 +1,13 @@
-"""The file of results: JSON lines, a provenance record first, then one row per measurement; runs resume in it."""
+"""Rows of the figures, one per measurement of one system, in a journal of results that runs resume in."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.figures.provenance import MAY_DIFFER
+from parlay.bench import journal
 
 
 class Block(NamedTuple):
@@ -59,7 +58,7 @@ class Row:
         return Block(self.part, self.model, self.kind, self.prompt, self.round)
 
 
-class Results:
+class Results(journal.Journal[Row]):
     """Rows on disk, each block appended in one write."""
 
     def __init__(self, path: Path, header: dict[str, Any], *, fresh: bool = False) -> None:
@@ -68,15 +67,7 @@ class Results:
         Raises:
             ValueError: when its rows come from another machine, version or commit.
         """
-        self.path = path
-        self.rows: list[Row] = []
-        if path.exists() and not fresh:
-            self.header, self.rows = read(path)
-            check_same_origin(path, self.header, header)
-        else:
-            self.header = header
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"provenance": header}) + "\n", encoding="utf-8")
+        super().__init__(path, header, parse, compact, fresh=fresh)
         self._done = {row.block for row in self.rows}
 
     def has(self, block: Block) -> bool:
@@ -85,9 +76,7 @@ class Results:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Store the rows of one block."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(compact(row), ensure_ascii=False) + "\n" for row in rows))
-        self.rows += rows
+        super().add(rows)
         self._done |= {row.block for row in rows}
 
     def of(self, part: str, model: str | None = None) -> list[Row]:
@@ -101,37 +90,14 @@ def read(path: Path) -> tuple[dict[str, Any], list[Row]]:
     Raises:
         ValueError: when a line is no row of this format, with its number.
     """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-        path.write_text("".join(lines), encoding="utf-8")
-    try:
-        header: dict[str, Any] = json.loads(lines[0])["provenance"]
-    except (IndexError, KeyError, TypeError, json.JSONDecodeError):
-        raise ValueError(f"{path} does not begin with a provenance record: give another --out, or --fresh") from None
-    return header, list(_rows(path, lines[1:]))
+    return journal.read(path, parse)
 
 
-def _rows(path: Path, lines: Iterable[str]) -> Iterator[Row]:
-    for number, line in enumerate(lines, start=2):
-        try:
-            yield Row(**json.loads(line))
-        except (TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}, line {number}: no row of results ({error})") from error
-
-
-def check_same_origin(path: Path, stored: dict[str, Any], now: dict[str, Any]) -> None:
-    """Rows of two machines or two commits do not belong into one file."""
-    different = [name for name in now if name not in MAY_DIFFER and stored.get(name) != now[name]]
-    if different:
-        raise ValueError(
-            f"{path} holds rows of another run that differs in {', '.join(different)}: "
-            "give another --out, or --fresh to start it anew"
-        )
+def parse(record: dict[str, Any]) -> Row:
+    """Raises TypeError for what is no row."""
+    return Row(**record)
 
 
 def compact(row: Row) -> dict[str, Any]:
     """The row as plain data: defaults left out, seconds to the microsecond."""
-    defaults = asdict(Row(part=""))
-    values = {name: value for name, value in asdict(row).items() if value != defaults[name]}
-    return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+    return journal.compact(asdict(row), asdict(Row(part="")))

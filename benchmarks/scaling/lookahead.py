@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures.prompts import KINDS, Prompt, built_in, heldout
-from benchmarks.figures.provenance import provenance
 from benchmarks.options import add_threads_flag
 from benchmarks.scaling.fit import Line, fit
 from parlay import models
 from parlay.bench.loops import first_loop
+from parlay.bench.provenance import provenance
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
+from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt
 from parlay.types import SamplingParams

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import about, table
 from benchmarks.serving.served import served
+from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
 from parlay.models.loading import resolve
 

@@ -23,7 +23,6 @@ import httpx
 import torch
 
 from benchmarks.figures.prompts import Prompt
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
@@ -31,6 +30,7 @@ from benchmarks.serving import over_api
 from benchmarks.serving.load_page import EDITOR, LOAD, PLAIN, page
 from benchmarks.serving.over_api import Asking
 from benchmarks.serving.served import served
+from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
 
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)

@@ -21,12 +21,12 @@ from benchmarks.figures import summary
 from benchmarks.figures.compare import Comparison
 from benchmarks.figures.ours import PLAIN
 from benchmarks.figures.prompts import ANSWER_TOKENS, Prompt, draw_texts
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import about, models, table
 from benchmarks.figures.results import Results, Row
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.figures.systems import Stopwatch, System, Timed
 from benchmarks.options import add_run_flags
+from parlay.bench.provenance import ROOT, provenance
 from parlay.drafters.prediction import SOURCE
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.train.corpus import read_corpus

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.options import add_threads_flag
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, resident, summary
 from parlay import LLM, ParlayError, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
+from parlay.bench.provenance import ROOT, provenance
 from parlay.requests import RequestOptions
 from parlay.types import Exactness
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.figures.compare import one_line
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row, read
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
@@ -21,6 +20,7 @@ from benchmarks.strategies.recorded import read as read_recorded
 from benchmarks.strategies.replay import replay
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
+from parlay.bench.provenance import ROOT, provenance
 from parlay.drafters.catalogue import catalogue
 
 PARTS = ("replay", "speed", "speed-100m")

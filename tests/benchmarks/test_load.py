@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.provenance import provenance
 from benchmarks.figures.results import Row
 from benchmarks.serving import lm_eval_run, load
 from benchmarks.serving.load import MEASURES, PERCENTILES, plan, read
 from benchmarks.serving.load_page import page
 from benchmarks.serving.over_api import API, PART, STREAMED, WHOLE
+from parlay.bench.provenance import provenance
 
 TOLD = {"completed": 12, "total_output_tokens": 1200, "total_input_tokens": 1500, "duration": 10.0} | {
     f"p{at}_{measure}_ms": 3.0 for measure in MEASURES for at in PERCENTILES

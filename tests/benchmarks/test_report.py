@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.figures.compare import LEFT_OUT
 from benchmarks.figures.prompts import KINDS, Prompt, built_in
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.report import report
 from benchmarks.figures.results import Row
 from benchmarks.figures.theirs import COMBINATIONS
+from parlay.bench.provenance import ROOT, provenance
 from parlay.models.loading import load_tokenizer, resolve
 
 HEADER = provenance("python -m benchmarks.figures")

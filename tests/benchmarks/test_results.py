@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.figures.provenance import provenance
 from benchmarks.figures.results import Block, Results, Row, read
+from parlay.bench.provenance import provenance
 
 HEADER: dict[str, Any] = {"machine": {"cpu": "a"}, "commit": "1", "command": "x", "date": "today"}
 ROW = Row(part="lookup", model="m", kind="edit", system="parlay none", tokens=9, decode_seconds=0.5, same=True)

@@ -6,42 +6,50 @@ import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[2]
+import parlay
+
+ROOT = Path(__file__).parents[3]
+"""The checkout, where the package runs from one."""
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-MEASURED = ("src", "benchmarks", ":!benchmarks/results")
 SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MAY_DIFFER = ("command", "date")
 """What two runs that go into one file need not share."""
 
 
-def provenance(command: str) -> dict[str, Any]:
-    """Everything but names of people, hosts and folders."""
+def provenance(command: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Everything but names of people, hosts and folders. ``more`` is what else two runs must share: a dtype, say."""
+    versions = {"python": platform.python_version(), "parlay": parlay.__version__}
     return {
         "machine": machine(),
         "threads": torch.get_num_threads(),
         "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "versions": versions | {name: metadata.version(name) for name in PACKAGES},
         "commit": commit(),
+        **(more or {}),
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
     }
 
 
 def machine() -> dict[str, Any]:
-    """Processor, what torch uses of it, memory, kernel."""
-    return {
+    """Processor, what torch uses of it, memory, kernel, and an accelerator where there is one."""
+    found: dict[str, Any] = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
+    if torch.cuda.is_available():
+        found["accelerator"] = torch.cuda.get_device_name()
+    return found
 
 
 def cpu_model() -> str:
@@ -58,7 +66,12 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """The commit that ran, marked where the sources that were measured differ from it."""
+    """The commit that ran, marked where the sources that were measured differ from it; else ``unknown``.
+
+    An installed copy may lie within somebody else's repository, whose commit says nothing of it.
+    """
+    if not (ROOT / ".git").exists():
+        return "unknown"
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         changed = _git(

@@ -1,0 +1,177 @@
+"""What a measurement is: a cell (who decoded what, and how), a round, and what was measured there.
+
+One row per cell and round. Rows are stored flat, the cell's fields beside the others, defaults left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from parlay.bench import journal
+from parlay.bench.journal import Journal, Record
+
+PLAIN = "none"
+"""The strategy that all others are held against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Who decoded what, and how. ``engine`` is ``parlay`` or a peer's name, whose mode is then the ``strategy``.
+
+    ``context`` 0 leaves prompts as they are; else each was padded with leading filler text to so many tokens.
+    """
+
+    engine: str = "parlay"
+    model: str
+    strategy: str
+    workload: str
+    concurrency: int = 1
+    temperature: float = 0.0
+    context: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one round of a cell gave. A row with an ``error`` has no numbers; one without requests says why in ``note``.
+
+    Sums are over the requests of the round. Seconds are wall time, unless the row is ``modelled``.
+    """
+
+    cell: Cell
+    round: int = 0
+    requests: int = 0
+    tokens: int = 0
+    fresh_tokens: int = 0
+    """Tokens before each output's first loop: see `loops`."""
+    decode_tokens: int = 0
+    """Tokens that came after the first emission; the time they took is ``decode_seconds``."""
+    decode_seconds: float = 0.0
+    seconds: float = 0.0
+    """From the first request's start to the last one's end, pauses between requests left out."""
+    ttft: tuple[float, ...] = ()
+    """Seconds to the first token, per request; a request without output has none."""
+    itl: tuple[float, ...] = ()
+    """Mean seconds between tokens, per request; a request that emitted once has none."""
+    steps: int = 0
+    proposed_by_position: tuple[int, ...] = ()
+    """Nodes proposed at depth 1, 2, ... of the draft; probes are not proposals."""
+    accepted_by_position: tuple[int, ...] = ()
+    proposed_by_source: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    prefill_seconds: float = 0.0
+    """These four: how the time was spent, where the engine tells."""
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    peak_memory_bytes: int = 0
+    looped: float | None = None
+    """Share of the tokens, before anything was cut, that lie in a verbatim repeat of the request's own output."""
+    same: int = 0
+    """Requests whose tokens are those of plain decoding, ``of`` so many compared; 0 of 0 where nothing promises it."""
+    of: int = 0
+    exactness: str = ""
+    joules: float | None = None
+    modelled: bool = False
+    note: str = ""
+    error: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed; 0 where nothing was timed."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def proposed(self) -> int:
+        return sum(self.proposed_by_position)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_by_position)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over proposed nodes; 0 where nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
+class Results(Journal[Row]):
+    """A file of rows."""
+
+    def __init__(self, path: Path, header: Record, *, fresh: bool = False) -> None:
+        """See `Journal`."""
+        super().__init__(path, header, parse, dump, fresh=fresh)
+
+    def of(self, cell: Cell) -> list[Row]:
+        """The rows of one cell, in the order in which they were measured."""
+        return [row for row in self.rows if row.cell == cell]
+
+
+def read(path: Path) -> tuple[Record, list[Row]]:
+    """Header and rows of a file of results. Raises ValueError, with the number of the line that is no row."""
+    return journal.read(path, parse)
+
+
+def dump(row: Row) -> Record:
+    """The row as flat plain data."""
+    values = asdict(row)
+    return journal.compact({**values.pop("cell"), **values}, _DEFAULTS)
+
+
+def parse(record: Record) -> Row:
+    """The row of flat plain data. Raises TypeError or ValueError for anything else."""
+    if not isinstance(record, dict):
+        raise TypeError("not an object")
+    for name, value in record.items():
+        _check(name, value)
+    cell = {name: value for name, value in record.items() if name in _CELL}
+    own = {name: _frozen(value) for name, value in record.items() if name not in _CELL}
+    return Row(cell=Cell(**cell), **own)
+
+
+_CELL = frozenset(each.name for each in fields(Cell))
+
+
+def _defaults() -> dict[str, Any]:
+    """Of every field that has one, by name."""
+    found: dict[str, Any] = {}
+    for each in (*fields(Cell), *fields(Row)):
+        if each.default is not MISSING:
+            found[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            found[each.name] = each.default_factory()
+    return found
+
+
+_DEFAULTS = _defaults()
+
+
+def _check(name: str, value: object) -> None:
+    """That the value is of its field's kind. Raises TypeError."""
+    known = _DEFAULTS.get(name, "")  # those without a default are text; a name that is no field is found later
+    if isinstance(known, bool) or isinstance(value, bool):
+        right = isinstance(known, bool) and isinstance(value, bool)
+    elif known is None or isinstance(known, float):
+        right = isinstance(value, int | float)
+    elif isinstance(known, tuple):
+        right = isinstance(value, Sequence) and all(_is_number(each) for each in value)
+    elif isinstance(known, dict):
+        right = isinstance(value, Mapping) and all(_is_number(each) for each in value.values())
+    else:
+        right = isinstance(value, type(known))
+    if not right:
+        raise TypeError(f"{name} can't be {value!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
