@@ -11,13 +11,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from parlay.bench import workloads
+from parlay.bench.workloads import Item
 from parlay.train import checks
 from parlay.train.chat import ChatTurn, render_chat
 from parlay.train.corpus import Document, is_heldout, read_corpus, read_lines, read_records
 from parlay.train.tasks import Task, TaskMaker, make_sources
 
 KINDS = ("edit", "copy", "calls", "maths", "code", "prose", "translation")
-BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 ANSWER_TOKENS = (80, 150)
 OPENING_TOKENS = 96
 SEED = 20
@@ -39,14 +40,17 @@ class Prompt:
 
 def built_in(tokenizer: PreTrainedTokenizerBase, count: int) -> dict[str, list[Prompt]]:
     """Prompts written for this project, for machines without the data; at most ``count`` of each kind."""
-    chosen: dict[str, list[Prompt]] = {kind: [] for kind in KINDS}
-    for line in BUILT_IN.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        prompts = chosen[record["kind"]]
-        if len(prompts) < count:
-            text = record["text"]
-            prompts.append(Prompt(record["kind"], len(prompts), text, tuple(tokenizer.encode(text))))
+    chosen: dict[str, list[Prompt]] = {}
+    for kind in KINDS:
+        texts = [as_text(item) for item in workloads.load([kind], count)[0].items]
+        chosen[kind] = [Prompt(kind, at, text, tuple(tokenizer.encode(text))) for at, text in enumerate(texts)]
     return chosen
+
+
+def as_text(item: Item) -> str:
+    """A prompt as the built-in models read it."""
+    turns = [ChatTurn(message.role, message.content) for message in item.messages]
+    return item.prompt or render_chat(turns, answer_next=True)
 
 
 def heldout(data: Path, tokenizer: PreTrainedTokenizerBase, count: int, cache: Path) -> dict[str, list[Prompt]]:

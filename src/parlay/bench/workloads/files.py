@@ -1,0 +1,96 @@
+"""Reads workload files: JSON lines or one JSON array, plain or compressed with zstd or gzip.
+
+Data are only ever parsed as JSON. Every complaint is one line that names the file and the line in it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from parlay.bench.workloads.item import Item
+from parlay.bench.workloads.shapes import shape_of
+from parlay.types import ParlayError
+
+COMPRESSED = (".zst", ".gz")
+
+
+def stem(path: Path) -> str:
+    """The file's name without the endings of its format."""
+    name = path.name
+    for ending in (*COMPRESSED, ".jsonl", ".json"):
+        name = name.removesuffix(ending) or name
+    return name
+
+
+def read(path: Path) -> Iterator[Item]:
+    """The items of a file, whose first record says which shape all of them have.
+
+    Raises ValueError for a file that can't be read and for a record of no known shape, or of another one than the
+    first; ParlayError where a compressed file needs a library that is not installed.
+    """
+    shape = None
+    for number, (where, record) in enumerate(_records(path)):
+        try:
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+            shape = shape or shape_of(record)
+            yield shape.item(record, str(number))
+        except KeyError as error:
+            raise ValueError(f"{path}, {where}: {error} is missing") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, {where}: {error}") from None
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Where each record stands, and the record."""
+    text = _text(path)
+    if text.lstrip().startswith("["):
+        yield from ((f"record {number}", record) for number, record in enumerate(_parsed(path, text, 1), start=1))
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"line {number}", _parsed(path, line, number)
+
+
+def _parsed(path: Path, text: str, first_line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {first_line + error.lineno - 1}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists without end
+        raise ValueError(f"{path}, line {first_line}: not JSON ({error})") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        content = _content(path)
+    except (OSError, EOFError) as error:
+        raise ValueError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8") from None
+
+
+def _content(path: Path) -> bytes:
+    if path.suffix == ".gz":
+        return gzip.decompress(path.read_bytes())
+    return _unpack_zstd(path) if path.suffix == ".zst" else path.read_bytes()
+
+
+def _unpack_zstd(path: Path) -> bytes:
+    try:
+        import zstandard  # optional: only .zst files need it
+    except ImportError:
+        raise ParlayError(f"{path} needs zstandard: pip install zstandard, or unpack it first") from None
+    try:
+        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+            content: bytes = stream.read()
+            return content
+    except zstandard.ZstdError as error:
+        raise ValueError(f"can't read {path}: {error}") from None

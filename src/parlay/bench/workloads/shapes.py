@@ -1,0 +1,161 @@
+"""The shapes in which sets of prompts are published, each known by the fields of a record.
+
+Sets that ask for an answer become a user's message; those whose text is to be gone on with stay a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from parlay.bench.workloads.item import MAX_TOKENS, Item, Message
+
+Record = Mapping[str, Any]
+
+
+class Shape(NamedTuple):
+    """``item(record, number)`` makes an item; the number stands in where the record has no id."""
+
+    name: str
+    fields: frozenset[str]
+    item: Callable[[Record, str], Item]
+
+
+def shape_of(record: Record) -> Shape:
+    """The first shape all of whose fields the record has. Raises ValueError when there is none."""
+    for shape in SHAPES:
+        if shape.fields <= record.keys():
+            return shape
+    wanted = "; ".join(f"{', '.join(sorted(shape.fields))} ({shape.name})" for shape in SHAPES)
+    raise ValueError(f"no known shape; a record has the fields {wanted}")
+
+
+def _turns(record: Record, number: str) -> Item:
+    """Spec-Bench and MT-bench: questions asked one after another."""
+    first, *later = _texts(record, "turns")
+    return Item(
+        id=_id(record, "question_id", number),
+        category=_text(record, "category") if "category" in record else "",
+        messages=(Message("user", first),),
+        follow_ups=tuple(later),
+    )
+
+
+def _human_eval(record: Record, number: str) -> Item:
+    """A function's head and docstring, to be completed."""
+    return Item(id=_id(record, "task_id", number), prompt=_text(record, "prompt"))
+
+
+def _edit(record: Record, number: str) -> Item:
+    """EditEval: code and what to change in it; most of the code stays as it is."""
+    code = _text(record, "input")
+    question = f"{_text(record, 'instruction').strip()}\n\n{code}"
+    return Item(id=_id(record, "task_id", number), messages=(Message("user", question),), prediction=code)
+
+
+def _mbpp(record: Record, number: str) -> Item:
+    """A small task, with the tests that its function must pass."""
+    task = _text(record, "text" if "text" in record else "prompt").strip()
+    tests = "\n".join(_texts(record, "test_list"))
+    question = f"{task}\n\nWrite it in Python. These must hold:\n\n{tests}"
+    return Item(id=_id(record, "task_id", number), messages=(Message("user", question),))
+
+
+def _function_calls(record: Record, number: str) -> Item:
+    """BFCL: functions, and a question that calls of them answer; later conversations are follow-ups."""
+    functions = "\n".join(json.dumps(each) for each in _list(record, "function"))
+    first, *later = _list(record, "question")
+    system = Message("system", f"Answer with calls of these functions, as JSON.\n{functions}")
+    own = _messages(first)
+    follow_ups = tuple(message.content for each in later for message in _messages(each) if message.role == "user")
+    return Item(id=_id(record, "id", number), messages=(system, *own), follow_ups=follow_ups)
+
+
+def _share_gpt(record: Record, number: str) -> Item:
+    """The first question of a conversation; the recorded answers stay unused."""
+    for turn in _list(record, "conversations"):
+        if not isinstance(turn, Mapping):
+            raise ValueError("a turn of conversations is not an object")
+        if _text(turn, "from") in ("human", "user"):
+            return Item(id=_id(record, "id", number), messages=(Message("user", _text(turn, "value")),))
+    raise ValueError("nobody asks anything in conversations")
+
+
+def _with_documents(record: Record, number: str) -> Item:
+    """LLMA: documents before a question, whose answer repeats parts of them."""
+    documents = _texts(record, "docs")
+    question = "\n\n".join([*documents, _text(record, "query")])
+    return Item(id=number, messages=(Message("user", question),), references=tuple(documents))
+
+
+def _maths(record: Record, number: str) -> Item:
+    """GSM8K."""
+    return Item(id=number, messages=(Message("user", _text(record, "question")),))
+
+
+def _plain(record: Record, number: str) -> Item:
+    """Our own: a prompt or messages, with whatever else an item has."""
+    return Item(
+        id=_id(record, "id", number),
+        category=_text(record, "category") if "category" in record else "",
+        prompt=_text(record, "prompt") if "prompt" in record else "",
+        messages=_messages(record["messages"]) if "messages" in record else (),
+        max_tokens=_length(record.get("max_tokens", MAX_TOKENS)),
+        references=tuple(_texts(record, "references")) if record.get("references") else (),
+        prediction=_text(record, "prediction") if record.get("prediction") is not None else None,
+    )
+
+
+SHAPES = (
+    Shape("Spec-Bench, MT-bench", frozenset({"turns"}), _turns),
+    Shape("HumanEval", frozenset({"prompt", "entry_point"}), _human_eval),
+    Shape("MBPP", frozenset({"test_list"}), _mbpp),
+    Shape("BFCL", frozenset({"question", "function"}), _function_calls),
+    Shape("EditEval", frozenset({"instruction", "input", "output"}), _edit),
+    Shape("ShareGPT", frozenset({"conversations"}), _share_gpt),
+    Shape("LLMA", frozenset({"query", "docs"}), _with_documents),
+    Shape("GSM8K", frozenset({"question", "answer"}), _maths),
+    Shape("plain", frozenset({"messages"}), _plain),
+    Shape("plain", frozenset({"prompt"}), _plain),
+)
+"""Where a record has the fields of two, the first counts."""
+
+
+def _id(record: Record, field: str, number: str) -> str:
+    return str(record.get(field, number))
+
+
+def _text(record: Record, field: str) -> str:
+    value = record[field]
+    if not isinstance(value, str):
+        raise ValueError(f"{field} is not a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{field} is not valid Unicode") from None
+    return value
+
+
+def _list(record: Record, field: str) -> list[Any]:
+    value = record[field]
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{field} is not a list, or is empty")
+    return value
+
+
+def _texts(record: Record, field: str) -> list[str]:
+    return [_text({field: each}, field) for each in _list(record, field)]
+
+
+def _messages(value: object) -> tuple[Message, ...]:
+    turns = _list({"messages": value}, "messages")
+    if not all(isinstance(turn, Mapping) for turn in turns):
+        raise ValueError("a message is not an object")
+    return tuple(Message(_text(turn, "role"), _text(turn, "content")) for turn in turns)
+
+
+def _length(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("max_tokens is not a whole number")
+    return value
