@@ -27,7 +27,8 @@ class Journal(Generic[R]):
     ) -> None:
         """Opens ``path`` to go on where it ends; ``fresh`` starts it anew.
 
-        Raises ValueError when its rows come from another machine, version or commit, or are not rows of this kind.
+        Raises ValueError when its rows come from another machine, version or commit, or are not rows of this kind, and
+        when it can't be written.
         """
         self.path = path
         self.header = header
@@ -38,8 +39,7 @@ class Journal(Generic[R]):
             check_same_origin(path, self.header, header)
             _drop_cut_line(path)
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"provenance": header}) + "\n", encoding="utf-8")
+            _begin(path, header)
 
     def add(self, rows: Sequence[R]) -> None:
         """Append rows in one write."""
@@ -91,6 +91,14 @@ def _row(path: Path, number: int, line: str, parse: Callable[[Record], R]) -> R:
         return parse(json.loads(line))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}, line {number}: no row of results ({error})") from error
+
+
+def _begin(path: Path, header: Record) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"provenance": header}) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"can't write the results {path}: {error.strerror}") from None
 
 
 def _drop_cut_line(path: Path) -> None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "write text from a prompt, as it is decoded",
     "serve": "answer requests over HTTP, as OpenAI's API does",
     "demo": "the built-in model: plain decoding against the default strategy, side by side",
+    "bench": "measure strategies on workloads, each beside plain decoding",
     "strategies": "list the ways of decoding",
     "datastore": "make and inspect the files from which drafts can be retrieved",
     "train": "train a small language model",

@@ -1,0 +1,44 @@
+"""The most memory that this process, or its accelerator, has held since it was last asked to forget."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_PEAK = "5"
+"""What Linux wants written there to forget the peak of the resident memory."""
+
+
+def forget_peak(device: str) -> None:
+    """Begin anew, where the system can: elsewhere the peak is that of the whole process so far."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _CLEAR.write_text(_PEAK)
+    except OSError:
+        return
+
+
+def peak_bytes(device: str) -> int:
+    """Memory allocated on a CUDA device, or else the process's resident memory; 0 where nobody tells."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.max_memory_allocated(device))
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return _largest_ever()
+
+
+def _largest_ever() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource  # there is none on Windows
+
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else 1024 * largest

@@ -1,0 +1,128 @@
+"""Makes a workload ready: each item as ids, and as long as plain decoding writes it, untimed.
+
+Small models repeat themselves, and copying from a loop is easy. So an answer ends where plain decoding's first loop
+begins, and a prompt whose answer loops almost at once is left out; a note says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
+
+from parlay.bench.conversations import conversation_ids, padded, text_ids
+from parlay.bench.loops import first_loop, looped
+from parlay.bench.records import PLAIN
+from parlay.bench.wave import Answer, Ask, Ids, Waves
+from parlay.bench.workloads import Item, Message, Workload
+from parlay.llm import LLM
+
+FEWEST_TOKENS = 16
+"""An answer that is cut shorter than this leaves too little to time."""
+LOOPS = "the answer repeats itself at once"
+NO_ROOM = "no room in the context"
+_TOGETHER = 8
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Asks, what plain decoding answers to each, and what there is to say of the others."""
+
+    asks: tuple[Ask, ...]
+    goals: tuple[Ids, ...]
+    looped: float | None
+    note: str
+
+
+@dataclass(slots=True)
+class _Talk:
+    """An item under way: what has been said so far, and what is asked next."""
+
+    item: Item
+    messages: list[Message]
+    questions: list[str]
+
+    def go_on(self, answer: str) -> bool:
+        """Ask the next question after the answer; False when there is none."""
+        if not self.questions:
+            return False
+        self.messages += [Message("assistant", answer), Message("user", self.questions.pop(0))]
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """``most`` tokens are asked for at most, or as many as each item says; loops are cut unless they are kept."""
+
+    llm: LLM
+    waves: Waves
+    most: int | None = None
+    keep_loops: bool = False
+
+    def prepare(self, workload: Workload, temperature: float, context: int) -> Prepared:
+        """Decode every item plainly; what it raises is for the rows of the workload to tell."""
+        left_out: Counter[str] = Counter()
+        found: list[tuple[Ask, Answer]] = []
+        talks = [_Talk(item, list(item.messages), list(item.follow_ups)) for item in workload.items]
+        while talks:
+            asks = [(talk, ask) for talk in talks if (ask := self._ask(talk, context)) is not None]
+            left_out[NO_ROOM] += len(talks) - len(asks)
+            asks = [(talk, replace(ask, seed=len(found) + at)) for at, (talk, ask) in enumerate(asks)]
+            answers = list(self._answers([ask for _, ask in asks], temperature))
+            found += [(ask, answer) for (_, ask), answer in zip(asks, answers, strict=True)]
+            pairs = zip(asks, answers, strict=True)
+            talks = [talk for (talk, _), answer in pairs if talk.go_on(self._text(answer.tokens))]
+        return self._cut(found, left_out)
+
+    def _ask(self, talk: _Talk, context: int) -> Ask | None:
+        """None where the model has no room for prompt and answer."""
+        item = talk.item
+        ids = text_ids(self.llm, item.prompt) if item.prompt else conversation_ids(self.llm, talk.messages)
+        ids = padded(self.llm, ids, context)
+        wanted = self.most or item.max_tokens
+        room = self.llm.engine.longest - len(ids)
+        if room < min(wanted, FEWEST_TOKENS):
+            return None
+        return Ask(ids=ids, most=min(wanted, room), seed=0, references=item.references, prediction=item.prediction)
+
+    def _answers(self, asks: Sequence[Ask], temperature: float) -> Iterator[Answer]:
+        for group in in_groups(asks, _TOGETHER):
+            yield from self.waves.decode(PLAIN, group, temperature).answers
+
+    def _text(self, tokens: Ids) -> str:
+        return str(self.llm.tokenizer.decode(tokens, skip_special_tokens=True)) if self.llm.tokenizer else ""
+
+    def _cut(self, found: Sequence[tuple[Ask, Answer]], left_out: Counter[str]) -> Prepared:
+        asks: list[Ask] = []
+        goals: list[Ids] = []
+        for ask, answer in found:
+            whole = len(answer.tokens)
+            length = whole if self.keep_loops else first_loop(answer.tokens)
+            if length < min(FEWEST_TOKENS, whole):
+                left_out[LOOPS] += 1
+                continue
+            asks.append(replace(ask, most=max(length, 1)))
+            goals.append(answer.tokens[:length])
+        return Prepared(tuple(asks), tuple(goals), _share(found), _note(left_out, len(asks)))
+
+
+def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items, so many at a time."""
+    rest = iter(items)
+    while group := list(islice(rest, size)):
+        yield group
+
+
+def _share(found: Sequence[tuple[Ask, Answer]]) -> float | None:
+    """The part of all answers, uncut, that is looped."""
+    total = sum(len(answer.tokens) for _, answer in found)
+    inside = sum(looped(answer.tokens) * len(answer.tokens) for _, answer in found)
+    return inside / total if total else None
+
+
+def _note(left_out: Counter[str], kept: int) -> str:
+    total = kept + left_out.total()
+    return "; ".join(f"{count} of {total} prompts left out: {why}" for why, count in left_out.items() if count)

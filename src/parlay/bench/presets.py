@@ -1,0 +1,53 @@
+"""What `parlay bench` measures where nothing else is said, and sets of settings by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parlay.bench.records import PLAIN
+from parlay.bench.workloads import BUILT_IN
+from parlay.drafters.catalogue import catalogue, parse
+from parlay.drafters.spelling import split
+from parlay.llm import DEFAULT_STRATEGY
+
+ALL = "all"
+"""Asks for every strategy that runs without a file or models of the user's own."""
+_OWN = {"file", "models"}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings, each of which a flag can change."""
+
+    workloads: tuple[str, ...] = BUILT_IN
+    strategies: tuple[str, ...] = (PLAIN, DEFAULT_STRATEGY)
+    prompts: int = 4
+    rounds: int = 3
+
+
+PRESETS = {
+    "quick": Preset(("edit", "prose"), prompts=2, rounds=1),
+    "standard": Preset(),
+    "readme": Preset(tuple(name for name in BUILT_IN if name != "long"), (PLAIN, ALL), prompts=6, rounds=2),
+}
+"""By name; ``standard`` holds where none is named."""
+
+
+def strategies(text: str) -> tuple[str, ...]:
+    """Strategies joined by commas; a piece ``key=value`` belongs to the strategy before it.
+
+    Raises ValueError for one that does not exist.
+    """
+    names: list[str] = []
+    for piece in split(text, ","):
+        if names and "=" in piece.partition("(")[0].partition(":")[0]:
+            names[-1] += f",{piece}"
+        else:
+            names.append(piece)
+    return tuple(dict.fromkeys(known for name in names for known in _known(name)))
+
+
+def _known(name: str) -> list[str]:
+    if name == ALL:
+        return [each for each, entry in catalogue().items() if not entry.parameters.keys() & _OWN]
+    return [str(parse(name))]

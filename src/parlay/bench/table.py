@@ -1,0 +1,97 @@
+"""The summary as a table of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from parlay.bench.records import PLAIN
+from parlay.bench.summary import Spread, Summary, geometric_means
+
+ABSENT = "-"
+
+
+class Column(NamedTuple):
+    """Its head, and what it says of a summary."""
+
+    head: str
+    text: Callable[[Summary], str]
+
+
+def table(summaries: Sequence[Summary], price_per_hour: float | None = None) -> str:
+    """A line for each summary, then what there is to say of single cells, then geometric means of the ratios."""
+    columns = [*_what(summaries), *_measures(summaries, price_per_hour)]
+    rows = [[column.head for column in columns]]
+    rows += [[column.text(each) for column in columns] for each in summaries]
+    notes = list(dict.fromkeys(filter(None, map(_remark, summaries))))
+    means = [
+        f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {count} cells"
+        for strategy, (mean, count) in geometric_means(summaries).items()
+    ]
+    return "\n".join([*_aligned(rows), *([""] if notes or means else []), *notes, *means])
+
+
+def _what(summaries: Sequence[Summary]) -> list[Column]:
+    """What tells the cells apart; of the rest only what is not the same everywhere."""
+    columns = [
+        Column("model", lambda each: each.cell.model),
+        Column("workload", lambda each: each.cell.workload),
+        Column("requests", lambda each: str(each.cell.concurrency)),
+        Column("temp.", lambda each: f"{each.cell.temperature:g}"),
+        Column("context", lambda each: str(each.cell.context or "as is")),
+        Column("strategy", lambda each: each.cell.strategy),
+    ]
+    always = {"workload", "strategy"}
+    return [column for column in columns if column.head in always or len({column.text(each) for each in summaries}) > 1]
+
+
+def _measures(summaries: Sequence[Summary], price_per_hour: float | None) -> list[Column]:
+    columns = [
+        Column("tok/s", lambda each: _spread(each.speed, ".0f")),
+        Column("ratio", lambda each: _spread(each.ratio, ".2f")),
+        Column("tok/step", lambda each: _number(each.tokens_per_step, ".2f")),
+        Column("accepted", lambda each: _number(each.acceptance_rate, ".0%")),
+        Column("first ms", lambda each: _number(each.ttft, ".1f", 1000)),
+        Column("next ms", lambda each: _number(each.itl, ".2f", 1000)),
+        Column("draft/verify/rest", lambda each: "/".join(f"{share:.0%}" for share in each.shares or ()) or ABSENT),
+        Column("memory", lambda each: f"{each.peak_memory_bytes / 2**20:.0f}M" if each.peak_memory_bytes else ABSENT),
+        Column("looped", lambda each: _number(each.looped, ".0%")),
+        Column("same", lambda each: f"{each.same[0]}/{each.same[1]}" if each.same else ABSENT),
+    ]
+    if any(each.joules_per_token is not None for each in summaries):
+        columns.append(Column("J/token", lambda each: _number(each.joules_per_token, ".4f")))
+    if price_per_hour is not None:
+        columns.append(Column("tok/unit", lambda each: _number(each.tokens_per_unit(price_per_hour), ".0f")))
+    return columns
+
+
+def _remark(each: Summary) -> str:
+    said = each.error or each.note
+    if not said:
+        return ""
+    own = f"{each.cell.workload}, {each.cell.strategy}" if each.error else each.cell.workload
+    return f"{own}: {said}"
+
+
+def _spread(value: Spread | None, form: str) -> str:
+    if value is None:
+        return ABSENT
+    median, low, high = (format(number, form) for number in (value.median, value.low, value.high))
+    return median if low == high else f"{median} ({low}-{high})"
+
+
+def _number(value: float | None, form: str, times: float = 1) -> str:
+    return ABSENT if value is None else format(times * value, form)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Names to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    names = rows[0].index("strategy")
+    return [
+        "  ".join(
+            cell.ljust(width) if at <= names else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

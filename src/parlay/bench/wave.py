@@ -1,0 +1,174 @@
+"""Requests sent together, timed at their events: the one stopwatch of the bench.
+
+Nothing is shared between requests but the models: each is a tenant of its own, so that no prompt is found cached and
+every first token is paid for, and no store learns from any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from parlay.bench.memory import forget_peak, peak_bytes
+from parlay.llm import LLM
+from parlay.requests import Job, RequestOptions
+from parlay.types import Metrics, ParlayError, SamplingParams
+
+Ids = tuple[int, ...]
+
+
+class Energy(Protocol):
+    """What was used."""
+
+    @property
+    def joules(self) -> float | None: ...
+
+
+class Meter(Protocol):
+    """Measures energy between two moments."""
+
+    def begin(self) -> Any:
+        """Now, as `end` wants it."""
+        ...
+
+    def end(self, window: Any) -> Energy:
+        """Since then. Raises ParlayError where that was too short to tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A prompt as every strategy gets it; ``most`` tokens are wanted at most."""
+
+    ids: Ids
+    most: int
+    seed: int
+    references: tuple[str, ...] = ()
+    prediction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an ask. Seconds are from the start of its wave; None where nothing was emitted."""
+
+    tokens: Ids
+    first_tokens: int
+    first_seconds: float | None
+    last_seconds: float | None
+    metrics: Metrics
+
+    @property
+    def between_seconds(self) -> float | None:
+        """Mean time between its tokens; None where all came at once."""
+        later = len(self.tokens) - self.first_tokens
+        if not later or self.first_seconds is None or self.last_seconds is None:
+            return None
+        return (self.last_seconds - self.first_seconds) / later
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """The answers, in the order of the asks. Decoding lasts from the first emission of any to the last."""
+
+    answers: tuple[Answer, ...]
+    seconds: float
+    decode_tokens: int
+    decode_seconds: float
+    peak_memory_bytes: int
+    joules: float | None
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """When tokens were emitted, by request."""
+
+    began: float = field(default_factory=time.perf_counter)
+    first: dict[str, tuple[float, int]] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    before_decoding: int = 0
+    """Tokens that came with the very first emission."""
+    tokens: int = 0
+
+    def emit(self, request: str, count: int) -> None:
+        now = time.perf_counter() - self.began
+        if not self.last:
+            self.before_decoding = count
+        self.first.setdefault(request, (now, count))
+        self.last[request] = now
+        self.tokens += count
+
+    @property
+    def decode_seconds(self) -> float:
+        return max(self.last.values()) - min(at for at, _ in self.first.values()) if self.last else 0.0
+
+    def answer(self, job: Job) -> Answer:
+        sample = job.output().outputs[0]
+        if sample.error:
+            raise ParlayError(sample.error)
+        name = job.samples[0].request.id
+        at, count = self.first.get(name, (None, 0))
+        return Answer(sample.token_ids, count, at, self.last.get(name), sample.metrics)
+
+
+class Waves:
+    """Sends asks to a model."""
+
+    def __init__(self, llm: LLM, meter: Meter | None = None) -> None:
+        self._llm = llm
+        self._meter = meter
+        self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
+
+    def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
+        """Send all asks at once and wait for every answer. What fails raises, and leaves nothing under way."""
+        jobs = [self._job(strategy, ask, temperature) for ask in asks]
+        device = self._llm.runner.spec.device
+        forget_peak(device)
+        window = self._meter.begin() if self._meter is not None else None
+        watch = _Stopwatch()
+        self._run(jobs, watch)
+        seconds = time.perf_counter() - watch.began
+        joules = self._joules(window)
+        decoded = watch.tokens - watch.before_decoding
+        answers = tuple(watch.answer(job) for job in jobs)
+        return Wave(answers, seconds, decoded, watch.decode_seconds, peak_bytes(device), joules)
+
+    def _job(self, strategy: str, ask: Ask, temperature: float) -> Job:
+        params = SamplingParams(temperature=temperature, max_tokens=ask.most, seed=ask.seed)
+        options = RequestOptions(
+            strategy=strategy,
+            documents=ask.references,
+            prediction=ask.prediction,
+            store=False,
+            salt=next(self._tenants),
+        )
+        return self._llm.job({"prompt_token_ids": ask.ids}, params, options)
+
+    def _joules(self, window: Any) -> float | None:
+        if self._meter is None:
+            return None
+        try:
+            return self._meter.end(window).joules
+        except ParlayError:
+            return None
+
+    def _run(self, jobs: Sequence[Job], watch: _Stopwatch) -> None:
+        engine = self._llm.engine
+        live = {job.samples[0].request.id: job for job in jobs}
+        try:
+            for job in jobs:
+                self._llm.add(job)
+            while live:
+                for event in engine.step():
+                    if event.committed:
+                        watch.emit(event.request, len(event.committed))
+                    job = live[event.request]
+                    job.event(job.samples[0], event)
+                    if event.finish_reason is not None:
+                        del live[event.request]
+        finally:
+            for name in live:
+                engine.abort(name)

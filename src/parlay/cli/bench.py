@@ -1,0 +1,252 @@
+"""`parlay bench`: measures strategies on workloads, each beside plain decoding, and prints what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli.flags import add_model_flags
+
+if TYPE_CHECKING:
+    from parlay.bench.presets import Preset
+    from parlay.bench.records import Row
+    from parlay.bench.runner import Bench, Plan
+    from parlay.bench.workloads import Workload
+    from parlay.llm import LLM
+
+T = TypeVar("T")
+
+OUT = Path("parlay-bench.jsonl")
+MOST_TOGETHER = 32
+"""How many requests the engine takes at once, unless more are asked for."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="quick, standard or readme: what the next four flags say if left out (default: standard)",
+    )
+    parser.add_argument(
+        "--workloads",
+        metavar="NAMES",
+        help="joined by commas: edit, copy, code, maths, translation, calls, prose, long; files as PATH or NAME=PATH",
+    )
+    parser.add_argument(
+        "--strategies",
+        metavar="NAMES",
+        help="joined by commas; see parlay strategies; all takes those that need nothing of yours",
+    )
+    parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload")
+    parser.add_argument("--rounds", type=_whole(1), metavar="N", help="how often each cell is measured")
+    parser.add_argument(
+        "--concurrency", type=_list(_whole(1)), default=(1,), metavar="N,...", help="requests at once (default: 1)"
+    )
+    parser.add_argument(
+        "--temperature", type=_list(_real), default=(0.0,), metavar="X,...", help="0 is greedy (default: 0)"
+    )
+    parser.add_argument(
+        "--context",
+        type=_list(_whole(0)),
+        default=(0,),
+        metavar="N,...",
+        help="filler is put before prompts until they have N tokens; 0: none (default: 0)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=_whole(1),
+        metavar="N",
+        help="longest answer (default: what each prompt asks for, mostly 128)",
+    )
+    parser.add_argument(
+        "--keep-loops", action="store_true", help="don't end an answer where it begins to repeat itself"
+    )
+    parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
+    parser.add_argument(
+        "--price-per-hour",
+        type=_price,
+        metavar="X",
+        help="what an hour of this machine costs: adds tokens per unit of currency",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        metavar="FILE",
+        help=f"rows go there, and a second run goes on with it (default: {OUT})",
+    )
+    parser.add_argument("--fresh", action="store_true", help="start the file anew")
+
+
+def run(options: argparse.Namespace) -> int:
+    return _measure(options)
+
+
+# -------------------------------------------------------------------------------------------------------- measuring
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from parlay.bench import workloads  # here, because these load torch and transformers
+    from parlay.bench.presets import strategies
+
+    preset = _preset(options.preset)
+    chosen = strategies(options.strategies or ",".join(preset.strategies))
+    names = options.workloads.split(",") if options.workloads else preset.workloads
+    found = workloads.load(names, options.prompts or preset.prompts)
+    with _open(options) as llm:
+        plan = _plan(options, preset, chosen, found)
+        return _run(options, llm, plan)
+
+
+def _preset(name: str | None) -> Preset:
+    from parlay.bench.presets import PRESETS
+
+    if name is not None and name not in PRESETS:
+        raise ValueError(f"no preset {name!r}: choose one of {', '.join(PRESETS)}")
+    return PRESETS[name or "standard"]
+
+
+def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ...], workloads: list[Workload]) -> Plan:
+    from parlay.bench.runner import Plan
+
+    return Plan(
+        model=_without_folders(options.model),
+        strategies=strategies,
+        workloads=tuple(workloads),
+        concurrency=options.concurrency,
+        temperatures=options.temperature,
+        contexts=options.context,
+        rounds=options.rounds or preset.rounds,
+        max_tokens=options.max_tokens,
+        keep_loops=options.keep_loops,
+    )
+
+
+def _open(options: argparse.Namespace) -> LLM:
+    import torch
+
+    from parlay.llm import LLM
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return LLM(
+        options.model,
+        draft_model=options.draft_model,
+        dtype=options.dtype,
+        device=options.device,
+        max_num_seqs=max(MOST_TOGETHER, *options.concurrency),
+    )
+
+
+def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
+    from parlay.bench.provenance import provenance
+    from parlay.bench.records import Results
+    from parlay.bench.runner import Bench
+    from parlay.bench.summary import summarise
+    from parlay.bench.table import table
+
+    spec = llm.runner.spec
+    shared = {
+        "dtype": spec.dtype,
+        "device": spec.device,
+        "settings": {
+            "prompts": options.prompts or _preset(options.preset).prompts,
+            "max_tokens": plan.max_tokens,
+            "keep_loops": plan.keep_loops,
+        },
+    }
+    results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
+    done = _with_progress(Bench(llm, plan, results))
+    print(table(summarise(results.rows, plan.cells()), options.price_per_hour))
+    if not done:
+        print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
+        return INTERRUPTED
+    print(f"\n{spec.name} in {spec.dtype} on {spec.device}; rows in {options.out}")
+    return _check_promises(results.rows)
+
+
+def _with_progress(bench: Bench) -> bool:
+    """False when it was interrupted."""
+    from tqdm import tqdm
+
+    with tqdm(total=bench.left, unit="row", file=sys.stderr, disable=None) as bar:
+        try:
+            bench.run(bar.update)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+def _check_promises(rows: list[Row]) -> int:
+    from parlay.types import Exactness
+
+    broken = [row.cell for row in rows if row.exactness == Exactness.BITS and row.same < row.of]
+    for cell in dict.fromkeys(broken):
+        print(
+            f"parlay: error: {cell.strategy} on {cell.workload} promises the same text and gave another; "
+            "please report it",
+            file=sys.stderr,
+        )
+    return FAILURE if broken else 0
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command to repeat, without folder names of this machine."""
+    words = ["parlay", "bench"]
+    for name, value in vars(options).items():
+        flag = "--" + name.replace("_", "-")
+        if name in ("out", "fresh") or value is None or value is False:
+            continue
+        if value is True:
+            words.append(flag)
+            continue
+        texts = [str(each) for each in value] if isinstance(value, tuple) else str(value).split(",")
+        words += [flag, ",".join(_without_folders(text) for text in texts)]
+    return shlex.join(words)
+
+
+def _without_folders(text: str) -> str:
+    name, equals, place = text.rpartition("=")
+    return f"{name}{equals}{Path(place).resolve().name}" if Path(place).exists() else text
+
+
+# ------------------------------------------------------------------------------------------------------------ flags
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text) if text.strip().lstrip("-").isdecimal() else None
+        if value is None or value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return value
+
+    return read
+
+
+def _real(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+def _price(text: str) -> float:
+    value = _real(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("nothing is for free: the price must be above 0")
+    return value
+
+
+def _list(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    return lambda text: tuple(dict.fromkeys(read(each) for each in text.split(",")))

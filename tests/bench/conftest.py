@@ -1,0 +1,23 @@
+"""A tiny model with random weights, whose tokens are single letters."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+
+import pytest
+
+from parlay.llm import LLM
+from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.toy_tokenizers import letters
+
+ALPHABET = (string.ascii_letters + string.digits + " \n.")[:VOCAB_SIZE]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Reads up to 256 tokens; says nothing of sense, and repeats itself when it is greedy."""
+    directory = tmp_path_factory.mktemp("tiny") / "llama"
+    save_random("llama", directory)
+    with LLM(str(directory), tokenizer=letters(ALPHABET), dtype="float32", strategy="none") as llm:
+        yield llm

@@ -1,0 +1,84 @@
+"""`parlay bench`: a table, a file that a second run goes on with, and mistakes that are named before a model loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parlay.bench.records import Results, Row, read
+from parlay.bench.runner import Bench
+from tests.cli.conftest import Cli
+
+NO_MODEL = ("--model", "/nowhere/at/all")
+
+MISTAKES = {
+    "unknown workload": (["--workloads", "edits"], "no workload 'edits'"),
+    "unknown strategy": (["--strategies", "none,prompt-lokup"], "did you mean prompt-lookup"),
+    "unknown parameter": (["--strategies", "prompt-lookup:k=3,gramm=2"], "gramm"),
+    "unknown preset": (["--preset", "huge"], "quick, standard, readme"),
+    "no rounds": (["--rounds", "0"], "at least 1"),
+    "no number": (["--concurrency", "1,many"], "'many'"),
+    "temperature below 0": (["--temperature", "-1"], "at least 0"),
+    "context below 0": (["--context", "-5"], "at least 0"),
+    "free of charge": (["--price-per-hour", "0"], "above 0"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_wrong_usage_is_one_line(cli: Cli, case: str) -> None:
+    words, named = MISTAKES[case]
+    result = cli("bench", *words, *NO_MODEL)
+    assert (result.code, result.out) == (2, "")
+    assert named in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_malformed_workload_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt"\n')
+    result = cli("bench", "--workloads", str(path), *NO_MODEL)
+    assert result.code == 2
+    assert f"{path}, line 2: not JSON" in result.err
+
+
+def test_it_measures_prints_and_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, out = tmp_path / "mine.jsonl", tmp_path / "rows.jsonl"
+    prompts.write_text(json.dumps({"prompt": "def add(a, b):\n    return a", "max_tokens": 6}))
+    words = ["bench", "--workloads", f"{prompts},calls", "--out", str(out), "--dtype", "float32", "--keep-loops"]
+    words += ["--strategies", "prompt-lookup:k=4,policy=fixed,suffix-decoding", "--prompts", "1", "--rounds", "1"]
+    result = cli(*words, "--max-tokens", "6", "--price-per-hour", "0.5")
+    assert result.code == 0, result.err
+    head, *lines = result.out.split("\n\n")[0].split("\n")
+    assert head.split()[:2] == ["workload", "strategy"]
+    assert [line.split()[:2] for line in lines] == [
+        [name, strategy]
+        for name in ("mine", "calls")
+        for strategy in ("none", "prompt-lookup:k=4,policy=fixed", "suffix-decoding")
+    ]
+    assert all("1/1" in line for line in lines)
+    header, rows = read(out)
+    assert header["dtype"] == "float32"
+    assert str(tmp_path) not in json.dumps(header)
+    assert "mine.jsonl,calls" in header["command"]
+
+    again = cli(*words, "--max-tokens", "6")
+    assert again.code == 0
+    assert read(out)[1] == rows
+    refused = cli(*words, "--max-tokens", "5")
+    assert (refused.code, refused.out) == (2, "")
+    assert "differs in settings" in refused.err
+
+    def broken(bench: Bench, tell: object) -> None:
+        Results(out, header).add([Row(cell=rows[0].cell, requests=1, exactness="bits", same=0, of=1)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "run", broken)
+    stopped = cli(*words, "--max-tokens", "6")
+    assert stopped.code == 130
+    assert "the same command goes on" in stopped.err
+    monkeypatch.undo()
+    liar = cli(*words, "--max-tokens", "6")
+    assert liar.code == 1
+    assert "promises the same text and gave another" in liar.err
