@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check types tests check-browser conformance proof bench-figures wheel clean
+.PHONY: help demo check types tests check-browser conformance proof bench-smoke bench-figures wheel clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -38,6 +38,9 @@ proof: $(VENV)/.dev  ## the long form of the server's proofs: schemathesis on ev
 	@echo 'By programs that want environments of their own (benchmarks/README.md says how to make them):'
 	@echo "  $(BIN)/python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE   # lm-eval's scores, plain and default"
 	@echo "  $(BIN)/python -m benchmarks.serving.load --vllm PYTHON                 # vLLM's load generator"
+
+bench-smoke: $(VENV)/.dev  ## speeds against plain decoding, held against lower bounds; under 3 minutes on an idle machine
+	$(BIN)/python -m benchmarks.smoke
 
 bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)

@@ -1,0 +1,88 @@
+"""Did a strategy become slower? Paired ratios to plain decoding on the built-in workloads, held against lower bounds.
+
+The bounds in `smoke.json` are well below what an idle machine gives, so that what falls below one is a fault and not
+noise. Ratios hardly depend on the machine; speeds do, and are not looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parlay.bench import workloads
+from parlay.bench.provenance import provenance
+from parlay.bench.records import PLAIN, Results
+from parlay.bench.runner import Bench, Plan
+from parlay.bench.summary import Summary, summarise
+from parlay.bench.table import table
+from parlay.llm import LLM
+
+BOUNDS = Path(__file__).with_name("smoke.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is measured, and by workload and strategy the least that its ratio may be."""
+
+    plan: Plan
+    least: dict[str, dict[str, float]]
+
+    @staticmethod
+    def read(path: Path) -> Bounds:
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        least: dict[str, dict[str, float]] = settings["bounds"]
+        strategies = dict.fromkeys(name for own in least.values() for name in own)
+        plan = Plan(
+            model=settings["model"],
+            strategies=tuple(strategies),
+            workloads=tuple(workloads.load(list(least), settings["prompts"])),
+            rounds=settings["rounds"],
+            max_tokens=settings["max_tokens"],
+        )
+        return Bounds(plan, least)
+
+
+def failures(bounds: Bounds, summaries: Sequence[Summary]) -> list[str]:
+    """A line for each cell that did not run, whose text differs, or whose median ratio is below its bound."""
+    found: list[str] = []
+    for each in summaries:
+        name = f"{each.cell.strategy} on {each.cell.workload}"
+        least = bounds.least[each.cell.workload].get(each.cell.strategy)
+        if each.error or each.ratio is None:
+            found.append(f"{name} was not measured: {each.error or each.note}")
+        elif each.same is not None and each.same[0] < each.same[1]:
+            found.append(f"{name}: the text differs, {each.same[0]} of {each.same[1]} are the same")
+        elif least is not None and each.cell.strategy != PLAIN and each.ratio.median < least:
+            found.append(f"{name}: {each.ratio.median:.2f} times {PLAIN}, at least {least:.2f} is wanted")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and judge; 1 when anything failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
+    parser.add_argument("--bounds", type=Path, default=BOUNDS, metavar="FILE", help="default: smoke.json beside this")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
+    options = parser.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    bounds = Bounds.read(options.bounds)
+    with tempfile.TemporaryDirectory() as folder, LLM(bounds.plan.model) as llm:
+        results = Results(Path(folder) / "smoke.jsonl", provenance("python -m benchmarks.smoke"))
+        Bench(llm, bounds.plan, results).run()
+    summaries = summarise(results.rows, bounds.plan.cells())
+    print(table(summaries))
+    faults = failures(bounds, summaries)
+    print("\n".join(["", *faults]) if faults else "\nno ratio is below its bound, every text is the same")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
