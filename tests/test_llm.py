@@ -52,6 +52,19 @@ def test_sample_i_of_n_is_the_same_request_with_that_sample_index(llm: LLM) -> N
     assert [out.index for out in three.outputs] == [0, 1, 2]
 
 
+def test_a_prompt_is_found_cached_until_the_prefix_cache_is_reset(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2)
+
+    def cached() -> int:
+        (output,) = llm.generate(PROMPT, params, strategy="none")
+        return output.outputs[0].metrics.cached_tokens
+
+    cached()
+    assert cached() > 0
+    llm.reset_prefix_cache()
+    assert cached() == 0
+
+
 def test_a_drawn_seed_is_reported_and_reproduces_the_text(llm: LLM) -> None:
     (first,) = llm.generate(PROMPT, SamplingParams(max_tokens=12))
     (again,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=first.outputs[0].seed))

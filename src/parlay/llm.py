@@ -57,7 +57,7 @@ class LLM:
         memory: int | str | None = None,
         quantize: str | None = None,
     ) -> None:
-        budget = Budget(parse_bytes(memory) if memory is not None else None)
+        budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         self.runner = models.load(model, dtype=dtype, device=device, budget=budget, quantize=quantize)
         self.tokenizer = _tokenizer(model, tokenizer)
@@ -180,6 +180,10 @@ class LLM:
     def draft_models(self) -> tuple[str, ...]:
         """The draft models that strategies have loaded so far."""
         return self._drafts.names
+
+    def reset_prefix_cache(self) -> None:
+        """Free what is cached of requests that are over: the next ones compute all of their prompts."""
+        self._budget.drop_spare()
 
     def close(self) -> None:
         """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards."""

@@ -48,7 +48,7 @@ def test_a_run_goes_on_where_the_last_one_was_interrupted(tmp_path: Path) -> Non
     again = Results(path, {**HEADER, "command": "y", "date": "tomorrow"})
     again.add([replace(ROW, round=4)])
     assert [row.round for row in again.of(CELL)] == [2, 4]
-    assert again.of(replace(CELL, context=4096)) == []
+    assert again.of(replace(CELL, context=4096)) == ()
     assert [row.round for row in read(path)[1]] == [2, 4]
 
 

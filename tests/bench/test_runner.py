@@ -55,6 +55,7 @@ def test_requests_go_together_in_full_waves_and_each_is_cold(
         wave = decode(self, strategy, asks, temperature)
         sizes.append(len(asks))
         assert all(answer.metrics.cached_tokens == 0 for answer in wave.answers)
+        assert wave.peak_memory_bytes > 0
         return wave
 
     monkeypatch.setattr(Waves, "decode", spy)

@@ -74,6 +74,17 @@ def test_the_target_gets_what_drafters_hold_and_they_find_out_by_truncate() -> N
     drafter.check()
 
 
+def test_texts_that_nobody_uses_can_be_given_up_all_at_once() -> None:
+    budget = Budget(8 * PAGE)
+    target, drafter = Store(SHAPE, 1, budget), Store(SMALL, 1, budget)
+    filled(target, 0, 9)
+    spare(target, 1)
+    spare(drafter, 2)
+    budget.drop_spare()
+    assert (target.spare, drafter.spare, drafter.held) == (0, 0, 0)
+    assert target.length(0) == 16
+
+
 def test_no_more_is_held_than_was_allowed_whatever_happens() -> None:
     chance = random.Random(1)
     budget = Budget(20 * PAGE)

@@ -5,7 +5,7 @@ One row per cell and round. Rows are stored flat, the cell's fields beside the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,26 @@ class Results(Journal[Row]):
     def __init__(self, path: Path, header: Record, *, fresh: bool = False) -> None:
         """See `Journal`."""
         super().__init__(path, header, parse, dump, fresh=fresh)
+        self._by_cell: dict[Cell, list[Row]] = {}
+        self._sort(self.rows)
 
-    def of(self, cell: Cell) -> list[Row]:
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows in one write."""
+        super().add(rows)
+        self._sort(rows)
+
+    @property
+    def cells(self) -> Iterable[Cell]:
+        """Those that have rows."""
+        return self._by_cell.keys()
+
+    def of(self, cell: Cell) -> Sequence[Row]:
         """The rows of one cell, in the order in which they were measured."""
-        return [row for row in self.rows if row.cell == cell]
+        return self._by_cell.get(cell, ())
+
+    def _sort(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._by_cell.setdefault(row.cell, []).append(row)
 
 
 def read(path: Path) -> tuple[Record, list[Row]]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from parlay.bench.prepare import FEWEST_TOKENS, Preparation, Prepared, in_groups
 from parlay.bench.records import PLAIN, Cell, Results, Row
+from parlay.bench.summary import plain_of
 from parlay.bench.tally import row_of
 from parlay.bench.wave import Ask, Ids, Meter, Wave, Waves
 from parlay.bench.workloads import Workload
@@ -108,8 +109,8 @@ class Bench:
     def _next_round(self, setting: Setting) -> int:
         """After all rows of the setting: a strategy that joins later meets plain decoding in a round of its own."""
         plain = self._plan.cell(setting, PLAIN)
-        rounds = [row.round for row in self._results.rows if replace(row.cell, strategy=PLAIN) == plain]
-        return max(rounds, default=-1) + 1
+        beside = [cell for cell in self._results.cells if plain_of(cell) == plain]
+        return max((row.round for cell in beside for row in self._results.of(cell)), default=-1) + 1
 
     # ------------------------------------------------------------------------------------------------------ a round
 

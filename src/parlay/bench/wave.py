@@ -126,6 +126,7 @@ class Waves:
         """Send all asks at once and wait for every answer. What fails raises, and leaves nothing under way."""
         jobs = [self._job(strategy, ask, temperature) for ask in asks]
         device = self._llm.runner.spec.device
+        self._llm.reset_prefix_cache()  # else the peak of memory would tell of all waves before
         forget_peak(device)
         window = self._meter.begin() if self._meter is not None else None
         watch = _Stopwatch()

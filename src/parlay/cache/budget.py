@@ -75,6 +75,12 @@ class Budget:
         self.reclaim(size, taker)
         return True
 
+    def drop_spare(self) -> None:
+        """Give up every text that nobody uses."""
+        for holder in self._holders:
+            while holder.drop_spare():
+                pass
+
     def reclaim(self, size: int, taker: Holder) -> None:
         """Free ``size`` bytes, or as many as ``taker`` may ask others to give up."""
         target, *drafters = self._holders
