@@ -166,12 +166,13 @@ class Bench:
         return self._prepared[key]
 
     def _warm_up(self, strategy: str, setting: Setting, pairs: Sequence[tuple[Ask, Ids]]) -> str:
-        """Run it a little, twice, the first time at this concurrency; what that raised is its error for good."""
+        """Run a wave, the first time at this concurrency, a little and then whole; what raised is an error for good."""
         key = (strategy, setting.concurrency)
         if key not in self._warm:
-            asks = [replace(ask, most=min(ask.most, FEWEST_TOKENS)) for ask, _ in pairs[: setting.concurrency]]
+            whole = [ask for ask, _ in pairs[: setting.concurrency]]
+            begun = [replace(ask, most=min(ask.most, FEWEST_TOKENS)) for ask in whole]
             try:
-                for _ in range(2):
+                for asks in (begun, whole):
                     self._waves.decode(strategy, asks, setting.temperature)
                 self._warm[key] = ""
             except Exception as error:  # the row says so

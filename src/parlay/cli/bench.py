@@ -142,6 +142,7 @@ def _open(options: argparse.Namespace) -> LLM:
         draft_model=options.draft_model,
         dtype=options.dtype,
         device=options.device,
+        quantize=options.quantize,
         max_num_seqs=max(MOST_TOGETHER, *options.concurrency),
     )
 
@@ -156,7 +157,9 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
     spec = llm.runner.spec
     shared = {
         "dtype": spec.dtype,
+        "quantize": options.quantize,
         "device": spec.device,
+        "kernels": spec.kernels,
         "settings": {
             "prompts": options.prompts or _preset(options.preset).prompts,
             "max_tokens": plan.max_tokens,
