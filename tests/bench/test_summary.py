@@ -71,9 +71,16 @@ def test_errors_empty_rounds_and_zero_length_outputs_keep_their_line() -> None:
     found = summarise([ROWS[0], silent, broken, nothing])
     assert [each.ratio is None for each in found] == [False, True, True, True]
     text = table(found)
-    assert "edit, union: no draft model: name one" in text
+    assert "union on edit: no draft model: name one" in text
     assert "prose: 8 of 8 prompts left out: loops" in text
     assert len(text.split("\n\n")[0].split("\n")) == 5
+
+
+def test_what_is_true_of_every_workload_is_said_once() -> None:
+    cells = [replace(FAST, workload=name) for name in ("edit", "copy")]
+    text = table(summarise([Row(cell=cell, round=turn, error="it broke") for cell in cells for turn in (0, 1)]))
+    assert text.count("it broke") == 1
+    assert "prompt-lookup: it broke" in text
 
 
 def test_only_what_differs_has_a_column() -> None:

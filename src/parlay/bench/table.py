@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from parlay.bench.records import PLAIN
@@ -23,9 +23,9 @@ def table(summaries: Sequence[Summary], price_per_hour: float | None = None) -> 
     columns = [*_what(summaries), *_measures(summaries, price_per_hour)]
     rows = [[column.head for column in columns]]
     rows += [[column.text(each) for column in columns] for each in summaries]
-    notes = list(dict.fromkeys(filter(None, map(_remark, summaries))))
+    notes = _remarks(summaries)
     means = [
-        f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {count} cells"
+        f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {count} cell{'s' * (count > 1)}"
         for strategy, (mean, count) in geometric_means(summaries).items()
     ]
     return "\n".join([*_aligned(rows), *([""] if notes or means else []), *notes, *means])
@@ -65,12 +65,25 @@ def _measures(summaries: Sequence[Summary], price_per_hour: float | None) -> lis
     return columns
 
 
-def _remark(each: Summary) -> str:
-    said = each.error or each.note
-    if not said:
-        return ""
-    own = f"{each.cell.workload}, {each.cell.strategy}" if each.error else each.cell.workload
-    return f"{own}: {said}"
+def _remarks(summaries: Sequence[Summary]) -> list[str]:
+    """Each thing that is to be said once, with the workloads it is said of: errors of a strategy, notes of them all."""
+    workloads: dict[tuple[str, str], list[str]] = {}
+    for each in summaries:
+        said = (each.cell.strategy, each.error) if each.error else ("", each.note)
+        workloads.setdefault(said, []).append(each.cell.workload)
+    everywhere = {each.cell.workload for each in summaries}
+    return [
+        f"{_where(strategy, dict.fromkeys(own), everywhere)}: {said}"
+        for (strategy, said), own in workloads.items()
+        if said
+    ]
+
+
+def _where(strategy: str, own: Iterable[str], everywhere: Set[str]) -> str:
+    names = list(own)
+    if not strategy:
+        return ", ".join(names)
+    return strategy if len(names) == len(everywhere) else f"{strategy} on {', '.join(names)}"
 
 
 def _spread(value: Spread | None, form: str) -> str:
