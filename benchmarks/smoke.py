@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import add_threads_flag
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Results
@@ -69,10 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; 1 when anything failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
     parser.add_argument("--bounds", type=Path, default=BOUNDS, metavar="FILE", help="default: smoke.json beside this")
-    parser.add_argument("--threads", type=int, help="threads of torch (default: its own choice)")
+    add_threads_flag(parser)
     options = parser.parse_args(arguments)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
     bounds = Bounds.read(options.bounds)
     with tempfile.TemporaryDirectory() as folder, LLM(bounds.plan.model) as llm:
         results = Results(Path(folder) / "smoke.jsonl", provenance("python -m benchmarks.smoke"))
