@@ -21,6 +21,7 @@ from benchmarks.strategies.replay import replay
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
 from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.replay.tokens import open_tokens
 from parlay.drafters.catalogue import catalogue
 
 PARTS = ("replay", "speed", "speed-100m")
@@ -86,16 +87,16 @@ def without_models() -> list[str]:
 def replays(setup: Setup, results: Results, specs: list[str], count: int) -> None:
     """Tokens per step of each strategy on each kind of recorded answer."""
     assert setup.data is not None
-    tokenizer = setup.tokenizer()
+    tokens = open_tokens(MINI)
     for kind in KINDS:
-        records = read_recorded(kind, setup.data, tokenizer, 2 * count if kind == LEARNING else count)
+        records = read_recorded(kind, setup.data, setup.tokenizer(), 2 * count if kind == LEARNING else count)
         first = len(records) // 2 if kind == LEARNING else 0
         for number, spec in enumerate(specs):
             block = Block("replay", spec, kind, number, 0)
             if results.has(block):
                 continue
             try:
-                done = replay(fixed(spec), records, len(tokenizer), first)
+                done = replay(spec, records, tokens, first)
                 row = Row(
                     **block._asdict(),
                     system=spec,
@@ -110,11 +111,6 @@ def replays(setup: Setup, results: Results, specs: list[str], count: int) -> Non
                 row = Row(**block._asdict(), system=spec, error=str(error) or one_line(error))
             results.add([row])
             logger.info("replay: %s on %s", spec, kind)
-
-
-def fixed(spec: str) -> str:
-    """The strategy with every draft verified whole: what it proposes is what is measured."""
-    return f"{spec}{',' if ':' in spec else ':'}policy=fixed"
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from parlay.bench.replay.tokens import Recorded
 from parlay.train import checks
 from parlay.train.chat import END, render_chat
 from parlay.train.corpus import read_records
@@ -18,18 +18,6 @@ LONGEST = 3500
 """Records that come to more tokens than this, prompt and answer together, are left out."""
 FEWEST = 8
 DIALOGUES = 260
-
-Ids = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One answer, its prompt, and the texts that a request would name as references."""
-
-    prompt: Ids
-    answer: Ids
-    references: tuple[Ids, ...] = ()
-
 
 Triple = tuple[str, str, tuple[str, ...]]
 """Prompt, answer, references, as text."""
@@ -48,7 +36,7 @@ def read(kind: str, data: Path, tokenizer: PreTrainedTokenizerBase, count: int) 
             tuple(tokenizer.encode(answer, add_special_tokens=False)),
             tuple(tuple(tokenizer.encode(text, add_special_tokens=False)) for text in references),
         )
-        if len(record.answer) >= FEWEST and len(record.prompt) + len(record.answer) <= LONGEST:
+        if len(record.output) >= FEWEST and len(record.prompt) + len(record.output) <= LONGEST:
             found.append(record)
         if len(found) == count:
             break

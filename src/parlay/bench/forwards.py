@@ -1,0 +1,145 @@
+"""v(rows, context): what one forward costs by its rows and the text before them. Measured here, kept as rows of
+results, and read back as prices.
+
+A row of results holds one timed forward: one step, whose tokens are the forward's rows.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+
+from parlay import trees
+from parlay.bench.records import Cell, Row, read
+from parlay.types import Runner, Segment
+
+FORWARD = "forward"
+"""What stands in such a cell for a strategy."""
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXTS = (64, 512, 2048)
+PASSES = 7
+
+_SEQUENCE = -1
+_CHUNK = 256
+"""Rows that the context is fed in."""
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Seconds of forwards of one model, from a table; implements `Cost`. In between, and beyond, on straight lines.
+
+    ``curves`` are (rows, seconds), rows rising, by context.
+    """
+
+    model: str
+    curves: Mapping[int, Points]
+
+    def forward(self, rows: int, context: int) -> float:
+        return _along([(known, _along(self.curves[known], rows)) for known in sorted(self.curves)], context)
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        """A table learns nothing."""
+
+
+def _along(points: Points, x: float) -> float:
+    """The height at ``x``; level before the first point, and never falling beyond the last."""
+    if len(points) == 1 or x <= points[0][0]:
+        return points[0][1]
+    high = min(bisect_left(points, (x, 0.0)), len(points) - 1)
+    (left, low), (right, top) = points[high - 1], points[high]
+    slope = (top - low) / (right - left)
+    return top + (slope if x < right else max(0.0, slope)) * (x - right)
+
+
+def is_forward(row: Row) -> bool:
+    """Whether the row is a timed forward, and no decoded text."""
+    return row.cell.strategy == FORWARD
+
+
+def measure(
+    runner: Runner, model: str, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS, passes: int = PASSES
+) -> Iterator[Row]:
+    """Time forwards that verify chains of so many rows behind so much text, all row counts in turn in each pass.
+
+    A context for which the runner has no room gives a row that says so.
+    """
+    for context in contexts:
+        longest = context + max(rows)
+        runner.open(_SEQUENCE, (0,))
+        try:
+            if longest > runner.spec.max_context or not runner.reserve(_SEQUENCE, longest):
+                yield Row(cell=_cell(model, max(rows), context), note=f"no room for {longest} tokens")
+                continue
+            _feed(runner, context)
+            for turn in range(-1, passes):  # the first pass may build kernels
+                for count in rows:
+                    seconds = _time(runner, count)
+                    if turn >= 0:
+                        cell = _cell(model, count, context)
+                        yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
+        finally:
+            runner.release(_SEQUENCE)
+
+
+def _cell(model: str, rows: int, context: int) -> Cell:
+    return Cell(model=model, strategy=FORWARD, workload=f"rows {rows}", context=context)
+
+
+def _feed(runner: Runner, context: int) -> None:
+    for start in range(0, context, _CHUNK):
+        tokens = _tokens(runner, min(_CHUNK, context - start))
+        runner.forward([Segment(_SEQUENCE, tokens, logits_from=len(tokens))])
+        runner.keep(_SEQUENCE, ())
+
+
+def _time(runner: Runner, rows: int) -> float:
+    """Seconds of one forward of a root and a chain below it; nothing of it is kept."""
+    root, *draft = _tokens(runner, rows)
+    began = time.perf_counter()
+    out = runner.forward([Segment(_SEQUENCE, (root,), trees.chain_tree(draft))])
+    out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    return time.perf_counter() - began
+
+
+def _tokens(runner: Runner, count: int) -> tuple[int, ...]:
+    return tuple(place % runner.spec.vocab_size for place in range(count))
+
+
+def curves(rows: Iterable[Row], model: str) -> dict[int, Points]:
+    """By context, for each number of rows the median of its timings.
+
+    None counts for more than that of a larger forward: delays only ever add.
+    """
+    seconds: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if is_forward(row) and row.cell.model == model and row.steps:
+            seconds[row.cell.context][row.tokens // row.steps].append(row.verify_seconds / row.steps)
+    return {context: _rising(by_rows) for context, by_rows in sorted(seconds.items())}
+
+
+def _rising(seconds: Mapping[int, Sequence[float]]) -> Points:
+    counts = sorted(seconds)
+    least = list(accumulate((median(seconds[count]) for count in reversed(counts)), min))[::-1]
+    return list(zip(counts, least, strict=True))
+
+
+def prices(rows: Sequence[Row], where: str) -> Prices:
+    """The table of the one model of which these rows time forwards. Raises ValueError for none, or for several."""
+    models = list(dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps))
+    if len(models) != 1:
+        found = f"forwards of {', '.join(models)}" if models else "no timed forwards"
+        raise ValueError(f"{where} holds {found}: wanted those of one model")
+    return Prices(models[0], curves(rows, models[0]))
+
+
+def read_prices(path: Path) -> Prices:
+    """The prices in a file of results. Raises ValueError for a file without such rows."""
+    return prices(read(path)[1], str(path))

@@ -1,0 +1,131 @@
+"""Files of recorded answers: what a model was asked, what it answered, and what the answer may be copied from."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from parlay.types import ParlayError
+
+OUTPUTS = ("output", "answer", "response", "completion")
+"""Where a record keeps its answer; the first that is there is taken."""
+SHAPES = (
+    f"an answer under {', '.join(OUTPUTS)} with its question under prompt or instruction (and input), "
+    "or query, docs and result"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One recorded answer, its prompt, and the texts that a request would name as references."""
+
+    prompt: str
+    output: str
+    references: tuple[str, ...] = ()
+
+
+def read_answers(path: Path) -> Iterator[Answer]:
+    """The answers of a file of JSON lines, or of a ``.json`` file that holds an array; ``.zst`` is decompressed.
+
+    Raises ValueError for a file that is not there or no text, and for the first record that is no recorded answer,
+    with its number.
+    """
+    for where, record in _records(path):
+        if not isinstance(record, Mapping):
+            raise ValueError(f"{where}: not an object, but {type(record).__name__}: wanted {SHAPES}")
+        yield _answer(record, where)
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each record, and what to call it in an error."""
+    with _text(path) as lines:
+        try:
+            if path.name.removesuffix(".zst").endswith(".json"):
+                yield from _array(path, lines.read())
+            else:
+                yield from _lines(path, lines)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from None
+
+
+def _array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    records = _parsed(text, str(path))
+    if not isinstance(records, list):
+        raise ValueError(f"{path} holds no array of records; files of JSON lines are named .jsonl")
+    yield from ((f"{path}, record {number}", record) for number, record in enumerate(records, start=1))
+
+
+def _lines(path: Path, lines: io.TextIOWrapper) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _parsed(line, where)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON ({error})") from None
+
+
+def _text(path: Path) -> io.TextIOWrapper:
+    try:
+        raw = path.open("rb")
+    except OSError as error:
+        raise ValueError(f"can't read recorded answers from {path}: {error.strerror}") from None
+    return io.TextIOWrapper(_decompressed(raw) if path.suffix == ".zst" else raw, encoding="utf-8")
+
+
+def _decompressed(raw: BinaryIO) -> BinaryIO:
+    try:
+        import zstandard  # here, because only such files need it
+    except ModuleNotFoundError:
+        raw.close()
+        raise ParlayError("reading .zst files needs zstandard: pip install 'parlay[replay]'") from None
+    return zstandard.ZstdDecompressor().stream_reader(raw, closefd=True)
+
+
+def _answer(record: Mapping[str, Any], where: str) -> Answer:
+    """The first shape that fits."""
+    if "query" in record and "result" in record:
+        return _with_documents(record, where)
+    output = next((name for name in OUTPUTS if name in record), None)
+    if output is None or not {"prompt", "instruction"} & record.keys():
+        raise ValueError(f"{where}: no recorded answer: wanted {SHAPES}")
+    given = tuple(_strings(record, "references", where))
+    if "prompt" in record:
+        return Answer(_string(record, "prompt", where), _string(record, output, where), given)
+    source = _string(record, "input", where) if record.get("input") else ""
+    prompt = "\n\n".join(filter(None, (source, _string(record, "instruction", where))))
+    return Answer(prompt, _string(record, output, where), given or tuple(filter(None, (source,))))
+
+
+def _with_documents(record: Mapping[str, Any], where: str) -> Answer:
+    """LLMA's shape: documents that the query does not quote stand before it, and all of them are references."""
+    query, documents = _string(record, "query", where), _strings(record, "docs", where)
+    if not isinstance(record["result"], Mapping):
+        raise ValueError(f"{where}: result is no object with a text")
+    unquoted = [document for document in documents if document not in query]
+    return Answer("\n\n".join([*unquoted, query]), _string(record["result"], "text", where), tuple(documents))
+
+
+def _string(record: Mapping[str, Any], name: str, where: str) -> str:
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: {name} is no text")
+    try:
+        return value.encode().decode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: {name} is not valid Unicode") from None
+
+
+def _strings(record: Mapping[str, Any], name: str, where: str) -> list[str]:
+    values = record.get(name, [])
+    if not isinstance(values, list):
+        raise ValueError(f"{where}: {name} is no list of texts")
+    return [_string({name: value}, name, where) for value in values]

@@ -1,0 +1,126 @@
+"""Recorded answers decoded once more, under a strategy: steps, drafts and acceptance as they would be with the model
+that wrote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from parlay.bench.replay.runner import ReplayRunner
+from parlay.bench.replay.tokens import Ids, Recorded, Tokens
+from parlay.drafters import catalogue
+from parlay.drafters.catalogue import Resources, StrategySpec
+from parlay.engine import Engine
+from parlay.strategies import StrategyBook
+from parlay.types import Cost, Exactness, Metrics, NoiseKey, Request, SamplingParams, Strategy
+
+POLICY, WHOLE, BY_COST = "policy", "fixed", "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One answer's tokens as they came, what the engine counted, and what the forwards after the first step cost.
+
+    ``forward_seconds`` is by the prices given; 0 without.
+    """
+
+    tokens: Ids
+    metrics: Metrics
+    forward_seconds: float
+
+
+class Meter:
+    """Adds up what forwards cost by given prices; implements `Cost`. What a replay's own forwards take is nothing."""
+
+    def __init__(self, prices: Cost | None) -> None:
+        self._prices = prices
+        self.seconds = 0.0
+
+    def forward(self, rows: int, context: int) -> float:
+        return self._prices.forward(rows, context) if self._prices is not None else 0.0
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        self.seconds += self.forward(rows, context)
+
+
+class Replay:
+    """One strategy, and recorded answers one after the other; what learns across requests learns from them.
+
+    Without ``prices`` no budget can be weighed against its cost, so that every draft is verified whole.
+    """
+
+    def __init__(self, text: str, tokens: Tokens, prices: Cost | None = None) -> None:
+        """Raises ValueError for a strategy that can't be replayed, and says why."""
+        self._meter = Meter(prices)
+        self._runner = ReplayRunner(tokens.vocab_size)
+        self._engine = Engine(self._runner, self._meter)
+        resources = Resources(
+            tokens.vocab_size,
+            no_model,
+            default_draft="any",
+            tokenizer=tokens.base,
+            open_tokenizer=no_model,
+            target=self._runner.spec,
+        )
+        spec = catalogue.parse(text)
+        book = StrategyBook(resources, self._meter)
+        self.strategy = book.get(str(spec if prices is not None else whole_drafts(spec)))
+        refuse_sight(self.strategy)
+
+    def answer(self, number: int, record: Recorded) -> Replayed:
+        """Decode one answer. Raises ValueError for an empty one."""
+        self._runner.expect(record.prompt, record.output)
+        self._engine.add(_request(number, record), self.strategy)
+        output: list[int] = []
+        ends: list[Metrics] = []
+        self._meter.seconds = first = 0.0
+        while not self._engine.idle:
+            for event in self._engine.step():
+                first = first if output else self._meter.seconds
+                output += [one.token for one in event.committed]
+                ends += [event.metrics] if event.metrics is not None else []
+        return Replayed(tuple(output), ends[0], self._meter.seconds - first)
+
+
+def whole_drafts(spec: StrategySpec) -> StrategySpec:
+    """The strategy with every draft verified whole, where its policy would weigh what forwards cost."""
+    settings = catalogue.settings(spec)
+    if settings.get(POLICY) != BY_COST:
+        return spec
+    return replace(spec, parameters=tuple(sorted({**dict(spec.parameters), POLICY: WHOLE}.items())))
+
+
+def refuse_sight(strategy: Strategy) -> None:
+    """Raises ValueError for what looks at more of the target than the tokens that it commits."""
+    if strategy.rule.exactness not in (Exactness.BITS, Exactness.SEED):
+        raise ValueError("its accept rule weighs the target's probabilities, which were not recorded")
+    if strategy.drafter is None:
+        return
+    needs = strategy.drafter.needs
+    if needs.choices:
+        raise ValueError("looks at what the target prefers beside the text, which was not recorded")
+    if needs.layers or needs.taps:
+        raise ValueError("needs the target's own layers, and only its text was recorded")
+
+
+def no_model(name: str) -> NoReturn:
+    """Whoever asks for a model, or for its tokenizer, has no place here."""
+    raise ValueError("needs a draft model, and a replay has nothing but recorded tokens")
+
+
+def _request(number: int, record: Recorded) -> Request:
+    return Request(
+        id=str(number),
+        prompt=record.prompt,
+        params=SamplingParams(temperature=0.0, max_tokens=len(record.output)),
+        key=NoiseKey(0),
+        references=record.references,
+    )
+
+
+def replay(text: str, records: Sequence[Recorded], tokens: Tokens, prices: Cost | None = None) -> list[Replayed]:
+    """All answers in order. Raises ValueError for a strategy that can't be replayed."""
+    run = Replay(text, tokens, prices)
+    return [run.answer(number, record) for number, record in enumerate(records)]

@@ -1,0 +1,94 @@
+"""Replays of files of answers under strategies, as rows of results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from parlay.bench.forwards import Prices
+from parlay.bench.loops import first_loop, looped
+from parlay.bench.records import Cell, Row
+from parlay.bench.replay.answers import read_answers
+from parlay.bench.replay.decode import Replayed, replay
+from parlay.bench.replay.tokens import Recorded, Tokens, recorded
+
+MODEL = "recorded answers"
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Recorded answers of one file as ids, cut where they first repeat themselves; ``looped``: what share was."""
+
+    name: str
+    records: tuple[Recorded, ...]
+    looped: float
+
+
+def read_texts(path: Path, tokens: Tokens, limit: int | None = None) -> Texts:
+    """The first ``limit`` answers of a file that are not empty. Raises ValueError where there are none."""
+    made = (recorded(answer, tokens) for answer in read_answers(path) if answer.prompt)
+    records = list(islice((record for record in made if record.prompt and record.output), limit))
+    if not records:
+        raise ValueError(f"{path} holds no recorded answer with any text")
+    within = sum(looped(record.output) * len(record.output) for record in records)
+    cut = (replace(record, output=record.output[: first_loop(record.output)]) for record in records)
+    name = path.name.removesuffix(".zst").removesuffix(".json").removesuffix(".jsonl")
+    return Texts(name, tuple(cut), within / sum(len(record.output) for record in records))
+
+
+def cell(strategy: str, texts: Texts, prices: Prices | None = None) -> Cell:
+    """The cell of a replay: forwards are priced as those of a model, or not at all."""
+    model = f"{MODEL}, priced as {prices.model}" if prices is not None else MODEL
+    return Cell(model=model, strategy=strategy, workload=texts.name)
+
+
+def measure(strategy: str, texts: Texts, tokens: Tokens, prices: Prices | None = None) -> Row:
+    """One strategy on one file of answers; a strategy that can't be replayed gives a row that says why."""
+    where = cell(strategy, texts, prices)
+    note = f"tokens of {tokens.name}" + ("" if prices is not None else "; drafts verified whole")
+    try:
+        done = replay(strategy, texts.records, tokens, prices)
+    except ValueError as error:
+        return Row(cell=where, error=str(error), note=note)
+    row = _counts(Row(cell=where, looped=texts.looped, note=note), texts, done)
+    return _priced(row, done) if prices is not None else row
+
+
+def _counts(row: Row, texts: Texts, done: Sequence[Replayed]) -> Row:
+    metrics = [one.metrics for one in done]
+    tokens = sum(one.completion_tokens for one in metrics)
+    return replace(
+        row,
+        requests=len(done),
+        tokens=tokens,
+        fresh_tokens=tokens,
+        decode_tokens=sum(one.completion_tokens - one.first_step_tokens for one in metrics),
+        steps=sum(one.steps for one in metrics),
+        proposed_by_position=_by_position([one.drafted_by_depth for one in metrics]),
+        accepted_by_position=_by_position([one.accepted_by_depth for one in metrics]),
+        proposed_by_source=_by_source([one.drafted_by_source for one in metrics]),
+        accepted_by_source=_by_source([one.accepted_by_source for one in metrics]),
+        same=sum(one.tokens == record.output for one, record in zip(done, texts.records, strict=True)),
+        of=len(done),
+        exactness=str(metrics[0].exactness),
+    )
+
+
+def _priced(row: Row, done: Sequence[Replayed]) -> Row:
+    """With seconds: forwards by their prices, drafting as it was measured here; the engine's own time is left out."""
+    verify, draft = sum(one.forward_seconds for one in done), sum(one.metrics.draft_seconds for one in done)
+    return replace(row, decode_seconds=verify + draft, verify_seconds=verify, draft_seconds=draft, modelled=True)
+
+
+def _by_position(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
+
+
+def _by_source(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)

@@ -1,0 +1,104 @@
+"""A target that emits recorded answers. Under the sampler's rule, the tokens per step of drafters that don't look at
+the target are exact for those texts; seconds mean nothing here, except those of drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from parlay import trees
+from parlay.bench.replay.tokens import Ids
+from parlay.types import Exactness, Output, RunnerSpec, Segment
+
+_CERTAIN = 20.0
+
+
+class ReplayRunner:
+    """Implements `Runner`: the logits of a row depend on its sequence and position alone.
+
+    A node that is accepted stands on a path of recorded tokens, so what is asked of the rows that matter is what
+    the recorded model wrote there; rows on wrong paths say the same, and nothing may look at them. Sequences are
+    opened by their prompts: `expect` says which answer goes with the next.
+    """
+
+    def __init__(self, vocab_size: int, name: str = "replay") -> None:
+        self.spec = RunnerSpec(
+            name=name,
+            vocab_size=vocab_size,
+            max_context=1 << 20,
+            tree="tree",
+            exactness=Exactness.BITS,
+            hidden_size=1,
+            num_layers=1,
+            device="cpu",
+            dtype="float32",
+            kernels="none: the answers were recorded",
+        )
+        self._answers: dict[Ids, Ids] = {}
+        self._open: dict[int, Ids] = {}
+        self._cached: dict[int, int] = {}
+        self._fed: dict[int, int] = {}
+        self._logits_RV = torch.zeros(0, vocab_size)
+        self._marked = (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+
+    def expect(self, prompt: Ids, answer: Ids) -> None:
+        """From now on this is what is answered to that prompt. Raises ValueError for an empty prompt or answer."""
+        if not prompt or not answer:
+            raise ValueError("a recorded prompt and its answer need at least one token each")
+        self._answers = {prompt: answer}
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        prompt = tuple(tokens)
+        self._open[sequence] = prompt + self._answers[prompt]
+        self._cached[sequence] = 0
+        return 0
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        return True
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        tokens: list[int] = []
+        starts = [0]
+        for segment in segments:
+            text, cached = self._open[segment.sequence], self._cached[segment.sequence]
+            self._fed[segment.sequence] = len(segment.pending)
+            root = cached + len(segment.pending) - 1
+            places = [*range(cached, root + 1), *(root + depth for depth in trees.depths(segment.tree))]
+            tokens += [text[min(place + 1, len(text) - 1)] for place in places[segment.logits_from :]]
+            starts.append(len(tokens))
+        return Output(self._certain(tokens), tuple(starts))
+
+    def _certain(self, tokens: Sequence[int]) -> torch.Tensor:
+        """A row of logits for each token, that token far ahead; in memory that the next forward takes back."""
+        self._logits_RV[self._marked] = 0.0
+        if len(tokens) > len(self._logits_RV):
+            self._logits_RV = torch.zeros(len(tokens), self.spec.vocab_size)
+        self._marked = (torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.int64))
+        self._logits_RV[self._marked] = _CERTAIN
+        return self._logits_RV[: len(tokens)]
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        self._cached[sequence] += self._fed[sequence] + len(path)
+        return self._cached[sequence]
+
+    def truncate(self, sequence: int, length: int) -> int:
+        self._cached[sequence] = min(length, self._cached[sequence])
+        return self._cached[sequence]
+
+    def fork(self, sequence: int, copy: int) -> None:
+        self._open[copy], self._cached[copy] = self._open[sequence], self._cached[sequence]
+
+    def release(self, sequence: int) -> None:
+        self._cached.pop(sequence, None)
+        self._open.pop(sequence, None)
+
+    def room(self) -> int:
+        return self.capacity()
+
+    def capacity(self) -> int:
+        return 1 << 30
+
+    def check(self) -> None:
+        """Nothing can be wrong with numbers of tokens."""

@@ -1,0 +1,131 @@
+"""From recorded texts to the ids of the model that wrote them.
+
+The ids are those that its tokenizer makes of the text: a model may have written a word in other pieces here and there,
+and what ended its answer is not recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from parlay.bench.replay.answers import Answer
+from parlay.models.loading import load_tokenizer, resolve
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+    from transformers import PreTrainedTokenizerBase
+
+MISTRAL = "mistral-common"
+MISTRAL_VERSIONS = ("v1", "v2", "v3", "v7", "tekken")
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One answer as ids, its prompt, and the texts that a request would name as references."""
+
+    prompt: Ids
+    output: Ids
+    references: tuple[Ids, ...] = ()
+
+
+class Tokens(Protocol):
+    """A tokenizer as a replay needs it. ``base`` is that of transformers, for drafters that compare texts."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def base(self) -> PreTrainedTokenizerBase | None: ...
+
+    def asked(self, prompt: str) -> Ids:
+        """A prompt as its model sees it: inside the chat template where there is one."""
+        ...
+
+    def encode(self, text: str) -> Ids:
+        """The text alone, without special tokens."""
+        ...
+
+
+def open_tokens(name: str) -> Tokens:
+    """A tokenizer: ``mistral-common:VERSION``, a built-in model, a local folder, or a Hub id.
+
+    Raises ParlayError for one that can't be had.
+    """
+    kind, colon, version = name.partition(":")
+    return _Mistral(version) if kind == MISTRAL and colon else _HuggingFace(name)
+
+
+def recorded(answer: Answer, tokens: Tokens) -> Recorded:
+    """The answer as ids."""
+    references = tuple(tokens.encode(text) for text in answer.references)
+    return Recorded(tokens.asked(answer.prompt), tokens.encode(answer.output), references)
+
+
+class _HuggingFace:
+    """A tokenizer of transformers."""
+
+    def __init__(self, name: str) -> None:
+        self.base: PreTrainedTokenizerBase = load_tokenizer(resolve(name))
+        self.name = Path(name).name
+        self.vocab_size = len(self.base)
+
+    def asked(self, prompt: str) -> Ids:
+        if not self.base.chat_template:
+            return tuple(self.base.encode(prompt))
+        turn = [{"role": "user", "content": prompt}]
+        text = self.base.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        return tuple(self.base.encode(text, add_special_tokens=False))
+
+    def encode(self, text: str) -> Ids:
+        return tuple(self.base.encode(text, add_special_tokens=False))
+
+
+class _Mistral:
+    """A tokenizer that ships in mistral-common."""
+
+    base = None
+
+    def __init__(self, version: str) -> None:
+        self.name = f"{MISTRAL}:{version}"
+        self._tokenizer = _open_mistral(version)
+        self._plain = self._tokenizer.instruct_tokenizer.tokenizer
+        self.vocab_size: int = self._plain.n_words
+
+    def asked(self, prompt: str) -> Ids:
+        from mistral_common.protocol.instruct.messages import UserMessage
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest
+
+        request = ChatCompletionRequest(messages=[UserMessage(content=prompt)])
+        return tuple(self._tokenizer.encode_chat_completion(request).tokens)
+
+    def encode(self, text: str) -> Ids:
+        return tuple(self._plain.encode(text, bos=False, eos=False))
+
+
+def _open_mistral(version: str) -> MistralTokenizer:
+    if version not in MISTRAL_VERSIONS:
+        raise ValueError(f"{MISTRAL} has no tokenizer {version!r}: choose one of {', '.join(MISTRAL_VERSIONS)}")
+    try:
+        from mistral_common.tokens.tokenizers.mistral import MistralTokenizer  # here, because it is an extra
+
+        return MistralTokenizer.v3(is_tekken=True) if version == "tekken" else _by_version(version)
+    except ImportError as error:
+        raise ParlayError(f"{MISTRAL}:{version} needs {error.name}: pip install 'parlay[replay]'") from None
+
+
+def _by_version(version: str) -> MistralTokenizer:
+    from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
+
+    makers = {
+        "v1": MistralTokenizer.v1,
+        "v2": MistralTokenizer.v2,
+        "v3": MistralTokenizer.v3,
+        "v7": MistralTokenizer.v7,
+    }
+    return makers[version]()
