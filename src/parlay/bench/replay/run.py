@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from pathlib import Path
 
 from parlay.bench.forwards import Prices
 from parlay.bench.loops import first_loop, looped
-from parlay.bench.records import Cell, Row
+from parlay.bench.records import Cell, Results, Row
 from parlay.bench.replay.answers import read_answers
-from parlay.bench.replay.decode import Replayed, replay
+from parlay.bench.replay.decode import Replay, Replayed, replay
 from parlay.bench.replay.tokens import Recorded, Tokens, recorded
+from parlay.drafters.catalogue import catalogue
 
 MODEL = "recorded answers"
 
@@ -92,3 +93,38 @@ def _by_source(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     for each in counts:
         total.update(each)
     return dict(total)
+
+
+def replayable(tokens: Tokens) -> list[str]:
+    """The strategies of the catalogue that need no more than the text, at their defaults."""
+    return [name for name in catalogue() if _can_replay(name, tokens)]
+
+
+def _can_replay(strategy: str, tokens: Tokens) -> bool:
+    try:
+        Replay(strategy, tokens)
+    except ValueError:
+        return False
+    return True
+
+
+def run(
+    files: Sequence[Path],
+    strategies: Sequence[str],
+    tokens: Tokens,
+    results: Results,
+    *,
+    limit: int | None = None,
+    prices: Prices | None = None,
+) -> Iterator[Row]:
+    """Every strategy on every file; what ``results`` holds already is left out. Yields each row that was added.
+
+    Raises ValueError for a file that can't be read, before anything of it is measured.
+    """
+    for path in files:
+        texts = read_texts(path, tokens, limit)
+        for strategy in strategies:
+            if not results.of(cell(strategy, texts, prices)):
+                row = measure(strategy, texts, tokens, prices)
+                results.add([row])
+                yield row
