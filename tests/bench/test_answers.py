@@ -44,7 +44,8 @@ def test_an_array_and_a_compressed_file_hold_the_same_answers(tmp_path: Path) ->
 
 MISTAKES = {
     "not JSON": ('{"prompt": "p", "output": "o"}\n\n{oops\n', "line 3: not JSON"),
-    "no object": ("[1]\n", "line 1: not an object, but list"),
+    "no object": ('"text"\n', "line 1: not an object, but str"),
+    "no object in an array": ("[1]\n", "record 1: not an object, but int"),
     "no answer": ('{"prompt": "p"}\n', "line 1: no recorded answer: wanted an answer under output"),
     "no question": ('{"output": "o"}\n', "line 1: no recorded answer"),
     "answer is no text": ('{"prompt": "p", "output": 3}\n', "line 1: output is no text"),
@@ -67,8 +68,5 @@ def test_files_that_are_missing_or_no_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
         list(read_answers(tmp_path / "none.jsonl"))
     (tmp_path / "a.jsonl").write_bytes(b"caf\xe9\n")
-    with pytest.raises(ValueError, match=r"not UTF-8 \(byte 3\)"):
+    with pytest.raises(ValueError, match="line 1: not UTF-8"):
         list(read_answers(tmp_path / "a.jsonl"))
-    (tmp_path / "a.json").write_text('{"prompt": "p", "output": "o"}', encoding="utf-8")
-    with pytest.raises(ValueError, match="holds no array"):
-        list(read_answers(tmp_path / "a.json"))

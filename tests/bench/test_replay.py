@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from parlay import LLM, SamplingParams
 from parlay.bench.forwards import Prices
 from parlay.bench.records import Results
 from parlay.bench.replay.decode import Replay, replay
-from parlay.bench.replay.run import MODEL, Texts, measure, read_texts, replayable, run
+from parlay.bench.replay.run import MODEL, Texts, lacking, measure, read_texts, replayable, run
 from parlay.bench.replay.tokens import Recorded, Tokens, open_tokens
 from parlay.drafters.catalogue import catalogue
 from parlay.types import ParlayError
@@ -145,17 +146,14 @@ def test_a_missing_tokenizer_package_is_one_line(monkeypatch: pytest.MonkeyPatch
         open_tokens("mistral-common:v9")
 
 
-def test_a_run_measures_every_strategy_on_every_file_once(tmp_path: Path, tokens: Tokens) -> None:
-    files = [tmp_path / f"{name}.jsonl" for name in "ab"]
-    for path in files:
-        path.write_text('{"prompt": "one two three", "output": "one two three"}\n', encoding="utf-8")
-    strategies = ["none", "prompt-lookup", "jacobi"]
+def test_a_run_measures_every_strategy_on_every_text_once(tmp_path: Path, texts: Texts, tokens: Tokens) -> None:
+    both, strategies = [texts, replace(texts, name="more")], ["none", "prompt-lookup", "jacobi"]
     first = Results(tmp_path / "r.jsonl", {})
-    assert len(list(run(files, strategies, tokens, first))) == 6
+    assert len(list(run(lacking(both, strategies, first), tokens, first))) == 6
     again = Results(tmp_path / "r.jsonl", {})
     assert again.rows == first.rows
-    assert not list(run(files, strategies, tokens, again))
-    assert len(list(run(files, strategies, tokens, again, prices=PRICES))) == 6
+    assert not lacking(both, strategies, again)
+    assert len(lacking(both, strategies, again, PRICES)) == 6
 
 
 def test_only_strategies_that_need_no_more_than_the_text_are_replayed_by_default(tokens: Tokens) -> None:

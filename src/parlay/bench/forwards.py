@@ -6,6 +6,7 @@ A row of results holds one timed forward: one step, whose tokens are the forward
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -15,8 +16,12 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
+import torch
+
 from parlay import trees
-from parlay.bench.records import Cell, Row, read
+from parlay.bench.records import Cell, Results, Row, read
+from parlay.models.config import UnsupportedModel, read_config
+from parlay.models.loading import weight_shapes
 from parlay.types import Runner, Segment
 
 FORWARD = "forward"
@@ -25,6 +30,11 @@ ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 512, 2048)
 PASSES = 7
 
+WEIGHTS = "weights"
+"""What stands for a workload where as many bytes as a model's weights were read, and nothing was computed."""
+
+EMBEDDING = "model.embed_tokens.weight"
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SEQUENCE = -1
 _CHUNK = 256
 """Rows that the context is fed in."""
@@ -59,14 +69,19 @@ def _along(points: Points, x: float) -> float:
     return top + (slope if x < right else max(0.0, slope)) * (x - right)
 
 
+def add_missing(runner: Runner, model: str, directory: Path, results: Results) -> None:
+    """Time what forwards of the model cost, unless ``results`` hold it."""
+    if not any(is_forward(row) and row.cell.model == model for row in results.rows):
+        forwards = measure(runner, model, ROWS, CONTEXTS, PASSES)
+        results.add([*forwards, *measure_reading(runner, model, directory, PASSES)])
+
+
 def is_forward(row: Row) -> bool:
     """Whether the row is a timed forward, and no decoded text."""
     return row.cell.strategy == FORWARD
 
 
-def measure(
-    runner: Runner, model: str, rows: Sequence[int] = ROWS, contexts: Sequence[int] = CONTEXTS, passes: int = PASSES
-) -> Iterator[Row]:
+def measure(runner: Runner, model: str, rows: Sequence[int], contexts: Sequence[int], passes: int) -> Iterator[Row]:
     """Time forwards that verify chains of so many rows behind so much text, all row counts in turn in each pass.
 
     A context for which the runner has no room gives a row that says so.
@@ -87,6 +102,31 @@ def measure(
                         yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
         finally:
             runner.release(_SEQUENCE)
+
+
+def measure_reading(runner: Runner, model: str, directory: Path, passes: int) -> Iterator[Row]:
+    """Time the reading of as many bytes as a forward reads of weights, in each pass; nothing for a foreign model."""
+    size = weight_bytes(directory, runner.spec.dtype)
+    if size:
+        block = torch.zeros(size // 4, device=runner.spec.device)
+        for turn in range(-1, passes):
+            began = time.perf_counter()
+            block.sum().item()
+            seconds = time.perf_counter() - began
+            if turn >= 0:
+                cell = Cell(model=model, strategy=FORWARD, workload=WEIGHTS)
+                yield Row(cell=cell, round=turn, seconds=seconds, peak_memory_bytes=size)
+
+
+def weight_bytes(directory: Path, dtype: str) -> int:
+    """Bytes of all the weights that each row of the native decoder goes through; 0 for a model it can't run."""
+    try:
+        config = read_config(directory)
+    except UnsupportedModel:
+        return 0
+    looked_up = () if config.tie_embeddings else (EMBEDDING,)
+    sizes = (math.prod(shape) for name, shape in weight_shapes(config).items() if name not in looked_up)
+    return sum(sizes) * _BYTES.get(dtype, 4)
 
 
 def _cell(model: str, rows: int, context: int) -> Cell:
@@ -129,6 +169,20 @@ def _rising(seconds: Mapping[int, Sequence[float]]) -> Points:
     counts = sorted(seconds)
     least = list(accumulate((median(seconds[count]) for count in reversed(counts)), min))[::-1]
     return list(zip(counts, least, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Bytes, and the shortest time in which they were read: delays only ever add."""
+
+    bytes: int
+    seconds: float
+
+
+def reading(rows: Iterable[Row], model: str) -> Reading | None:
+    """Of the model's weights, if that was timed."""
+    own = [row for row in rows if row.cell.workload == WEIGHTS and row.cell.model == model and row.seconds > 0]
+    return Reading(own[0].peak_memory_bytes, min(row.seconds for row in own)) if own else None
 
 
 def prices(rows: Sequence[Row], where: str) -> Prices:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli import FAILURE, INTERRUPTED, bench_replay, bench_report
 from parlay.cli.flags import add_model_flags
 
 if TYPE_CHECKING:
@@ -84,9 +84,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"rows go there, and a second run goes on with it (default: {OUT})",
     )
     parser.add_argument("--fresh", action="store_true", help="start the file anew")
+    bench_replay.add_arguments(parser)
+    bench_report.add_action(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.action == "report":
+        return bench_report.run(options)
+    if options.replay is not None:
+        return bench_replay.run(options)
+    bench_replay.refuse_without(options)
     return _measure(options)
 
 
@@ -148,11 +155,13 @@ def _open(options: argparse.Namespace) -> LLM:
 
 
 def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
+    from parlay.bench.forwards import add_missing
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
     from parlay.bench.runner import Bench
     from parlay.bench.summary import summarise
     from parlay.bench.table import table
+    from parlay.models.loading import resolve
 
     spec = llm.runner.spec
     shared = {
@@ -167,6 +176,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
         },
     }
     results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
+    if options.forwards:
+        add_missing(llm.runner, plan.model, resolve(options.model), results)
     done = _with_progress(Bench(llm, plan, results))
     print(table(summarise(results.rows, plan.cells()), options.price_per_hour))
     if not done:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from parlay.types import ParlayError
+from parlay.bench.workloads.files import records
 
 OUTPUTS = ("output", "answer", "response", "completion")
 """Where a record keeps its answer; the first that is there is taken."""
@@ -29,65 +27,16 @@ class Answer:
 
 
 def read_answers(path: Path) -> Iterator[Answer]:
-    """The answers of a file of JSON lines, or of a ``.json`` file that holds an array; ``.zst`` is decompressed.
+    """The answers of a file of JSON lines, or of one JSON array; plain, or compressed with zstd or gzip.
 
     Raises ValueError for a file that is not there or no text, and for the first record that is no recorded answer,
     with its number.
     """
-    for where, record in _records(path):
+    for place, record in records(path):
+        where = f"{path}, {place}"
         if not isinstance(record, Mapping):
             raise ValueError(f"{where}: not an object, but {type(record).__name__}: wanted {SHAPES}")
         yield _answer(record, where)
-
-
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each record, and what to call it in an error."""
-    with _text(path) as lines:
-        try:
-            if path.name.removesuffix(".zst").endswith(".json"):
-                yield from _array(path, lines.read())
-            else:
-                yield from _lines(path, lines)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from None
-
-
-def _array(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    records = _parsed(text, str(path))
-    if not isinstance(records, list):
-        raise ValueError(f"{path} holds no array of records; files of JSON lines are named .jsonl")
-    yield from ((f"{path}, record {number}", record) for number, record in enumerate(records, start=1))
-
-
-def _lines(path: Path, lines: io.TextIOWrapper) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield where, _parsed(line, where)
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{where}: not JSON ({error})") from None
-
-
-def _text(path: Path) -> io.TextIOWrapper:
-    try:
-        raw = path.open("rb")
-    except OSError as error:
-        raise ValueError(f"can't read recorded answers from {path}: {error.strerror}") from None
-    return io.TextIOWrapper(_decompressed(raw) if path.suffix == ".zst" else raw, encoding="utf-8")
-
-
-def _decompressed(raw: BinaryIO) -> BinaryIO:
-    try:
-        import zstandard  # here, because only such files need it
-    except ModuleNotFoundError:
-        raw.close()
-        raise ParlayError("reading .zst files needs zstandard: pip install 'parlay[replay]'") from None
-    return zstandard.ZstdDecompressor().stream_reader(raw, closefd=True)
 
 
 def _answer(record: Mapping[str, Any], where: str) -> Answer:

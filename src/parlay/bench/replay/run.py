@@ -14,6 +14,7 @@ from parlay.bench.records import Cell, Results, Row
 from parlay.bench.replay.answers import read_answers
 from parlay.bench.replay.decode import Replay, Replayed, replay
 from parlay.bench.replay.tokens import Recorded, Tokens, recorded
+from parlay.bench.workloads.files import stem
 from parlay.drafters.catalogue import catalogue
 
 MODEL = "recorded answers"
@@ -36,8 +37,7 @@ def read_texts(path: Path, tokens: Tokens, limit: int | None = None) -> Texts:
         raise ValueError(f"{path} holds no recorded answer with any text")
     within = sum(looped(record.output) * len(record.output) for record in records)
     cut = (replace(record, output=record.output[: first_loop(record.output)]) for record in records)
-    name = path.name.removesuffix(".zst").removesuffix(".json").removesuffix(".jsonl")
-    return Texts(name, tuple(cut), within / sum(len(record.output) for record in records))
+    return Texts(stem(path), tuple(cut), within / sum(len(record.output) for record in records))
 
 
 def cell(strategy: str, texts: Texts, prices: Prices | None = None) -> Cell:
@@ -108,23 +108,20 @@ def _can_replay(strategy: str, tokens: Tokens) -> bool:
     return True
 
 
-def run(
-    files: Sequence[Path],
-    strategies: Sequence[str],
-    tokens: Tokens,
-    results: Results,
-    *,
-    limit: int | None = None,
-    prices: Prices | None = None,
-) -> Iterator[Row]:
-    """Every strategy on every file; what ``results`` holds already is left out. Yields each row that was added.
+def lacking(
+    texts: Sequence[Texts], strategies: Sequence[str], results: Results, prices: Prices | None = None
+) -> list[tuple[Texts, str]]:
+    """What ``results`` does not hold yet."""
+    return [
+        (each, strategy) for each in texts for strategy in strategies if not results.of(cell(strategy, each, prices))
+    ]
 
-    Raises ValueError for a file that can't be read, before anything of it is measured.
-    """
-    for path in files:
-        texts = read_texts(path, tokens, limit)
-        for strategy in strategies:
-            if not results.of(cell(strategy, texts, prices)):
-                row = measure(strategy, texts, tokens, prices)
-                results.add([row])
-                yield row
+
+def run(
+    pairs: Sequence[tuple[Texts, str]], tokens: Tokens, results: Results, prices: Prices | None = None
+) -> Iterator[Row]:
+    """Every strategy on its texts, stored one by one. Yields each row."""
+    for texts, strategy in pairs:
+        row = measure(strategy, texts, tokens, prices)
+        results.add([row])
+        yield row

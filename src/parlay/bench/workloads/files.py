@@ -33,7 +33,7 @@ def read(path: Path) -> Iterator[Item]:
     first; ParlayError where a compressed file needs a library that is not installed.
     """
     shape = None
-    for number, (where, record) in enumerate(_records(path)):
+    for number, (where, record) in enumerate(records(path)):
         try:
             if not isinstance(record, dict):
                 raise ValueError("not an object")
@@ -45,7 +45,7 @@ def read(path: Path) -> Iterator[Item]:
             raise ValueError(f"{path}, {where}: {error}") from None
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
+def records(path: Path) -> Iterator[tuple[str, Any]]:
     """Where each record stands, and the record."""
     text = _text(path)
     if text.lstrip().startswith("["):

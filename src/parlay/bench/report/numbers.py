@@ -1,0 +1,114 @@
+"""From rows to numbers: settings, systems, ratios against plain decoding that were taken within each round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from parlay.bench.forwards import is_forward
+from parlay.bench.records import PLAIN, Row
+from parlay.bench.summary import Spread
+
+ENGINE = "parlay"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What systems are compared under."""
+
+    model: str
+    concurrency: int
+    temperature: float
+    context: int
+    modelled: bool
+
+    @property
+    def words(self) -> str:
+        """As a heading; what is usual is not said."""
+        return "; ".join(
+            filter(
+                None,
+                (
+                    self.model,
+                    f"{self.concurrency} requests at once" if self.concurrency != 1 else "",
+                    f"temperature {self.temperature:g}" if self.temperature else "",
+                    f"{self.context} tokens of context" if self.context else "",
+                    "modelled, not measured" if self.modelled else "",
+                ),
+            )
+        )
+
+
+def setting(row: Row) -> Setting:
+    """The setting of a row."""
+    cell = row.cell
+    return Setting(cell.model, cell.concurrency, cell.temperature, cell.context, row.modelled)
+
+
+def settings(rows: Iterable[Row]) -> list[Setting]:
+    """Those of the rows, in order of appearance. What failed belongs to no setting of its own."""
+    return list(dict.fromkeys(setting(row) for row in rows))
+
+
+def system(row: Row) -> str:
+    """Who decoded: a strategy of ours by its name alone, a peer with its engine's."""
+    return row.cell.strategy if row.cell.engine == ENGINE else f"{row.cell.engine} {row.cell.strategy}"
+
+
+def systems(rows: Iterable[Row]) -> list[str]:
+    """In order of appearance."""
+    return list(dict.fromkeys(system(row) for row in rows))
+
+
+def workloads(rows: Iterable[Row]) -> list[str]:
+    """In order of appearance."""
+    return list(dict.fromkeys(row.cell.workload for row in rows))
+
+
+def decoded(rows: Iterable[Row]) -> list[Row]:
+    """Rows of decoded text: no failures, no timed forwards."""
+    return [row for row in rows if not is_forward(row) and not row.error]
+
+
+def timed(rows: Iterable[Row]) -> list[Row]:
+    """Rows with a speed."""
+    return [row for row in decoded(rows) if row.tokens_per_second > 0]
+
+
+def speed(rows: Iterable[Row]) -> float:
+    """The median of the rounds; 0 where nothing was timed."""
+    rates = [row.tokens_per_second for row in timed(rows)]
+    return median(rates) if rates else 0.0
+
+
+def ratio(rows: Sequence[Row], name: str, workload: str, base: str = PLAIN) -> Spread | None:
+    """How many times as fast as ``base``: over the rounds in which both were timed; None without one."""
+    own = [row for row in timed(rows) if row.cell.workload == workload]
+    fast, slow = ({row.round: row.tokens_per_second for row in own if system(row) == who} for who in (name, base))
+    return Spread.of(fast[turn] / slow[turn] for turn in fast if turn in slow)
+
+
+def geometric(values: Sequence[float]) -> float:
+    """Geometric mean; 0 of nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+
+
+def tokens_per_step(rows: Iterable[Row]) -> float:
+    """Committed tokens over steps; 0 where no steps were counted."""
+    own = [row for row in decoded(rows) if row.steps]
+    steps = sum(row.steps for row in own)
+    return sum(row.tokens for row in own) / steps if steps else 0.0
+
+
+def same(rows: Iterable[Row]) -> str:
+    """How many texts equal those of plain decoding; empty where nothing promises it."""
+    own = decoded(rows)
+    told = sum(row.of for row in own)
+    return f"{sum(row.same for row in own)}/{told}" if told else ""
+
+
+def only(rows: Iterable[Row], name: str | None = None, workload: str | None = None) -> list[Row]:
+    """The rows of a system, of a workload, or of both."""
+    return [row for row in rows if name in (None, system(row)) and workload in (None, row.cell.workload)]

@@ -1,0 +1,139 @@
+"""`parlay bench --replay`: strategies on answers that other models gave; and what forwards cost, to price them."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parlay.bench.forwards import Prices
+    from parlay.bench.records import Results
+    from parlay.bench.replay.run import Texts
+    from parlay.bench.replay.tokens import Tokens
+
+TOKENIZER = "parlay-mini"
+MEANINGLESS = {
+    "workloads": None,
+    "preset": None,
+    "rounds": None,
+    "concurrency": (1,),
+    "temperature": (0.0,),
+    "context": (0,),
+    "max_tokens": None,
+    "keep_loops": False,
+    "price_per_hour": None,
+    "draft_model": None,
+    "forwards": False,
+}
+"""Flags that a replay has no use for, and what they are where nobody gives them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "replay", "no model runs: recorded answers are decoded once more, and steps counted"
+    )
+    group.add_argument(
+        "--replay", metavar="FILES", help="joined by commas: JSON lines with prompt and output, and other usual shapes"
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="T",
+        help=f"whose tokens: mistral-common:v1, v2, v3, v7 or tekken; a model, folder or Hub id (default: {TOKENIZER})",
+    )
+    priced = group.add_mutually_exclusive_group()
+    priced.add_argument(
+        "--cost-model",
+        metavar="MODEL",
+        help="time forwards of this model here, and model speed by them; its weights may be random",
+    )
+    priced.add_argument("--cost-table", type=Path, metavar="FILE", help="take them from results that hold --forwards")
+    parser.add_argument(
+        "--forwards", action="store_true", help="time forwards by rows and context too, and the reading of weights"
+    )
+
+
+def refuse_without(options: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that means something with --replay only."""
+    for name in ("tokenizer", "cost_model", "cost_table"):
+        if vars(options)[name] is not None:
+            raise ValueError(f"--{name.replace('_', '-')} goes with --replay")
+
+
+def _refuse_with(options: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that means nothing with --replay."""
+    for name, usual in MEANINGLESS.items():
+        if vars(options)[name] != usual:
+            raise ValueError(f"--{name.replace('_', '-')} means nothing with --replay: no model decodes there")
+
+
+def run(options: argparse.Namespace) -> int:
+    _refuse_with(options)
+    import torch  # here, because this and the next load for seconds
+
+    from parlay.bench import presets
+    from parlay.bench.provenance import provenance
+    from parlay.bench.records import Results
+    from parlay.bench.replay.run import cell, lacking, read_texts, replayable
+    from parlay.bench.replay.tokens import open_tokens
+    from parlay.bench.summary import summarise
+    from parlay.bench.table import table
+
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    chosen = presets.strategies(options.strategies) if options.strategies else ()
+    tokens = open_tokens(options.tokenizer or TOKENIZER)
+    texts = [read_texts(Path(name), tokens, options.prompts) for name in options.replay.split(",")]
+    strategies = chosen or tuple(replayable(tokens))
+    shared = {"tokenizer": tokens.name, "settings": {"prompts": options.prompts}}
+    results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
+    prices = _prices(options, results)
+    _decode(lacking(texts, strategies, results, prices), tokens, results, prices)
+    cells = [cell(strategy, each, prices) for each in texts for strategy in strategies]
+    print(table(summarise(results.rows, cells)))
+    speed = f"; speeds are modelled, with forwards that cost what those of {prices.model} do" if prices else ""
+    print(f"\nrecorded answers, tokens of {tokens.name}{speed}; rows in {options.out}")
+    return 0
+
+
+def _decode(pairs: Sequence[tuple[Texts, str]], tokens: Tokens, results: Results, prices: Prices | None) -> None:
+    from tqdm import tqdm
+
+    from parlay.bench.replay.run import run as replays
+
+    with tqdm(total=len(pairs), unit="row", file=sys.stderr, disable=None) as bar:
+        for _ in replays(pairs, tokens, results, prices):
+            bar.update()
+
+
+def _prices(options: argparse.Namespace, results: Results) -> Prices | None:
+    """What forwards cost, from a file or timed now; None where nobody asks for speed."""
+    from parlay.bench.forwards import add_missing, prices, read_prices
+
+    if options.cost_table is not None:
+        return read_prices(options.cost_table)
+    if options.cost_model is None:
+        return None
+    from parlay import models
+    from parlay.models.loading import resolve
+
+    directory = resolve(options.cost_model)
+    runner = models.load(options.cost_model, dtype=options.dtype, device=options.device)
+    add_missing(runner, directory.name, directory, results)
+    return prices([row for row in results.rows if row.cell.model == directory.name], str(options.out))
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command to repeat, without folder names of this machine."""
+    files = ",".join(Path(name).name for name in options.replay.split(","))
+    flags = {
+        "--replay": files,
+        "--tokenizer": options.tokenizer,
+        "--strategies": options.strategies,
+        "--prompts": options.prompts,
+        "--cost-model": options.cost_model and Path(options.cost_model).name,
+        "--cost-table": options.cost_table and options.cost_table.name,
+    }
+    return shlex.join(["parlay", "bench", *(str(word) for flag in flags.items() if flag[1] for word in flag)])

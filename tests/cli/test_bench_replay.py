@@ -1,0 +1,79 @@
+"""`parlay bench --replay` and `parlay bench report` from the outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parlay.bench.forwards import is_forward
+from parlay.bench.records import read
+from tests.cli.conftest import Cli
+
+ANSWERS = '{"prompt": "Say one two three four.", "output": "one two three four."}\n'
+
+MISTAKES = {
+    "no such file": (["--replay", "nowhere.jsonl"], "can't read nowhere.jsonl"),
+    "no such tokenizer": (["--replay", "x", "--tokenizer", "mistral-common:v9"], "choose one of v1"),
+    "unknown strategy": (["--replay", "x", "--strategies", "prompt-lokup"], "did you mean prompt-lookup"),
+    "rounds of a replay": (["--replay", "x", "--rounds", "2"], "--rounds means nothing with --replay"),
+    "concurrency of a replay": (["--replay", "x", "--concurrency", "2"], "--concurrency means nothing"),
+    "a tokenizer for nothing": (["--tokenizer", "parlay-mini"], "--tokenizer goes with --replay"),
+    "prices for nothing": (["--cost-model", "parlay-mini"], "--cost-model goes with --replay"),
+    "report of nothing": (["report", "-o", "out"], "RESULTS"),
+    "report to nowhere": (["report", "x.jsonl"], "--output"),
+    "report of no file": (["report", "nowhere.jsonl", "-o", "out"], "can't read the results nowhere.jsonl"),
+}
+
+
+@pytest.fixture
+def _few_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough to see that they are timed."""
+    monkeypatch.setattr("parlay.bench.forwards.CONTEXTS", (8,))
+    monkeypatch.setattr("parlay.bench.forwards.PASSES", 1)
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_wrong_usage_is_one_line(cli: Cli, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words, named = MISTAKES[case]
+    result = cli("bench", *words)
+    assert (result.code, result.out) == (2, "")
+    assert named in result.err
+    assert result.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("_few_forwards")
+def test_answers_are_replayed_once_priced_and_reported(cli: Cli, tmp_path: Path) -> None:
+    answers, out = tmp_path / "mine.jsonl", tmp_path / "rows.jsonl"
+    answers.write_text(ANSWERS)
+    words = ["bench", "--replay", str(answers), "--strategies", "none,prompt-lookup,jacobi", "--out", str(out)]
+    result = cli(*words)
+    assert result.code == 0, result.err
+    assert "jacobi: looks at what the target prefers" in result.out
+    header, rows = read(out)
+    assert header["command"] == "parlay bench --replay mine.jsonl --strategies none,prompt-lookup,jacobi"
+    assert [row.cell.strategy for row in rows] == ["none", "prompt-lookup", "jacobi"]
+    assert cli(*words).code == 0
+    assert read(out)[1] == rows  # nothing was measured again
+
+    priced = cli(*words, "--cost-model", "parlay-mini")
+    assert "speeds are modelled" in priced.out
+    more = read(out)[1][len(rows) :]
+    assert any(map(is_forward, more))
+    assert [row.modelled for row in more if not is_forward(row)] == [True, True, False]  # the last failed
+
+    again = cli(*words[:-1], str(tmp_path / "other.jsonl"), "--cost-table", str(out))
+    assert again.code == 0, again.err
+    report = cli("bench", "report", str(out), "-o", str(tmp_path / "report"), "--no-plots")
+    assert report.code == 0, report.err
+    assert "modelled, not measured" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("_few_forwards")
+def test_forwards_are_timed_when_asked_for(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    words = ["--workloads", "prose", "--strategies", "none", "--prompts", "1", "--rounds", "1", "--max-tokens", "4"]
+    assert cli("bench", *words, "--forwards", "--keep-loops", "--out", str(out)).code == 0
+    assert {"rows 1", "rows 32", "weights"} <= {row.cell.workload for row in read(out)[1] if is_forward(row)}
