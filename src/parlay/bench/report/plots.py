@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLUMNS = 3
 WIDTH = 9.6
 """Inches; at most so many panels stand side by side in it."""
-SQUARE = 6.4
+_LEGEND_BESIDE = 3.2
 PALETTE = (
     *("#1f6fb4", "#d95f02", "#1b9e77", "#c2378a", "#7b5ea7", "#8a6d00", "#4d4d4d", "#d7301f"),
     *("#00868b", "#66a61e", "#6a51a3", "#a6611a"),
@@ -122,10 +122,10 @@ class Painter:
         axes.set_aspect("equal")
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
-        self._legend(figure, list(chart.points), line="")
+        self._legend(figure, list(chart.points), line="", beside=True)
 
-    def _legend(self, figure: Figure, names: Sequence[str], line: str) -> None:
-        """Below everything, so that it covers nothing."""
+    def _legend(self, figure: Figure, names: Sequence[str], line: str, *, beside: bool = False) -> None:
+        """Below everything, or beside it, so that it covers nothing."""
         from matplotlib.lines import Line2D
 
         handles = []
@@ -134,8 +134,9 @@ class Painter:
             handles.append(
                 Line2D([], [], color=colour, marker=mark, markersize=4.5, linestyle=line, label=_shortened(name))
             )
-        columns = _legend_columns(names, figure.get_figwidth())
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        columns = 1 if beside else _legend_columns(names, figure.get_figwidth())
+        place = "outside right upper" if beside else "outside lower center"
+        figure.legend(handles=handles, loc=place, ncols=columns)
 
 
 def _size(chart: Chart) -> tuple[float, float]:
@@ -148,7 +149,7 @@ def _size(chart: Chart) -> tuple[float, float]:
     if isinstance(chart, DotChart):
         kinds = {kind for dots in chart.dots.values() for kind in dots}
         return WIDTH, 0.8 + 0.27 * len(chart.dots) + _legend_height(kinds, WIDTH)
-    return SQUARE, SQUARE - 1 + _legend_height(chart.points.keys(), SQUARE)
+    return WIDTH, WIDTH - _LEGEND_BESIDE
 
 
 def _legend_columns(names: Collection[str], width: float) -> int:

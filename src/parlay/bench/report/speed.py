@@ -46,12 +46,12 @@ def by_workload(rows: Sequence[Row]) -> Section | Missing:
 
 def _table(rows: Sequence[Row]) -> Table:
     kinds, names = workloads(rows), systems(rows)
-    head = ("strategy", *kinds, "mean", "tokens/s", "same text")
+    head = ("strategy", "mean", *kinds, "tokens/s", "same text")
     lines = [
         (
             name,
-            *(_cell(rows, name, kind) for kind in kinds),
             _mean(_ratios(rows, name), kinds),
+            *(_cell(rows, name, kind) for kind in kinds),
             _rate(rows, name),
             same(only(rows, name)),
         )
@@ -129,13 +129,13 @@ def _steps_table(rows: Sequence[Row]) -> Table:
     lines = [
         (
             name,
-            *(f"{steps[name][kind]:.2f}" if kind in steps[name] else "" for kind in kinds),
             _mean(steps[name], kinds),
+            *(f"{steps[name][kind]:.2f}" if kind in steps[name] else "" for kind in kinds),
             same(only(rows, name)),
         )
         for name in order
     ]
-    return Table(("strategy", *kinds, "mean", "same text"), tuple(lines), setting(rows[0]).words)
+    return Table(("strategy", "mean", *kinds, "same text"), tuple(lines), setting(rows[0]).words)
 
 
 def _steps_chart(rows: Sequence[Row]) -> DotChart:
