@@ -11,9 +11,9 @@ from parlay.bench.report.pieces import LineChart, Missing, Panel, Points, Sectio
 
 TITLE = "Acceptance by position"
 TEXT = (
-    "Accepted over proposed nodes, by how deep they stand in the draft, all rounds and settings together. The deeper, "
-    "the fewer drafts reach there, and those that do were longer for a reason: a curve may rise. Of several nodes at "
-    "one depth at most one is accepted. Positions with fewer than {fewest} proposals are left out."
+    "Accepted over proposed nodes, by how deep they stand in the draft, everything that was decoded together. The "
+    "deeper, the fewer drafts reach there, and those that do were longer for a reason: a curve may rise. Of several "
+    "nodes at one depth at most one is accepted. Positions with fewer than {fewest} proposals are left out."
 )
 FEWEST = 20
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from parlay.bench.forwards import is_forward
 from parlay.bench.records import Row
-from parlay.bench.report.numbers import Setting, decoded, ratio, setting, settings, system
+from parlay.bench.report.numbers import Conditions, all_conditions, conditions_of, decoded, ratio, system
 from parlay.bench.report.pieces import Section, Table
 from parlay.bench.summary import Spread, Summary, summarise
 
@@ -20,13 +20,13 @@ FAILED = "What failed, or was left out"
 
 
 def every_cell(rows: Sequence[Row]) -> Section:
-    """A table for each setting; columns that nobody fills are left out."""
+    """A table for each set of conditions; columns that nobody fills are left out."""
     own = [row for row in decoded(rows) if row.requests]
-    return Section(TITLE, TEXT, tuple(_table(own, where) for where in settings(own)))
+    return Section(TITLE, TEXT, tuple(_table(own, where) for where in all_conditions(own)))
 
 
-def _table(rows: Sequence[Row], where: Setting) -> Table:
-    here = [row for row in rows if setting(row) == where]
+def _table(rows: Sequence[Row], where: Conditions) -> Table:
+    here = [row for row in rows if conditions_of(row) == where]
     lines = [
         (*_names(each), _ratio(here, each), *(text(each) for text in COLUMNS.values())) for each in summarise(here)
     ]
@@ -42,11 +42,11 @@ def failures(rows: Sequence[Row]) -> Section | None:
     lines: dict[tuple[str, ...], None] = {}
     for row in rows:
         if row.error or (row.note and not row.requests and not is_forward(row)):
-            where = setting(row).words
+            where = conditions_of(row).words
             lines[where, system(row), row.cell.workload, row.error or row.note] = None
     if not lines:
         return None
-    return Section(FAILED, "", (Table(("setting", "strategy", "workload", "why"), tuple(lines)),))
+    return Section(FAILED, "", (Table(("conditions", "strategy", "workload", "why"), tuple(lines)),))
 
 
 def _names(each: Summary) -> tuple[str, str]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from parlay.bench.records import PLAIN, Row
 from parlay.bench.report.acceptance import SHOWN
 from parlay.bench.report.numbers import (
+    all_conditions,
     geometric,
     only,
     ratio,
-    settings,
     speed,
     systems,
     timed,
@@ -33,7 +33,7 @@ def by_concurrency(rows: Sequence[Row]) -> Section | Missing:
         counts = sorted({row.cell.concurrency for row in own})
         kinds = [kind for kind in workloads(own) if _counts(only(own, workload=kind)) == set(counts)]
         if len(counts) > 1 and kinds:
-            title = settings(own)[0].words
+            title = all_conditions(own)[0].words
             names = systems(own)
             lines = [(name, *(_cell(own, name, kinds, count) for count in counts)) for name in names]
             tables.append(Table(("strategy", *map(str, counts)), tuple(lines), title))

@@ -1,4 +1,4 @@
-"""From rows to numbers: settings, systems, ratios against plain decoding that were taken within each round."""
+"""From rows to numbers: conditions, systems, ratios against plain decoding that were taken within each round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENGINE = "parlay"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Setting:
+class Conditions:
     """What systems are compared under."""
 
     model: str
@@ -41,15 +41,15 @@ class Setting:
         )
 
 
-def setting(row: Row) -> Setting:
-    """The setting of a row."""
+def conditions_of(row: Row) -> Conditions:
+    """Those of a row."""
     cell = row.cell
-    return Setting(cell.model, cell.concurrency, cell.temperature, cell.context, row.modelled)
+    return Conditions(cell.model, cell.concurrency, cell.temperature, cell.context, row.modelled)
 
 
-def settings(rows: Iterable[Row]) -> list[Setting]:
-    """Those of the rows, in order of appearance. What failed belongs to no setting of its own."""
-    return list(dict.fromkeys(setting(row) for row in rows))
+def all_conditions(rows: Iterable[Row]) -> list[Conditions]:
+    """All that differ, in order of appearance."""
+    return list(dict.fromkeys(conditions_of(row) for row in rows))
 
 
 def system(row: Row) -> str:

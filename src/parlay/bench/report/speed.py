@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from parlay.bench.records import PLAIN, Row
 from parlay.bench.report.numbers import (
+    all_conditions,
+    conditions_of,
     decoded,
     geometric,
     only,
     ratio,
     same,
-    setting,
-    settings,
     speed,
     systems,
     timed,
@@ -35,10 +35,10 @@ RECORDED_TEXT = (
 
 
 def by_workload(rows: Sequence[Row]) -> Section | Missing:
-    """Ratios against plain decoding: a table and a chart for each setting in which something was timed."""
+    """Ratios against plain decoding: a table and a chart for all conditions in which something was timed."""
     parts: list[Table | Chart] = []
-    for where in settings(timed(rows)):
-        own = [row for row in decoded(rows) if setting(row) == where]
+    for where in all_conditions(timed(rows)):
+        own = [row for row in decoded(rows) if conditions_of(row) == where]
         chart = _chart(own)
         parts += [chart, _table(own)] if chart.dots else [_table(own)]
     return Section(TITLE, TEXT, tuple(parts)) if parts else Missing(TITLE, "no row holds a speed")
@@ -57,7 +57,7 @@ def _table(rows: Sequence[Row]) -> Table:
         )
         for name in sorted(names, key=lambda name: (-_geometric(rows, name), names.index(name)))
     ]
-    return Table(head, tuple(lines), setting(rows[0]).words)
+    return Table(head, tuple(lines), conditions_of(rows[0]).words)
 
 
 def _cell(rows: Sequence[Row], name: str, kind: str) -> str:
@@ -98,7 +98,7 @@ def _chart(rows: Sequence[Row]) -> DotChart:
     names = [name for name in systems(rows) if name != PLAIN and _ratios(rows, name)]
     names.sort(key=lambda name: _geometric(rows, name))
     return DotChart(
-        title=setting(rows[0]).words,
+        title=conditions_of(rows[0]).words,
         x="times as fast as plain decoding",
         dots={name: _ratios(rows, name) for name in names},
         means={name: _geometric(rows, name) for name in names},
@@ -111,8 +111,8 @@ def steps_alone(rows: Sequence[Row]) -> Section | None:
     if not own:
         return None
     parts: list[Table | Chart] = []
-    for where in settings(own):
-        here = [row for row in own if setting(row) == where]
+    for where in all_conditions(own):
+        here = [row for row in own if conditions_of(row) == where]
         parts += [_steps_chart(here), _steps_table(here)]
     return Section(RECORDED, RECORDED_TEXT, tuple(parts))
 
@@ -135,7 +135,7 @@ def _steps_table(rows: Sequence[Row]) -> Table:
         )
         for name in order
     ]
-    return Table(("strategy", "mean", *kinds, "same text"), tuple(lines), setting(rows[0]).words)
+    return Table(("strategy", "mean", *kinds, "same text"), tuple(lines), conditions_of(rows[0]).words)
 
 
 def _steps_chart(rows: Sequence[Row]) -> DotChart:
@@ -143,7 +143,7 @@ def _steps_chart(rows: Sequence[Row]) -> DotChart:
     means = {name: geometric([*values.values()]) for name, values in steps.items()}
     order = sorted(steps, key=lambda name: means[name])
     return DotChart(
-        setting(rows[0]).words,
+        conditions_of(rows[0]).words,
         "tokens per step (plain decoding: 1)",
         {name: steps[name] for name in order},
         {name: means[name] for name in order},
