@@ -34,7 +34,7 @@ WEIGHTS = "weights"
 """What stands for a workload where as many bytes as a model's weights were read, and nothing was computed."""
 
 EMBEDDING = "model.embed_tokens.weight"
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _SEQUENCE = -1
 _CHUNK = 256
 """Rows that the context is fed in."""
@@ -69,11 +69,11 @@ def _along(points: Points, x: float) -> float:
     return top + (slope if x < right else max(0.0, slope)) * (x - right)
 
 
-def add_missing(runner: Runner, model: str, directory: Path, results: Results) -> None:
-    """Time what forwards of the model cost, unless ``results`` hold it."""
+def add_missing(runner: Runner, model: str, results: Results, weights: int) -> None:
+    """Time what forwards of the model cost, and the reading of ``weights`` bytes, unless ``results`` hold it."""
     if not any(is_forward(row) and row.cell.model == model for row in results.rows):
         forwards = measure(runner, model, ROWS, CONTEXTS, PASSES)
-        results.add([*forwards, *measure_reading(runner, model, directory, PASSES)])
+        results.add([*forwards, *measure_reading(runner.spec.device, model, weights, PASSES)])
 
 
 def is_forward(row: Row) -> bool:
@@ -104,11 +104,10 @@ def measure(runner: Runner, model: str, rows: Sequence[int], contexts: Sequence[
             runner.release(_SEQUENCE)
 
 
-def measure_reading(runner: Runner, model: str, directory: Path, passes: int) -> Iterator[Row]:
-    """Time the reading of as many bytes as a forward reads of weights, in each pass; nothing for a foreign model."""
-    size = weight_bytes(directory, runner.spec.dtype)
+def measure_reading(device: str, model: str, size: int, passes: int) -> Iterator[Row]:
+    """Time the reading of as many bytes as a model's weights have, in each pass; nothing of nothing."""
     if size:
-        block = torch.zeros(size // 4, device=runner.spec.device)
+        block = torch.zeros(size // 4, device=device)
         for turn in range(-1, passes):
             began = time.perf_counter()
             block.sum().item()
@@ -118,15 +117,18 @@ def measure_reading(runner: Runner, model: str, directory: Path, passes: int) ->
                 yield Row(cell=cell, round=turn, seconds=seconds, peak_memory_bytes=size)
 
 
-def weight_bytes(directory: Path, dtype: str) -> int:
-    """Bytes of all the weights that each row of the native decoder goes through; 0 for a model it can't run."""
+def weight_bytes(directory: Path, stored: str) -> int:
+    """Bytes of all the weights that each row of the native decoder goes through; 0 for a model it can't run.
+
+    ``stored`` is their dtype, or ``int8``, whose few scales are left out.
+    """
     try:
         config = read_config(directory)
     except UnsupportedModel:
         return 0
     looked_up = () if config.tie_embeddings else (EMBEDDING,)
     sizes = (math.prod(shape) for name, shape in weight_shapes(config).items() if name not in looked_up)
-    return sum(sizes) * _BYTES.get(dtype, 4)
+    return sum(sizes) * _BYTES[stored]
 
 
 def _cell(model: str, rows: int, context: int) -> Cell:

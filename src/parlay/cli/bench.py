@@ -155,7 +155,7 @@ def _open(options: argparse.Namespace) -> LLM:
 
 
 def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
-    from parlay.bench.forwards import add_missing
+    from parlay.bench.forwards import add_missing, weight_bytes
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
     from parlay.bench.runner import Bench
@@ -177,7 +177,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
     }
     results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
     if options.forwards:
-        add_missing(llm.runner, plan.model, resolve(options.model), results)
+        weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
+        add_missing(llm.runner, plan.model, results, weights)
     done = _with_progress(Bench(llm, plan, results))
     print(table(summarise(results.rows, plan.cells()), options.price_per_hour))
     if not done:

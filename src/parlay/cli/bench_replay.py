@@ -110,7 +110,7 @@ def _decode(pairs: Sequence[tuple[Texts, str]], tokens: Tokens, results: Results
 
 def _prices(options: argparse.Namespace, results: Results) -> Prices | None:
     """What forwards cost, from a file or timed now; None where nobody asks for speed."""
-    from parlay.bench.forwards import add_missing, prices, read_prices
+    from parlay.bench.forwards import add_missing, prices, read_prices, weight_bytes
 
     if options.cost_table is not None:
         return read_prices(options.cost_table)
@@ -120,8 +120,9 @@ def _prices(options: argparse.Namespace, results: Results) -> Prices | None:
     from parlay.models.loading import resolve
 
     directory = resolve(options.cost_model)
-    runner = models.load(options.cost_model, dtype=options.dtype, device=options.device)
-    add_missing(runner, directory.name, directory, results)
+    runner = models.load(options.cost_model, dtype=options.dtype, device=options.device, quantize=options.quantize)
+    weights = weight_bytes(directory, options.quantize or runner.spec.dtype)
+    add_missing(runner, directory.name, results, weights)
     return prices([row for row in results.rows if row.cell.model == directory.name], str(options.out))
 
 
