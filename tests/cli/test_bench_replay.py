@@ -18,6 +18,7 @@ MISTAKES = {
     "unknown strategy": (["--replay", "x", "--strategies", "prompt-lokup"], "did you mean prompt-lookup"),
     "rounds of a replay": (["--replay", "x", "--rounds", "2"], "--rounds means nothing with --replay"),
     "concurrency of a replay": (["--replay", "x", "--concurrency", "2"], "--concurrency means nothing"),
+    "a model beside a replay": (["--replay", "x", "--model", "y"], "--model means nothing"),
     "a tokenizer for nothing": (["--tokenizer", "parlay-mini"], "--tokenizer goes with --replay"),
     "prices for nothing": (["--cost-model", "parlay-mini"], "--cost-model goes with --replay"),
     "report of nothing": (["report", "-o", "out"], "RESULTS"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "parlay-mini"
 MEANINGLESS = {
+    "model": "parlay-mini",
     "workloads": None,
     "preset": None,
     "rounds": None,

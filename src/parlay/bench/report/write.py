@@ -62,8 +62,16 @@ def origin(gathered: Gathered) -> list[str]:
 
 
 def _file(source: Source) -> str:
-    command, date = source.header.get("command", "no command"), source.header.get("date", "no date")
-    return f"{source.name}: `{command}`, {date}, {len(source.rows)} rows."
+    """Its command, its size, and how the model ran, where the header tells."""
+    known = source.header
+    ran = [str(known[name]) for name in ("dtype", "quantize", "device", "kernels") if known.get(name)]
+    words = [
+        f"`{known.get('command', 'no command')}`",
+        str(known.get("date", "no date")),
+        f"{len(source.rows)} rows",
+        *ran,
+    ]
+    return f"{source.name}: {', '.join(words)}."
 
 
 def _machine(header: Mapping[str, Any]) -> str:
