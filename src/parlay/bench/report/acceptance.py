@@ -17,7 +17,7 @@ TEXT = (
 )
 FEWEST = 20
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-SHOWN = 8
+SHOWN, PANELS = 8, 12
 """Lines, and panels, that a chart has room for."""
 
 
@@ -28,17 +28,25 @@ def by_position(rows: Sequence[Row]) -> Section | Missing:
     if not names:
         return Missing(TITLE, "no row counts what was proposed by position, at least not often enough")
     best = sorted(names, key=lambda name: -tokens_per_step(only(own, name)))[:SHOWN]
-    panels = [
+    every = (
         Panel(kind, {name: line for name in best if (line := points(only(own, name, kind)))}) for kind in workloads(own)
-    ]
+    )
+    panels = [panel for panel in every if panel.lines]
     chart = LineChart(
-        title="" if len(best) == len(names) else f"the {SHOWN} with most tokens per step",
+        title=_chosen(len(names), len(panels)),
         x="position in the draft",
         y="accepted / proposed",
-        panels=tuple(panel for panel in panels if panel.lines)[:SHOWN],
+        panels=tuple(panels[:PANELS]),
         top=1.0,
     )
     return Section(TITLE, TEXT.format(fewest=FEWEST), (chart, _table(own, names)))
+
+
+def _chosen(names: int, panels: int) -> str:
+    """What the chart leaves out, if anything."""
+    strategies = f"the {SHOWN} strategies with most tokens per step" if names > SHOWN else ""
+    kinds = f"the first {PANELS} of {panels} workloads" if panels > PANELS else ""
+    return "; ".join(filter(None, (strategies, kinds)))
 
 
 def points(rows: Sequence[Row]) -> Points:

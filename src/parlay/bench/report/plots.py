@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLUMNS = 3
 WIDTH = 9.6
 """Inches; at most so many panels stand side by side in it."""
-_LEGEND_BESIDE = 3.2
+LEGEND_BESIDE = 3.6
 PALETTE = (
     *("#1f6fb4", "#d95f02", "#1b9e77", "#c2378a", "#7b5ea7", "#8a6d00", "#4d4d4d", "#d7301f"),
     *("#00868b", "#66a61e", "#6a51a3", "#a6611a"),
@@ -119,7 +119,6 @@ class Painter:
         axes.plot([low, high], [low, high], color="#888888", linewidth=0.8, linestyle="--")
         axes.set_xlim(low, high)
         axes.set_ylim(low, high)
-        axes.set_aspect("equal")
         axes.set_xlabel(chart.x)
         axes.set_ylabel(chart.y)
         self._legend(figure, list(chart.points), line="", beside=True)
@@ -132,7 +131,7 @@ class Painter:
         for name in names:
             colour, mark = self._style(name)
             handles.append(
-                Line2D([], [], color=colour, marker=mark, markersize=4.5, linestyle=line, label=_shortened(name))
+                Line2D([], [], color=colour, marker=mark, markersize=5.5, linestyle=line, label=_shortened(name))
             )
         columns = 1 if beside else _legend_columns(names, figure.get_figwidth())
         place = "outside right upper" if beside else "outside lower center"
@@ -149,7 +148,7 @@ def _size(chart: Chart) -> tuple[float, float]:
     if isinstance(chart, DotChart):
         kinds = {kind for dots in chart.dots.values() for kind in dots}
         return WIDTH, 0.8 + 0.27 * len(chart.dots) + _legend_height(kinds, WIDTH)
-    return WIDTH, WIDTH - _LEGEND_BESIDE
+    return WIDTH, WIDTH - LEGEND_BESIDE  # about square, the legend left out
 
 
 def _legend_columns(names: Collection[str], width: float) -> int:
