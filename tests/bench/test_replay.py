@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from parlay.bench.records import Results
 from parlay.bench.replay.decode import Replay, replay
 from parlay.bench.replay.run import MODEL, Texts, lacking, measure, read_texts, replayable, run
 from parlay.bench.replay.tokens import Recorded, Tokens, open_tokens
-from parlay.drafters.catalogue import catalogue
-from parlay.types import ParlayError
+from parlay.drafters.catalogue import Resources, catalogue
+from parlay.types import Draft, Needs, Observation, ParlayError, View
 
 COPY = "Repeat after me: the cat sat on the mat, and the dog sat on the cat. The cat sat on the mat,"
 PRICES = Prices("a model", {100: [(1, 1.0), (32, 1.0)]})
@@ -160,3 +161,27 @@ def test_only_strategies_that_need_no_more_than_the_text_are_replayed_by_default
     names = replayable(tokens)
     assert {"none", "prompt-lookup", "suffix-decoding"} <= set(names)
     assert not {"jacobi", "draft-model", "swift", "datastore"} & set(names)
+
+
+class Faulty:
+    """Raises when it is asked."""
+
+    needs = Needs()
+
+    def __init__(self, resources: Resources) -> None:
+        """Needs nothing."""
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        raise RuntimeError("no idea")
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing."""
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing."""
+
+
+def test_a_drafter_that_raises_is_told_of_in_the_row(texts: Texts, tokens: Tokens) -> None:
+    row = measure(f"{__name__}:Faulty", texts, tokens)
+    assert (row.same, row.of, row.proposed) == (2, 2, 0)
+    assert "the drafter failed in 2 of 2 answers" in row.note

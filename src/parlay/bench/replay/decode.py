@@ -14,7 +14,7 @@ from parlay.drafters import catalogue
 from parlay.drafters.catalogue import Resources, StrategySpec
 from parlay.engine import Engine
 from parlay.strategies import StrategyBook
-from parlay.types import Cost, Exactness, Metrics, NoiseKey, Request, SamplingParams, Strategy
+from parlay.types import Cost, Event, Exactness, Metrics, NoiseKey, Request, SamplingParams, Strategy
 
 POLICY, WHOLE, BY_COST = "policy", "fixed", "adaptive"
 
@@ -70,18 +70,21 @@ class Replay:
         refuse_sight(self.strategy)
 
     def answer(self, number: int, record: Recorded) -> Replayed:
-        """Decode one answer. Raises ValueError for an empty one."""
+        """Decode one answer. Raises ValueError for an empty one, and where the engine fails."""
         self._runner.expect(record.prompt, record.output)
         self._engine.add(_request(number, record), self.strategy)
         output: list[int] = []
-        ends: list[Metrics] = []
+        ends: list[Event] = []
         self._meter.seconds = first = 0.0
         while not self._engine.idle:
             for event in self._engine.step():
                 first = first if output else self._meter.seconds
                 output += [one.token for one in event.committed]
-                ends += [event.metrics] if event.metrics is not None else []
-        return Replayed(tuple(output), ends[0], self._meter.seconds - first)
+                ends += [event] if event.metrics is not None else []
+        (end,) = ends
+        if end.error or end.metrics is None:
+            raise ValueError(f"answer {number + 1} ended early: {end.error}")
+        return Replayed(tuple(output), end.metrics, self._meter.seconds - first)
 
 
 def whole_drafts(spec: StrategySpec) -> StrategySpec:

@@ -16,6 +16,7 @@ from parlay.bench.replay.decode import Replay, Replayed, replay
 from parlay.bench.replay.tokens import Recorded, Tokens, recorded
 from parlay.bench.workloads.files import stem
 from parlay.drafters.catalogue import catalogue
+from parlay.types import ParlayError
 
 MODEL = "recorded answers"
 
@@ -52,8 +53,10 @@ def measure(strategy: str, texts: Texts, tokens: Tokens, prices: Prices | None =
     note = f"tokens of {tokens.name}" + ("" if prices is not None else "; drafts verified whole")
     try:
         done = replay(strategy, texts.records, tokens, prices)
-    except ValueError as error:
+    except (ParlayError, ValueError) as error:
         return Row(cell=where, error=str(error), note=note)
+    faulty = sum(one.metrics.drafter_faults > 0 for one in done)
+    note += f"; the drafter failed in {faulty} of {len(done)} answers" if faulty else ""
     row = _counts(Row(cell=where, looped=texts.looped, note=note), texts, done)
     return _priced(row, done) if prices is not None else row
 
@@ -103,7 +106,7 @@ def replayable(tokens: Tokens) -> list[str]:
 def _can_replay(strategy: str, tokens: Tokens) -> bool:
     try:
         Replay(strategy, tokens)
-    except ValueError:
+    except (ParlayError, ValueError):
         return False
     return True
 
