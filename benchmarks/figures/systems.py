@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from benchmarks.figures.prompts import Prompt
+if TYPE_CHECKING:  # peers time themselves by this stopwatch in environments without Parlay
+    from benchmarks.figures.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,11 @@ class System:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Notes when tokens are emitted. Decoding lasts from the first emission to the last."""
+    """Notes when tokens are emitted, and how often. Decoding lasts from the first emission to the last."""
 
     began: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
+    emissions: int = 0
     first_tokens: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -47,6 +50,7 @@ class Stopwatch:
         if not tokens:
             return
         self.last = time.perf_counter()
+        self.emissions += 1
         if not self.tokens:
             self.first, self.first_tokens = self.last, len(tokens)
         self.tokens += tokens

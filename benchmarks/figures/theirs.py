@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, CompileConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.systems import Stopwatch, System, Timed
+
+if TYPE_CHECKING:  # `benchmarks.peers` runs this in an environment without Parlay
+    from benchmarks.figures.prompts import Prompt
 
 Attention = Literal["sdpa", "eager"]
 Cache = Literal["dynamic", "static"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_num_tokens": 10}
+"""Its own prompt lookup, at the setting that its documentation shows."""
 ATTENTIONS: tuple[Attention, ...] = ("sdpa", "eager")
 CACHES: tuple[Cache, ...] = ("dynamic", "static")
 
@@ -52,6 +56,13 @@ def load(directory: Path, **options: Any) -> PreTrainedModel:
     return model.eval()
 
 
+def compiled(longest: int) -> dict[str, Any]:
+    """Options of `generate` for a static cache of so many tokens, and a decoding forward compiled for it."""
+    config = CompileConfig()
+    config._compile_all_devices = True  # `generate` compiles on GPUs alone unless told
+    return {"cache_implementation": "static", "max_cache_len": longest, "compile_config": config}
+
+
 class Field:
     """Loads models of one checkpoint once for all systems that share them."""
 
@@ -65,20 +76,12 @@ class Field:
 
     def plain(self, combination: Combination) -> System:
         """Token by token."""
-        options: dict[str, Any] = {}
-        if combination.cache == "static":
-            compiled = CompileConfig()
-            compiled._compile_all_devices = True  # `generate` compiles on GPUs alone unless told
-            options = {
-                "cache_implementation": "static",
-                "max_cache_len": self._longest,
-                "compile_config": compiled,
-            }
+        options = compiled(self._longest) if combination.cache == "static" else {}
         return self._system(str(combination), combination, options)
 
     def prompt_lookup(self, combination: Combination) -> System:
-        """Its own prompt lookup, at the setting that its documentation shows."""
-        return self._system("transformers prompt lookup", combination, {"prompt_lookup_num_tokens": 10})
+        """Its own prompt lookup."""
+        return self._system("transformers prompt lookup", combination, PROMPT_LOOKUP)
 
     def assisted(self, combination: Combination) -> System:
         """Its assisted generation with the draft model, at its defaults."""
@@ -114,7 +117,7 @@ def generate(model: PreTrainedModel, ids: Sequence[int], most: int, options: dic
         streamer=streamer,
         **options,
     )
-    return streamer.watch.read(note=note)
+    return streamer.watch.read(note=note, steps=streamer.watch.emissions)
 
 
 class WatchStreamer(BaseStreamer):  # type: ignore[misc]

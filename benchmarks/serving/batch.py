@@ -22,6 +22,8 @@ import torch
 from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
+from benchmarks.peers.catalogue import VLLM
+from benchmarks.peers.entrants import surroundings
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt
@@ -56,12 +58,7 @@ def theirs(python: Path, model: Path, threads: int) -> Iterator[Decode]:
     """vLLM in its own environment and process, bound to as many cores."""
     told = {"model": str(model), "input": INPUT, "output": OUTPUT, "vocabulary": 4096}
     command = [str(python), str(Path(__file__).with_name("vllm_worker.py")), json.dumps(told)]
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
-    environment = os.environ | settings
+    environment = os.environ | surroundings(VLLM, threads)
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

@@ -1,0 +1,147 @@
+"""Command line: Parlay against other engines, same checkpoint, prompts, lengths, threads and precision.
+
+Makes the environments that are missing, measures in interleaved rounds, goes on where an earlier run stopped, and
+writes the page made of the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from benchmarks.figures.__main__ import CACHE
+from benchmarks.figures.prompts import Prompt
+from benchmarks.figures.setup import DRAFT, MINI, WIDE, Scale, Setup
+from benchmarks.peers.catalogue import PARLAY, PEERS
+from benchmarks.peers.entrants import enter
+from benchmarks.peers.page import page
+from benchmarks.peers.protocol import Task
+from benchmarks.peers.rounds import Race
+from benchmarks.peers.venvs import NotInstalled, find
+from benchmarks.peers.worker import Limits
+from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import Results
+from parlay.models.loading import resolve
+
+WORKLOADS = ("edit", "copy", "calls", "maths", "code", "prose")
+FULL = Scale(prompts=4, wide_prompts=2, tokens=128, rounds=3)
+QUICK = Scale(prompts=1, wide_prompts=1, tokens=24, rounds=1)
+
+logger = logging.getLogger("benchmarks")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    engines = [peer.engine for peer in PEERS]
+    parser.add_argument("--venvs", type=Path, metavar="DIR", help="where the peers' environments are, or are made")
+    parser.add_argument(
+        "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="an environment made already"
+    )
+    parser.add_argument("--peers", nargs="*", choices=engines, default=engines, metavar="ENGINE", help=str(engines))
+    parser.add_argument("--model", nargs="+", choices=(MINI, WIDE), default=[MINI, WIDE], help="default: both")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="held-out documents; without it, built-in prompts")
+    parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
+    parser.add_argument("--minutes", type=float, default=12, help="for each model, but one round always (default: 12)")
+    parser.add_argument("--load-limit", type=float, default=420, metavar="SECONDS", help="for a mode to get ready")
+    parser.add_argument("--quick", action="store_true", help="one prompt each, short answers: to see that it works")
+    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the page goes beside it, as .md")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help=f"models made (default: {CACHE})")
+    return parser.parse_args(arguments)
+
+
+def given(text: str) -> tuple[str, Path]:
+    """``ENGINE=PATH``; of the engine's name the beginning will do."""
+    name, _, path = text.partition("=")
+    found = [peer.engine for peer in PEERS if name and path and peer.engine.startswith(name)]
+    if len(found) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE=PATH with one of {[peer.engine for peer in PEERS]}")
+    return found[0], Path(path)
+
+
+def main() -> int:
+    """Measure, write the page; 1 when results can't be had."""
+    options = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    torch.set_num_threads(options.threads)
+    out = options.out or ROOT / "benchmarks" / "results" / ("peers-quick.jsonl" if options.quick else "peers.jsonl")
+    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+    try:
+        results = Results(out, provenance(command(options)), fresh=options.fresh)
+        pythons = environments(options)
+        for model in options.model:
+            measure(model, setup, options, pythons, results)
+    except ValueError as error:
+        print(f"benchmarks.peers: {error}", file=sys.stderr)
+        return 1
+    out.with_suffix(".md").write_text(page(results.header, results.rows), encoding="utf-8")
+    print(f"wrote {out} and {out.with_suffix('.md').name}")
+    return 0
+
+
+def environments(options: argparse.Namespace) -> dict[str, Path | str]:
+    """The Python of each peer asked for, or why there is none."""
+    found: dict[str, Path | str] = {PARLAY.engine: Path(sys.executable)}
+    for peer in (peer for peer in PEERS if peer.engine in options.peers):
+        try:
+            found[peer.engine] = find(peer, options.venvs, dict(options.venv))
+        except NotInstalled as error:
+            logger.warning("%s: %s", peer.engine, error)
+            found[peer.engine] = str(error)
+    return found
+
+
+def measure(
+    model: str, setup: Setup, options: argparse.Namespace, pythons: Mapping[str, Path | str], results: Results
+) -> None:
+    """All entrants on one model. Raises ValueError when Parlay itself can't run."""
+    prompts = setup.prompts(model, WORKLOADS)
+    task = Task(
+        model=str(setup.directory(model)),
+        draft=str(resolve(DRAFT)),
+        threads=options.threads,
+        longest=longest(prompts) + setup.scale.tokens,
+        cache=str(options.cache / "peers"),
+    )
+    with ExitStack() as stack:
+        race = Race(
+            model=model,
+            prompts=prompts,
+            entrants=[
+                entrant
+                for peer in (PARLAY, *PEERS)
+                if peer.engine in pythons
+                for entrant in enter(peer, pythons[peer.engine], task, Limits(load=options.load_limit), stack)
+            ],
+            tokens=setup.scale.tokens,
+            rounds=setup.scale.rounds,
+            seconds=60 * options.minutes,
+        )
+        race.run(results)
+
+
+def longest(prompts: Mapping[str, Sequence[Prompt]]) -> int:
+    """Tokens of the longest prompt."""
+    return max(len(prompt.ids) for drawn in prompts.values() for prompt in drawn)
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command to repeat, without folder names of this machine."""
+    words = ["python -m benchmarks.peers --venvs DIR", f"--model {' '.join(options.model)}"]
+    words += ["--data DIR"] if options.data else []
+    words += [f"--peers {' '.join(options.peers)}"] if len(options.peers) < len(PEERS) else []
+    words += [f"--threads {options.threads}"] if options.threads != 2 else []
+    words += [f"--minutes {options.minutes:g}"] if options.minutes != 12 else []
+    words += ["--quick"] if options.quick else []
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

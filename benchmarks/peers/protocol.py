@@ -1,0 +1,92 @@
+"""What a runner process speaks: JSON lines. It starts with a task, and decodes one prompt for each line it is sent.
+
+    process                                    runner
+    argument 1: the task                       {"version": "1.2"}
+    {"mode": "plain", "ids": [..], "most": 9}  {"tokens": [..], "decode_seconds": .., ...} or {"error": ".."}
+
+This module runs in every engine's environment, so it imports nothing but the standard library and the stopwatch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from benchmarks.figures.systems import Timed
+
+Decode = Callable[[Sequence[int], int], Timed]
+"""From a prompt's ids and a number of tokens to exactly so many, greedily, whatever the model would end with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What all modes of a runner share. ``longest`` is prompt and answer together, in tokens."""
+
+    model: str
+    draft: str
+    threads: int
+    longest: int
+    cache: str
+    """A folder for checkpoints in the engine's own format, made once."""
+
+    def converted(self, checkpoint: str, form: str) -> Path:
+        """Where a checkpoint belongs in another format. The name changes with the weights."""
+        digest = hashlib.sha256()
+        for path in sorted(Path(checkpoint).glob("*.safetensors")):
+            digest.update(path.read_bytes())
+        return Path(self.cache) / f"{Path(checkpoint).name}-{digest.hexdigest()[:12]}.{form}"
+
+
+class Runner(Protocol):
+    """An engine under test. It is given its task when it is made."""
+
+    def load(self, mode: str) -> Decode:
+        """Get a mode ready, once; whatever it raises becomes the error of that mode."""
+        ...
+
+
+def serve(make: Callable[[Task], Runner], distribution: str) -> None:
+    """Answer until standard input ends. ``distribution`` is the installed package whose version is told."""
+    task = Task(**json.loads(sys.argv[1]))
+    with _replies() as replies:
+        _write(replies, {"version": metadata.version(distribution)})
+        runner = make(task)
+        loaded: dict[str, Decode] = {}
+        for line in sys.stdin:
+            _write(replies, answer(runner, loaded, json.loads(line)))
+
+
+def answer(runner: Runner, loaded: dict[str, Decode], asked: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one line; modes are loaded when they are first asked for."""
+    mode = asked["mode"]
+    try:
+        if mode not in loaded:
+            loaded[mode] = runner.load(mode)
+        return asdict(loaded[mode](asked["ids"], asked["most"]))
+    except Exception as error:  # the process goes on with its other modes
+        return {"error": one_line(error)}
+
+
+def one_line(error: Exception) -> str:
+    """Type and first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _replies() -> IO[str]:
+    """What was standard output. What libraries print there, from C++ too, goes to standard error from now on."""
+    own = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return own
+
+
+def _write(replies: IO[str], reply: dict[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()

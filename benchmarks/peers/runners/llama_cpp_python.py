@@ -1,0 +1,51 @@
+"""llama.cpp through llama-cpp-python: plain, and its prompt lookup at the two settings that its documentation names."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from llama_cpp import Llama
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from benchmarks.figures.systems import Stopwatch, Timed
+from benchmarks.peers.protocol import Decode, Task, serve
+from benchmarks.peers.runners.to_gguf import convert
+
+DRAFT_TOKENS = {"plain": 0, "prompt-lookup": 10, "prompt-lookup-2": 2}
+"""Of prompt lookup: 10 is its default, 2 what it advises on CPUs."""
+
+
+class LlamaCppRunner:
+    """A context of its own for each mode; the file of weights is mapped into memory once."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._path = task.converted(task.model, "gguf")
+
+    def load(self, mode: str) -> Decode:
+        if not self._path.exists():
+            convert(Path(self._task.model), self._path)
+        drafted = DRAFT_TOKENS[mode]
+        llama = Llama(
+            str(self._path),
+            n_ctx=self._task.longest + 32,  # drafts reach beyond the answer's end
+            n_threads=self._task.threads,
+            n_threads_batch=self._task.threads,
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=drafted) if drafted else None,
+            verbose=False,
+        )
+
+        def decode(ids: Sequence[int], most: int) -> Timed:
+            llama.reset()  # else it keeps what the new prompt shares with the last one
+            watch = Stopwatch()
+            for token in itertools.islice(llama.generate(ids, temp=0.0), most):
+                watch.emit([token])
+            return watch.read(note="bf16, cache fp16")
+
+        return decode
+
+
+if __name__ == "__main__":
+    serve(LlamaCppRunner, "llama-cpp-python")

@@ -1,0 +1,59 @@
+"""`transformers`: `generate` at its defaults, with a compiled static cache, with prompt lookup, and assisted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from benchmarks.figures import theirs
+from benchmarks.figures.systems import Timed
+from benchmarks.peers.protocol import Decode, Task, serve
+
+COMPILED = "plain-compiled"
+"""Eager attention: the fastest combination of `benchmarks.figures` once it is compiled."""
+
+
+class TransformersRunner:
+    """Shares a loaded model between modes that run it alike."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._models: dict[tuple[str, str], PreTrainedModel] = {}
+
+    def load(self, mode: str) -> Decode:
+        attention = "eager" if mode == COMPILED else "sdpa"
+        model = self._model(self._task.model, attention)
+        options = self._options(mode)
+
+        def decode(ids: Sequence[int], most: int) -> Timed:
+            return theirs.generate(model, ids, most, options, note=f"bf16 {attention}")
+
+        return decode
+
+    def _options(self, mode: str) -> dict[str, Any]:
+        match mode:
+            case "plain":
+                return {}
+            case "plain-compiled":
+                return theirs.compiled(self._task.longest)
+            case "prompt-lookup":
+                return theirs.PROMPT_LOOKUP
+            case "assisted":
+                return {"assistant_model": self._model(self._task.draft, "sdpa")}
+        raise ValueError(f"no mode {mode}")
+
+    def _model(self, directory: str, attention: str) -> PreTrainedModel:
+        """A model that ends no text by itself, so that all answers have the length asked for."""
+        key = (directory, attention)
+        if key not in self._models:
+            model = theirs.load(Path(directory), dtype=theirs.DTYPES["bf16"], attn_implementation=attention)
+            model.generation_config.eos_token_id = None
+            self._models[key] = model
+        return self._models[key]
+
+
+if __name__ == "__main__":
+    serve(TransformersRunner, "transformers")

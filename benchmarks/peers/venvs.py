@@ -1,0 +1,82 @@
+"""An environment for each peer, made once from its pinned requirements."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.peers.catalogue import Peer
+
+MADE = "made-from"
+"""File in a finished environment: a digest of what it was made from."""
+
+logger = logging.getLogger(__name__)
+
+
+class NotInstalled(Exception):
+    """A peer that can't be had here; says why."""
+
+
+def find(peer: Peer, folder: Path | None, given: Mapping[str, Path]) -> Path:
+    """The Python of a peer's environment: the one given, or the one in ``folder``, made if it is not there.
+
+    Raises NotInstalled.
+    """
+    if peer.engine in given:
+        return _python(given[peer.engine])
+    if folder is None:
+        raise NotInstalled(f"not installed: give --venvs DIR to make it, or --venv {peer.engine}=PATH")
+    place = folder / peer.engine
+    if not _is_made(peer, place):
+        make(peer, place)
+    return _python(place)
+
+
+def make(peer: Peer, place: Path) -> None:
+    """Create the environment and install into it. Raises NotInstalled when that fails."""
+    logger.info("making the environment of %s", peer.engine)
+    try:
+        venv.create(place, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise NotInstalled(f"no environment can be made at {place.name}: {error}") from error
+    _pip(place, "install", "--requirement", str(peer.requirements))
+    if peer.unwanted:
+        _pip(place, "uninstall", "--yes", *peer.unwanted)
+    for package in peer.without_isolation:
+        try:
+            _pip(place, "install", "--no-build-isolation", "--no-deps", package)
+        except NotInstalled as error:  # the modes that want it will say so
+            logger.warning("%s goes without %s: %s", peer.engine, package, error)
+    (place / MADE).write_text(_digest(peer), encoding="utf-8")
+
+
+def _is_made(peer: Peer, place: Path) -> bool:
+    marker = place / MADE
+    return marker.exists() and marker.read_text(encoding="utf-8") == _digest(peer)
+
+
+def _digest(peer: Peer) -> str:
+    parts = (peer.requirements.read_text(encoding="utf-8"), *peer.unwanted, *peer.without_isolation)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _python(place: Path) -> Path:
+    python = place / "bin" / "python"
+    if not python.exists():
+        raise NotInstalled(f"not installed: no environment called {place.name} is there")
+    return python
+
+
+def _pip(place: Path, *arguments: str) -> None:
+    """Run pip there. Raises NotInstalled with its last line of error."""
+    command: Sequence[str] = (str(place / "bin" / "python"), "-m", "pip", "--quiet", *arguments)
+    path = {"PATH": f"{place / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | path)
+    if ran.returncode:
+        lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")]
+        raise NotInstalled(f"not installed: {(lines or ['pip failed'])[-1]}"[:300])
