@@ -72,7 +72,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(options.threads)
     out = options.out or ROOT / "benchmarks" / "results" / ("peers-quick.jsonl" if options.quick else "peers.jsonl")
-    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache.absolute())
     try:
         results = Results(out, provenance(command(options)), fresh=options.fresh)
         pythons = environments(options)
@@ -108,7 +108,7 @@ def measure(
         draft=str(resolve(DRAFT)),
         threads=options.threads,
         longest=longest(prompts) + setup.scale.tokens,
-        cache=str(options.cache / "peers"),
+        cache=str(setup.cache / "peers"),
     )
     with ExitStack() as stack:
         race = Race(

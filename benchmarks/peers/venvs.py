@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.peers.catalogue import Peer
 
 MADE = "made-from"
-"""File in a finished environment: a digest of what it was made from."""
+"""File in an environment of ours: a digest of what it was made from, empty while it is being made."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class NotInstalled(Exception):
 
 
 def find(peer: Peer, folder: Path | None, given: Mapping[str, Path]) -> Path:
-    """The Python of a peer's environment: the one given, or the one in ``folder``, made if it is not there.
+    """The Python of a peer's environment, by its whole path: the one given, or the one in ``folder``, made if need be.
 
     Raises NotInstalled.
     """
@@ -38,10 +38,13 @@ def find(peer: Peer, folder: Path | None, given: Mapping[str, Path]) -> Path:
 
 
 def make(peer: Peer, place: Path) -> None:
-    """Create the environment and install into it. Raises NotInstalled when that fails."""
+    """Create the environment and install into it. Raises NotInstalled when that fails, or the place is taken."""
+    if place.exists() and not (place / MADE).exists():
+        raise NotInstalled(f"{place.name} is there and not of our making: give it with --venv {peer.engine}=PATH")
     logger.info("making the environment of %s", peer.engine)
     try:
         venv.create(place, clear=True, with_pip=True)
+        (place / MADE).touch()
     except (OSError, subprocess.CalledProcessError) as error:
         raise NotInstalled(f"no environment can be made at {place.name}: {error}") from error
     _pip(place, "install", "--requirement", str(peer.requirements))
@@ -66,7 +69,7 @@ def _digest(peer: Peer) -> str:
 
 
 def _python(place: Path) -> Path:
-    python = place / "bin" / "python"
+    python = place.absolute() / "bin" / "python"  # not resolved: behind the link is another environment
     if not python.exists():
         raise NotInstalled(f"not installed: no environment called {place.name} is there")
     return python

