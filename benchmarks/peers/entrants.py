@@ -23,14 +23,16 @@ def enter(peer: Peer, python: Path | str, task: Task, limits: Limits, stack: Exi
     ``python`` is the interpreter of its environment, or a sentence that says why there is none.
     """
     if isinstance(python, str):
-        return [Entrant(peer.engine, mode, partial(absent, python)) for mode in peer.modes]
+        return [Entrant(peer.engine, mode, peer.engine, partial(absent, python)) for mode in peer.modes]
     entrants = []
     for modes in peer.processes():
-        log = Path(task.cache) / "logs" / f"{peer.engine}-{modes[0]}.log"
+        process = f"{peer.engine}-{modes[0]}"
         command = (str(python), "-m", peer.module, json.dumps(asdict(task)))
+        log = Path(task.cache) / "logs" / f"{process}.log"
         worker = Worker(command, surroundings(peer, task.threads), log, limits)
         stack.callback(worker.close)
-        entrants += [Entrant(peer.engine, mode, partial(worker.decode, mode), worker.told_version) for mode in modes]
+        for mode in modes:
+            entrants.append(Entrant(peer.engine, mode, process, partial(worker.decode, mode), worker.told_version))
     return entrants
 
 

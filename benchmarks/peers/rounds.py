@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.figures.compare import FEWEST_TOKENS, LEFT_OUT
@@ -22,10 +23,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """An engine in one mode. ``decode`` raises Failed; ``version`` is known once it has run."""
+    """An engine in one mode. ``decode`` raises Failed; ``version`` is known once it has run.
+
+    Entrants that share a ``process`` start one after the other.
+    """
 
     engine: str
     mode: str
+    process: str
     decode: Callable[[Sequence[int], int], Timed]
     version: Callable[[], str] = str
 
@@ -94,9 +99,19 @@ class Race:
             took = time.monotonic() - began
 
     def _warm_up(self) -> None:
-        """Each entrant twice, untimed: compiled ones compile in the first run, and may again in the second."""
-        longest = max((each for drawn in self.prompts.values() for each in drawn), key=lambda each: len(each.ids))
+        """Start all processes: the first alone, for Parlay measures what forwards cost it, the others two at a time."""
+        processes: dict[str, list[Entrant]] = {}
         for entrant in self.entrants:
+            processes.setdefault(entrant.process, []).append(entrant)
+        first, *others = processes.values()
+        self._start(first)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(self._start, others))
+
+    def _start(self, entrants: Sequence[Entrant]) -> None:
+        """Each twice, untimed: compiled ones compile in the first run, and may again in the second."""
+        longest = max((each for drawn in self.prompts.values() for each in drawn), key=lambda each: len(each.ids))
+        for entrant in entrants:
             logger.info("%s: starting %s", self.model, entrant)
             try:
                 for _ in range(2):

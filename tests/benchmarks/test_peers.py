@@ -149,7 +149,7 @@ def entrant(
             calls.append(engine)
         return Timed(tuple(text[:most]), 1, 0.5, seconds, steps=20, note="bf16")
 
-    return Entrant(engine, mode, decode, lambda: "1.2")
+    return Entrant(engine, mode, engine, decode, lambda: "1.2")
 
 
 def race(*entrants: Entrant, rounds: int = 2, prompts: int = 2, seconds: float = 60) -> Race:
