@@ -59,7 +59,6 @@ VLLM = Peer(
     unwanted=("torchvision", "torchaudio", "torchcodec"),  # those it pulls in are CUDA builds
     without_isolation=("arctic-inference==0.1.1",),
     environment={
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

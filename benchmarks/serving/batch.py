@@ -58,7 +58,7 @@ def theirs(python: Path, model: Path, threads: int) -> Iterator[Decode]:
     """vLLM in its own environment and process, bound to as many cores."""
     told = {"model": str(model), "input": INPUT, "output": OUTPUT, "vocabulary": 4096}
     command = [str(python), str(Path(__file__).with_name("vllm_worker.py")), json.dumps(told)]
-    environment = os.environ | surroundings(VLLM, threads)
+    environment = os.environ | surroundings(VLLM, threads) | {"VLLM_CPU_KVCACHE_SPACE": "2"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

@@ -9,6 +9,9 @@ from typing import Any
 from benchmarks.figures.systems import Stopwatch, Timed
 from benchmarks.peers.protocol import Decode, Task, serve
 
+CACHE_BYTES = 1 << 28
+"""Room for one sequence; all of it is touched, and four engines stay loaded."""
+
 
 class VllmRunner:
     """Drives the engine step by step, so that emissions are seen when they come."""
@@ -25,6 +28,8 @@ class VllmRunner:
             dtype="bfloat16",
             max_model_len=self._task.longest + 32,  # drafts reach beyond the answer's end
             max_num_seqs=1,
+            max_num_batched_tokens=2048,  # else some of its modes cut prompts into small chunks
+            kv_cache_memory_bytes=CACHE_BYTES,
             enable_prefix_caching=False,
             speculative_config=self._drafting()[mode],
         ).llm_engine
