@@ -34,8 +34,7 @@ EXPLANATION = (
     "environment of its own, one stopwatch, rounds interleaved prompt by prompt. No prompt's cache and no earlier "
     "answer is reused by anybody. Texts are cut where plain decoding by Parlay begins to repeat itself. *Decoding* "
     "leaves out the time to the first token, *whole* has it. A ratio is the median of ratios within rounds. *Same* "
-    "counts texts equal to those of plain decoding by Parlay; where a text differs, its author copied from another "
-    "text, of the same length.",
+    "counts texts equal to those of plain decoding by Parlay; a text that differs has the same length.",
 )
 
 
