@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ from benchmarks.peers.rounds import Race
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
 from parlay.bench.provenance import ROOT, provenance
-from parlay.bench.records import Results
+from parlay.bench.records import Results, Row, read
 from parlay.models.loading import resolve
 
 WORKLOADS = ("edit", "copy", "calls", "maths", "code", "prose")
@@ -51,6 +52,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=12, help="for each model, but one round always (default: 12)")
     parser.add_argument("--load-limit", type=float, default=420, metavar="SECONDS", help="for a mode to get ready")
     parser.add_argument("--quick", action="store_true", help="one prompt each, short answers: to see that it works")
+    parser.add_argument("--page", action="store_true", help="measure nothing: make the page of the results there are")
     parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results; the page goes beside it, as .md")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help=f"models made (default: {CACHE})")
@@ -70,20 +72,32 @@ def main() -> int:
     """Measure, write the page; 1 when results can't be had."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
-    out = options.out or ROOT / "benchmarks" / "results" / ("peers-quick.jsonl" if options.quick else "peers.jsonl")
-    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache.absolute())
+    out = options.out or ROOT / "benchmarks" / "results" / f"{file_name(options)}.jsonl"
     try:
-        results = Results(out, provenance(command(options)), fresh=options.fresh)
-        pythons = environments(options)
-        for model in options.model:
-            measure(model, setup, options, pythons, results)
+        header, rows = read(out) if options.page else run(options, out)
     except ValueError as error:
         print(f"benchmarks.peers: {error}", file=sys.stderr)
         return 1
-    out.with_suffix(".md").write_text(page(results.header, results.rows), encoding="utf-8")
-    print(f"wrote {out} and {out.with_suffix('.md').name}")
+    out.with_suffix(".md").write_text(page(header, rows), encoding="utf-8")
+    print(f"wrote {out.with_suffix('.md')}")
     return 0
+
+
+def file_name(options: argparse.Namespace) -> str:
+    """Another file for another number of threads: rows of the two don't mix."""
+    threads = f"-{options.threads}-threads" if options.threads != 2 else ""
+    return f"peers{threads}{'-quick' if options.quick else ''}"
+
+
+def run(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], Sequence[Row]]:
+    """Measure all models into ``out``. Raises ValueError when Parlay can't run, or ``out`` holds another run's rows."""
+    torch.set_num_threads(options.threads)
+    results = Results(out, provenance(command(options)), fresh=options.fresh)
+    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache.absolute())
+    pythons = environments(options)
+    for model in options.model:
+        measure(model, setup, options, pythons, results)
+    return results.header, results.rows
 
 
 def environments(options: argparse.Namespace) -> dict[str, Path | str]:

@@ -105,8 +105,11 @@ class Race:
             processes.setdefault(entrant.process, []).append(entrant)
         first, *others = processes.values()
         self._start(first)
-        with ThreadPoolExecutor(2) as pool:
+        pool = ThreadPoolExecutor(2)
+        try:
             list(pool.map(self._start, others))
+        finally:  # when interrupted, don't wait for them
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, entrants: Sequence[Entrant]) -> None:
         """Each twice, untimed: compiled ones compile in the first run, and may again in the second."""

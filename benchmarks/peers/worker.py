@@ -50,9 +50,12 @@ class Worker:
         self._ready: set[str] = set()
         self._failed: dict[str, str] = {}
         self._version = ""
+        self._closed = False
 
     def decode(self, mode: str, ids: Sequence[int], most: int) -> Timed:
         """So many tokens of one prompt. Raises Failed, from then on at once for this mode."""
+        if self._closed:
+            raise Failed("the run is over")
         if mode in self._failed:
             raise Failed(self._failed[mode])
         try:
@@ -70,13 +73,15 @@ class Worker:
         return self._version
 
     def close(self) -> None:
-        """End the process and all that it has started."""
-        if self._process is not None:
-            assert self._process.stdin is not None
+        """End the process and all that it has started, for good; another thread may be waiting for its answer."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            assert process.stdin is not None
             with suppress(OSError, subprocess.TimeoutExpired):
-                self._process.stdin.close()
-                self._process.wait(END_SECONDS)
-            self._kill(self._process)
+                process.stdin.close()
+                process.wait(END_SECONDS)
+            self._kill(process)
 
     def _kill(self, process: subprocess.Popen[str]) -> None:
         self._process = None

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.systems import Timed
-from benchmarks.peers.__main__ import given
+from benchmarks.peers.__main__ import given, main
 from benchmarks.peers.catalogue import PARLAY, PEERS, REQUIREMENTS, VLLM
 from benchmarks.peers.entrants import enter, surroundings
 from benchmarks.peers.page import page
@@ -66,6 +66,14 @@ def test_a_runner_that_hangs_is_ended(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="no answer within"):
         worker.decode("hangs", (1,), 2)
     worker.close()
+
+
+def test_a_worker_that_was_closed_starts_no_more(tmp_path: Path) -> None:
+    worker = Worker((sys.executable, "-c", "raise SystemExit"), {}, tmp_path / "log")
+    worker.close()
+    with pytest.raises(Failed, match="the run is over"):
+        worker.decode("plain", (1,), 2)
+    assert not (tmp_path / "log").exists()
 
 
 def test_a_program_that_is_no_runner_fails_with_its_own_words(tmp_path: Path) -> None:
@@ -237,7 +245,16 @@ def test_without_plain_decoding_by_parlay_there_is_nothing_to_compare(results: R
 # ------------------------------------------------------------------------------------------------------------ page
 
 
-def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(results: Results) -> None:
+def remade(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page that the command makes of a file."""
+    monkeypatch.setattr(sys, "argv", ["peers", "--page", "--out", str(path)])
+    assert main() == 0
+    return path.with_suffix(".md").read_text(encoding="utf-8")
+
+
+def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     race(
         entrant("parlay", "none", seconds=4.0),
         entrant("parlay", "prompt-lookup", seconds=1.0),
@@ -245,7 +262,7 @@ def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(results: 
         entrant("transformers", "assisted", seconds=3.0),
         entrant("fast", "plain", seconds=0.5),
     ).run(results)
-    text = page(results.header, results.rows)
+    text = remade(results.path, monkeypatch)
     best, default, plain = (section.splitlines() for section in text.split(", decoding:\n")[1:])
     assert best[1] == "| workload | Parlay | transformers | fast | all of them |"
     assert best[3] == "| edit | prompt-lookup | 3.00 (assisted) | 0.50 (plain) | 0.50 (fast plain) |"
@@ -254,3 +271,12 @@ def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(results: 
     assert default[3] == best[3]
     assert plain[3] == "| edit | none | 2.00 (plain) | 0.12 (plain) | 0.12 (fast plain) |"
     assert "| parlay prompt-lookup | 39 | 39 | 8.00 | 4.00 | 5.67 | 8/8 | 1.2; bf16 |" in text
+
+
+def test_a_file_that_holds_no_results_is_an_error_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text("nonsense\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["peers", "--page", "--out", str(tmp_path / "x.jsonl")])
+    assert main() == 1
+    assert "does not begin with a provenance record" in capsys.readouterr().err
