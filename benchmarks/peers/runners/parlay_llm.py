@@ -35,7 +35,7 @@ class ParlayRunner:
                 steps=metrics.steps,
                 draft_tokens=metrics.draft_tokens,
                 accepted_tokens=metrics.accepted_tokens,
-                note="bf16",
+                note=f"bf16, {self._llm.runner.spec.kernels}",
             )
 
         return decode
