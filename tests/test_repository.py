@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sampling": CORE,
     "cache": CORE,
     "cost": CORE,
+    "energy": CORE,
     "models": CORE | {"sampling", "cache", "cost"},
     "drafters": CORE | {"sampling", "cache", "cost", "models"},
     "engine": CORE | {"sampling"},

@@ -1,0 +1,124 @@
+"""The meter: what hardware counters advance by between two moments, in joules, or why there is no such number.
+
+A counter is summed up at every reading, modulo its range, so a wrap-around costs nothing as long as some reading falls
+into every round of it (a package's counter takes tens of minutes for one). Windows are pairs of readings: they may
+nest and overlap, and windows within another sum up to no more than that one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from parlay.types import Metrics, ParlayError
+
+
+class TooShort(ParlayError):
+    """A counter did not move within a window: it is renewed less often than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """An energy counter of the hardware. ``name`` says what it includes; ``unit`` is joules per count.
+
+    ``read`` gives counts, which begin again at 0 after ``most``; None: never.
+    """
+
+    name: str
+    read: Callable[[], int]
+    unit: float
+    most: int | None = None
+
+    def advance(self, before: int, now: int) -> int:
+        """Counts between two readings less than one round apart."""
+        return now - before if self.most is None else (now - before) % (self.most + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What a window used. ``joules`` are gross, idle power included, of what ``includes`` names.
+
+    None: nothing here counts energy, and ``reason`` says why.
+    """
+
+    joules: float | None
+    seconds: float
+    includes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where a window began: the time, and what every counter had summed up to."""
+
+    began: float
+    counts: tuple[int, ...]
+
+
+class Meter:
+    """Measures windows over ``counters``; without any, every window says ``reason`` instead of joules.
+
+    ``reason`` tells in one line what is counted and why the rest is not. ``settle`` waits for devices that run on
+    their own, before each reading.
+    """
+
+    def __init__(
+        self,
+        counters: Sequence[Counter],
+        reason: str,
+        *,
+        settle: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.reason = reason
+        self._counters = tuple(counters)
+        self._settle, self._clock = settle, clock
+        self._last = [counter.read() for counter in self._counters]
+        self._sums = [0] * len(self._counters)
+
+    @property
+    def includes(self) -> tuple[str, ...]:
+        """What the joules are of."""
+        return tuple(counter.name for counter in self._counters)
+
+    def begin(self) -> Window:
+        return Window(*self._read())
+
+    def end(self, window: Window) -> Energy:
+        """What was used since the window began; it may be ended again later, for more.
+
+        Raises TooShort when a counter has not moved: its 0 would be a wrong number.
+        """
+        now, counts = self._read()
+        seconds = now - window.began
+        if not self._counters:
+            return Energy(None, seconds, (), self.reason)
+        joules = 0.0
+        for counter, before, after in zip(self._counters, window.counts, counts, strict=True):
+            if after == before:
+                raise TooShort(
+                    f"the counter of {counter.name} did not move in {seconds:.3f} s: repeat the work until it lasts "
+                    "some seconds"
+                )
+            joules += (after - before) * counter.unit
+        return Energy(joules, seconds, self.includes, self.reason)
+
+    def _read(self) -> tuple[float, tuple[int, ...]]:
+        self._settle()
+        for number, counter in enumerate(self._counters):
+            now = counter.read()
+            self._sums[number] += counter.advance(self._last[number], now)
+            self._last[number] = now
+        return self._clock(), tuple(self._sums)
+
+
+def joules_per_token(energy: Energy, samples: Iterable[Metrics]) -> float | None:
+    """Joules per token that these samples emitted, drafts that were rejected paid for and not counted.
+
+    None where there are no joules. Raises ValueError when nothing was emitted.
+    """
+    tokens = sum(metrics.completion_tokens for metrics in samples)
+    if tokens == 0:
+        raise ValueError("no tokens were emitted: joules per token are not defined")
+    return None if energy.joules is None else energy.joules / tokens
