@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "answer requests over HTTP, as OpenAI's API does",
     "demo": "the built-in model: plain decoding against the default strategy, side by side",
     "bench": "measure strategies on workloads, each beside plain decoding",
+    "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the ways of decoding",
     "datastore": "make and inspect the files from which drafts can be retrieved",
     "train": "train a small language model",

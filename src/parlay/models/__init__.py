@@ -103,9 +103,14 @@ def _torch_dtype(name: str) -> torch.dtype | None:
     return _DTYPES[name]
 
 
+def default_device() -> torch.device:
+    """What ``auto`` stands for here."""
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
 def _torch_device(name: str) -> torch.device:
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return default_device()
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

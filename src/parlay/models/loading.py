@@ -18,6 +18,7 @@ _PLAIN_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 BUILT_IN = ("parlay-mini", "parlay-mini-draft")
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
+_CONFIG_FILES = ("config.json", "generation_config.json")
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old exporters stored and that are recomputed from the config anyway."""
 
@@ -31,23 +32,32 @@ def resolve(model: str) -> Path:
 
     Only safetensors, JSON and tokenizer files are ever fetched. Raises ParlayError with one line otherwise.
     """
+    return _check_weights(_find(model, _WANTED_FILES))
+
+
+def resolve_config(model: str) -> Path:
+    """The same for who needs config.json alone: no weights are looked for, or fetched."""
+    return _find(model, _CONFIG_FILES)
+
+
+def _find(model: str, wanted: tuple[str, ...]) -> Path:
     if model in BUILT_IN:
-        return _check_folder(_CHECKPOINTS / model)
+        return _check_config(_CHECKPOINTS / model)
     path = Path(model).expanduser()
     if path.is_dir():
-        return _check_folder(path)
+        return _check_config(path)
     if path.exists():
         raise ParlayError(f"{model} is a file: name the folder that holds config.json and *.safetensors")
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ParlayError(f"no folder {model}: name a local folder, a Hub id, or one of {', '.join(BUILT_IN)}")
-    return _check_folder(_download(model))
+    return _check_config(_download(model, wanted))
 
 
-def _download(model: str) -> Path:
+def _download(model: str, wanted: tuple[str, ...]) -> Path:
     import huggingface_hub  # here, because a local folder needs no network code
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(_WANTED_FILES)))
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(wanted)))
     except (OSError, ValueError, huggingface_hub.errors.RevisionResolutionError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ParlayError(
@@ -56,10 +66,15 @@ def _download(model: str) -> Path:
         ) from error
 
 
-def _check_folder(directory: Path) -> Path:
-    """Refuses a folder that holds no model, or one whose weights are pickles, which may run code when they load."""
+def _check_config(directory: Path) -> Path:
+    """Refuses a folder that holds no model."""
     if not (directory / "config.json").is_file():
         raise ParlayError(f"no config.json in {directory}: is this a model's folder?")
+    return directory
+
+
+def _check_weights(directory: Path) -> Path:
+    """Refuses a folder without weights, or whose weights are pickles, which may run code when they load."""
     if any(directory.glob("*.safetensors")):
         return directory
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):

@@ -1,0 +1,180 @@
+"""What this machine reaches: forwards of real runners, timed, fitted to a `Machine` and kept in a JSON file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parlay.cost.fitting import Sample, fit, median_error
+from parlay.cost.roofline import Machine, Shape, Work
+from parlay.types import ParlayError, Runner, Segment
+
+FORMAT = 1
+"""Of the file; a file of another format is refused."""
+
+Provenance = Mapping[str, str | int]
+
+SHAPES = (
+    Shape(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=704,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        tie_embeddings=True,
+    ),
+    Shape(
+        vocab_size=16384,
+        hidden_size=640,
+        intermediate_size=1728,
+        num_layers=10,
+        num_heads=10,
+        num_kv_heads=2,
+        head_dim=64,
+        tie_embeddings=True,
+    ),
+)
+"""Of 4 and 56 million parameters: one that starting operators decides, one that memory and arithmetic do."""
+
+WORKS = tuple(
+    Work(batch=batch, rows=rows, context=context) for context in (256, 2048) for batch in (1, 4) for rows in (1, 4, 16)
+)
+"""Twelve forwards for each shape."""
+
+_CHUNK = 256
+_ROUNDS, _SECONDS = 12, 6.0
+"""Passes over the forwards of one context and batch, and the time after which no further pass begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Constants of a machine, where they come from, and how far they are from what was measured."""
+
+    machine: Machine
+    provenance: Provenance
+    samples: tuple[Sample, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Of the fit over its own samples, relative."""
+        return median_error(self.machine, self.samples)
+
+    def save(self, path: Path) -> None:
+        """Write the file, and the folders on the way to it."""
+        content = {
+            "format": FORMAT,
+            "provenance": dict(self.provenance),
+            "machine": asdict(self.machine),
+            "median_error": round(self.median_error, 4),
+            "samples": [asdict(sample) for sample in self.samples],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Calibration:
+    """A file that `Calibration.save` wrote. Raises ParlayError with one line for anything else."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: calibrate anew")
+        machine = Machine(**{name: float(value) for name, value in content["machine"].items()})
+        return Calibration(machine, content["provenance"], tuple(map(_sample, content["samples"])))
+    except OSError as error:
+        raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ParlayError(f"{path} is no calibration: make one with parlay plan --calibrate") from None
+
+
+def _sample(fields: Mapping[str, Any]) -> Sample:
+    return Sample(Shape(**fields["shape"]), Work(**fields["work"]), fields["seconds"])
+
+
+def calibrate(
+    open_runner: Callable[[Shape], tuple[Runner, Shape]],
+    provenance: Provenance,
+    *,
+    shapes: Sequence[Shape] = SHAPES,
+    works: Sequence[Work] = WORKS,
+) -> Calibration:
+    """Time the works on a runner of each shape and fit the machine.
+
+    ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
+    """
+    samples: list[Sample] = []
+    for wanted in shapes:
+        runner, shape = open_runner(wanted)
+        samples += [Sample(shape, work, seconds) for work, seconds in measure(runner, works)]
+    return Calibration(fit(samples), provenance, tuple(samples))
+
+
+def with_engine(calibration: Calibration, step: float, sequence: float) -> Calibration:
+    """The same with what a step of the engine takes besides its forwards."""
+    machine = replace(calibration.machine, step_seconds=step, sequence_seconds=sequence)
+    return replace(calibration, machine=machine)
+
+
+def measure(
+    runner: Runner, works: Sequence[Work], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
+) -> Iterator[tuple[Work, float]]:
+    """The least seconds of each work's forward: delays only ever add.
+
+    Works of one context and batch take turns, so that a slow moment hits them alike, ``rounds`` times or until
+    ``seconds`` are over. All rows ask for logits.
+    """
+    for context in sorted({work.context for work in works}):
+        most = max(work.rows for work in works if work.context == context)
+        _fill(runner, context, most)
+        for batch in sorted({work.batch for work in works if work.context == context}):
+            group = [work for work in works if (work.context, work.batch) == (context, batch)]
+            for copy in range(1, batch):
+                runner.fork(0, copy)
+                _reserve(runner, copy, context + most)
+            yield from _take_turns(runner, group, rounds, seconds)
+            for copy in range(1, batch):
+                runner.release(copy)
+        runner.release(0)
+
+
+def _fill(runner: Runner, context: int, rows: int) -> None:
+    """Sequence 0 with ``context`` cached tokens and room for ``rows`` more."""
+    cached = runner.open(0, (0,))  # of one token none can be cached already
+    _reserve(runner, 0, context + rows)
+    while cached < context:
+        tokens = range(cached, min(cached + _CHUNK, context))
+        ids = tuple(token % runner.spec.vocab_size for token in tokens)
+        runner.forward([Segment(0, ids, logits_from=len(ids))])
+        cached = runner.keep(0, ())
+
+
+def _reserve(runner: Runner, sequence: int, tokens: int) -> None:
+    if not runner.reserve(sequence, tokens):
+        raise ParlayError(f"{runner.spec.name} has no room for {tokens} tokens: free memory, or calibrate with less")
+
+
+def _take_turns(runner: Runner, works: Sequence[Work], rounds: int, seconds: float) -> Iterator[tuple[Work, float]]:
+    until = time.perf_counter() + seconds
+    best = dict.fromkeys(works, float("inf"))
+    for turn in range(rounds + 1):
+        if turn > 1 and time.perf_counter() > until:
+            break
+        for work in works:
+            taken = _time_forward(runner, work)
+            if turn:  # the first may build kernels
+                best[work] = min(best[work], taken)
+    yield from best.items()
+
+
+def _time_forward(runner: Runner, work: Work) -> float:
+    tokens = tuple(row % runner.spec.vocab_size for row in range(work.rows))
+    segments = [Segment(sequence, tokens) for sequence in range(work.batch)]
+    start = time.perf_counter()
+    out = runner.forward(segments)
+    out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    return time.perf_counter() - start

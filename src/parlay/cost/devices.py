@@ -1,0 +1,82 @@
+"""Known devices by their makers' figures, for machines that are not at hand. Nothing here was measured by us.
+
+Rates are dense ones (makers like to quote twice that, for weights half of which are zero) with sums in float32, in
+TFLOP/s; memory bandwidth in GB/s. Sources: the makers' data sheets and architecture papers, named beside each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from parlay.cost.roofline import Machine
+
+BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
+"""Assumed: what good kernels reach of a maker's figures."""
+_LAUNCH_SECONDS = 5e-6
+_LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
+"""Assumed: operators that are started one by one, without graphs, per layer, per sequence in a layer, per forward."""
+_STEP_SECONDS, _SEQUENCE_SECONDS = 2.5e-4, 5e-5
+"""Assumed: the engine's own part of a step."""
+
+_WIDE = "float32", "float64"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s."""
+
+    bandwidth: float
+    half_rate: float
+    single_rate: float
+
+
+DEVICES: Mapping[str, Device] = MappingProxyType(
+    {
+        # NVIDIA Blackwell: DGX B200 data sheet (per GPU), GeForce RTX Blackwell architecture paper.
+        "b200": Device(8000, 2250, 80),
+        "rtx-5090": Device(1792, 209.5, 104.8),
+        # NVIDIA Hopper: H200 and H100 data sheets.
+        "h200": Device(4800, 989, 67),
+        "h100-sxm": Device(3350, 989, 67),
+        "h100-pcie": Device(2000, 756, 51),
+        # NVIDIA Ada: L40S and L4 data sheets, Ada GPU architecture paper.
+        "l40s": Device(864, 362, 91.6),
+        "l4": Device(300, 121, 30.3),
+        "rtx-4090": Device(1008, 165.2, 82.6),
+        # NVIDIA Ampere: A100 and A10 data sheets, GA102 architecture paper.
+        "a100-80gb": Device(2039, 312, 19.5),
+        "a100-40gb": Device(1555, 312, 19.5),
+        "a10": Device(600, 125, 31.2),
+        "rtx-3090": Device(936, 71, 35.6),
+        # NVIDIA Turing: T4 data sheet; float16 only.
+        "t4": Device(320, 65, 8.1),
+        # AMD: Instinct MI300X data sheet.
+        "mi300x": Device(5300, 1307, 163.4),
+    }
+)
+
+
+def machine(name: str, dtype: str) -> Machine:
+    """What a device of the table is taken to reach with weights of ``dtype``.
+
+    Raises ValueError for a name that is not in the table.
+    """
+    device = DEVICES.get(name.lower())
+    if device is None:
+        raise ValueError(f"device {name!r} is not known: name one of {', '.join(DEVICES)}, or measure this machine")
+    rate = RATE_SHARE * 1e12 * (device.single_rate if dtype in _WIDE else device.half_rate)
+    bandwidth = BANDWIDTH_SHARE * 1e9 * device.bandwidth
+    return Machine(
+        bandwidth=bandwidth,
+        rate=rate,
+        attention_bandwidth=bandwidth,
+        attention_rate=rate,
+        vector_bandwidth=bandwidth,
+        layer_seconds=_LAYER_LAUNCHES * _LAUNCH_SECONDS,
+        attend_seconds=_ATTEND_LAUNCHES * _LAUNCH_SECONDS,
+        forward_seconds=_FORWARD_LAUNCHES * _LAUNCH_SECONDS,
+        step_seconds=_STEP_SECONDS,
+        sequence_seconds=_SEQUENCE_SECONDS,
+    )

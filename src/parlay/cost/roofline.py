@@ -1,0 +1,171 @@
+"""What a forward does, operator by operator, and how long a machine takes for it: a roofline.
+
+A forward's time is the sum over its operators of max(arithmetic, bytes moved), each over what the machine reaches, and
+what starting them costs. Sum of maxima, not maximum of sums: an operator that waits for memory does not hide another's
+arithmetic (Williams et al. 2009 for one kernel; here every operator is one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["linear", "attention", "vector"]
+"""Products with weights; products with cached keys and values; everything that goes through rows number by number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The numbers of a decoder that its costs follow from. Sizes count elements, bytes are those of one number."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    weight_bytes: int = 2
+    kv_bytes: int = 2
+    tie_embeddings: bool = False
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def token_bytes(self) -> int:
+        """Cached keys and values of one token."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrices; norms and biases, a thousandth of them or less, are left out."""
+        heads = self.num_heads * self.head_dim
+        layer = self.hidden_size * (self.qkv_size + heads + 3 * self.intermediate_size)
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        return self.num_layers * layer + embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One forward: each of ``batch`` sequences feeds ``rows`` new tokens behind ``context`` cached ones.
+
+    Plain decoding has one row, the verify of k nodes k + 1, a prefill chunk all of its tokens. ``logits`` rows of each
+    sequence go through the LM head; None: all. ``leaves`` are the paths of the tree in those rows; 1: a chain.
+    """
+
+    batch: int = 1
+    rows: int = 1
+    context: int = 0
+    logits: int | None = None
+    leaves: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.rows < 1 or self.context < 0 or not 1 <= self.leaves <= self.rows:
+            raise ValueError(f"work needs batch, rows >= 1, context >= 0 and leaves from 1 to rows, got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Floating-point operations (a multiplication and an addition are two), and bytes read and written."""
+
+    name: str
+    kind: Kind
+    flops: int
+    bytes: int
+
+
+def operators(shape: Shape, work: Work) -> Iterator[Operator]:
+    """The operators of a forward, those of all layers taken together.
+
+    FLOPs are those of eager attention, which computes every row against all cached and all new keys and masks some
+    afterwards: what `torch.utils.flop_counter.FlopCounterMode` counts for the model in transformers. Bytes are weights
+    once, each sequence's keys and values once, and rows in and out.
+    """
+    layers, rows, keys = shape.num_layers, work.batch * work.rows, work.context + work.rows
+    heads = shape.num_heads * shape.head_dim
+    head_rows = work.batch * (work.rows if work.logits is None else work.logits)
+    yield _linear("qkv", shape.weight_bytes, rows, (shape.hidden_size, shape.qkv_size), layers)
+    yield Operator(
+        "attention",
+        "attention",
+        4 * layers * heads * rows * keys,  # scores, then values
+        shape.token_bytes * work.batch * (keys + work.rows),  # read, and the new ones written
+    )
+    yield _linear("attention out", shape.weight_bytes, rows, (heads, shape.hidden_size), layers)
+    yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * shape.intermediate_size), layers)
+    yield _linear("down", shape.weight_bytes, rows, (shape.intermediate_size, shape.hidden_size), layers)
+    yield _linear("head", shape.weight_bytes, head_rows, (shape.hidden_size, shape.vocab_size))
+    # Two norms and two additions per layer, heads turned, gate times up; in four bytes each, read and written.
+    passed = 4 * shape.hidden_size + shape.qkv_size + 2 * shape.intermediate_size
+    yield Operator("norms, rotations, gates", "vector", 0, 8 * layers * rows * passed)
+    # Scores are masked and normed in four bytes: about three times read and written.
+    yield Operator("softmax", "vector", 0, 24 * layers * shape.num_heads * rows * keys)
+
+
+def _linear(name: str, weight_bytes: int, rows: int, sizes: tuple[int, int], count: int = 1) -> Operator:
+    """So many products of rows with weights of ``sizes``, inputs and outputs."""
+    inputs, outputs = sizes
+    moved = inputs * outputs + rows * (inputs + outputs)
+    return Operator(name, "linear", 2 * count * rows * inputs * outputs, count * moved * weight_bytes)
+
+
+def flops(shape: Shape, work: Work) -> int:
+    """Floating-point operations of a forward's products."""
+    return sum(operator.flops for operator in operators(shape, work))
+
+
+def moved_bytes(shape: Shape, work: Work) -> int:
+    """Bytes that a forward reads and writes."""
+    return sum(operator.bytes for operator in operators(shape, work))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a machine reaches in a forward: bytes and FLOPs per second by kind of operator, and seconds besides.
+
+    ``layer_seconds`` is the starting of a layer's operators, ``attend_seconds`` that of one path's attention in one
+    layer, ``forward_seconds`` what is left of a forward. A step of the engine takes ``step_seconds`` besides its
+    forwards, and ``sequence_seconds`` more for each sequence.
+    """
+
+    bandwidth: float
+    rate: float
+    attention_bandwidth: float
+    attention_rate: float
+    vector_bandwidth: float
+    layer_seconds: float
+    attend_seconds: float
+    forward_seconds: float
+    step_seconds: float = 0.0
+    sequence_seconds: float = 0.0
+
+    def forward(self, shape: Shape, work: Work) -> float:
+        """Seconds of one forward."""
+        started = self.layer_seconds + self.attend_seconds * work.batch * work.leaves
+        return self.forward_seconds + shape.num_layers * started + sum(map(self._seconds, operators(shape, work)))
+
+    def prefill(self, shape: Shape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
+        """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.
+
+        Prompts are fed one after another, in chunks of at most ``chunk`` rows, as the engine does.
+        """
+        works = [
+            Work(rows=min(chunk, tokens - begin), context=begin, logits=int(begin + chunk >= tokens))
+            for begin in range(0, tokens, chunk)
+        ]
+        return batch * sum(self.forward(shape, work) for work in works)
+
+    def step(self, batch: int) -> float:
+        """Seconds of the engine itself in a step of so many sequences."""
+        return self.step_seconds + self.sequence_seconds * batch
+
+    def _seconds(self, operator: Operator) -> float:
+        bandwidth, rate = {
+            "linear": (self.bandwidth, self.rate),
+            "attention": (self.attention_bandwidth, self.attention_rate),
+            "vector": (self.vector_bandwidth, float("inf")),
+        }[operator.kind]
+        return max(operator.bytes / bandwidth, operator.flops / rate)

@@ -1,0 +1,148 @@
+"""How fast each way of decoding would be on a machine, by the papers' formulas over the roofline.
+
+Tokens per step: with a chance a that a drafted token is right where the one before it was, a chain of k nodes gives
+E = (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023); a tree gives 1 + the sum over its nodes of the chance that the
+path down to them is accepted (Chen et al. 2024, Sequoia). Seconds per step: the verify of all nodes, one forward of
+the drafting model for each level of the draft, and the engine's own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from parlay.cost.roofline import Machine, Shape, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The best tree of so many nodes: tokens that a step with it commits on average, levels, and leaves."""
+
+    nodes: int
+    tokens: float
+    depth: int
+    leaves: int
+
+
+def best_tree(ranks: Sequence[float], nodes: int) -> Tree:
+    """The tree whose ``nodes`` nodes have the highest chances of being reached.
+
+    ``ranks[j]`` is the chance that a node's j-th best child is the right one, given that the node was; together at
+    most 1. One rank makes a chain. Raises ValueError for chances that are none.
+    """
+    if not ranks or min(ranks) < 0 or sum(ranks) > 1 + 1e-9:
+        raise ValueError(f"acceptance {'+'.join(map(str, ranks))} must be chances, together at most 1")
+    tokens, depth, leaves = 1.0, 0, 0
+    parents: set[int] = set()
+    chosen = itertools.islice(_by_reach(ranks), nodes)
+    for number, (reach, level, parent) in enumerate(chosen):
+        tokens += reach
+        depth = max(depth, level)
+        leaves += 1 if parent in parents or number == 0 else 0
+        parents.add(parent)
+    return Tree(nodes, tokens, depth, max(1, leaves))
+
+
+def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
+    """Nodes of the endless tree, best first: chance to be reached, level from 1, number of the parent (root: -1)."""
+    order = itertools.count()
+    waiting = [(-ranks[0], next(order), 1, 0, -1, 1.0)]  # the order settles ties
+    for number in itertools.count():
+        reach, _, level, rank, parent, above = heapq.heappop(waiting)
+        yield -reach, level, parent
+        heapq.heappush(waiting, (reach * ranks[0], next(order), level + 1, 0, number, -reach))
+        if rank + 1 < len(ranks):
+            heapq.heappush(waiting, (-above * ranks[rank + 1], next(order), level, rank + 1, parent, above))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A strategy as its costs see it: drafts of at most ``nodes`` nodes, right as ``ranks`` say.
+
+    ``drafter`` is the model whose forwards write them, level by level; None: they cost next to nothing. With
+    ``adapts`` the policy drafts as many as pay, none at all where none does; without, always ``nodes``.
+    """
+
+    name: str
+    nodes: int = 0
+    ranks: tuple[float, ...] = (0.0,)
+    drafter: Shape | None = None
+    adapts: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What a plan comes to. Seconds are those of a step; ``tokens_per_second`` those of all sequences together."""
+
+    name: str
+    nodes: int
+    tokens_per_step: float
+    draft_seconds: float
+    verify_seconds: float
+    step_seconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where: so many sequences of ``context`` tokens, of one model on one machine."""
+
+    machine: Machine
+    shape: Shape
+    batch: int
+    context: int
+
+
+def predict(setting: Setting, plan: Plan) -> Speed:
+    """The plan's speed, at the number of nodes that it would settle on."""
+    sizes = [0, *_sizes(plan.nodes)] if plan.adapts else [plan.nodes]
+    return max((_speed(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
+
+
+def choose(speeds: Sequence[Speed]) -> Speed:
+    """The fastest; of equals the first."""
+    return max(speeds, key=_rate)
+
+
+def crossover(setting: Setting, plan: Plan, most: int = 256) -> int | None:
+    """The least batch, up to ``most``, at which the plan's drafts of all its nodes no longer beat plain decoding.
+
+    ``setting.batch`` is not looked at. None: they win throughout.
+    """
+    whole, plain = best_tree(plan.ranks, plan.nodes), best_tree(plan.ranks, 0)
+    for batch in range(1, most + 1):
+        here = Setting(setting.machine, setting.shape, batch, setting.context)
+        if _rate(_speed(here, plan, whole)) <= _rate(_speed(here, plan, plain)):
+            return batch
+    return None
+
+
+def _rate(speed: Speed) -> float:
+    return speed.tokens_per_second
+
+
+def _speed(setting: Setting, plan: Plan, tree: Tree) -> Speed:
+    work = Work(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
+    verify = setting.machine.forward(setting.shape, work)
+    draft = 0.0
+    if plan.drafter is not None and tree.nodes:
+        width = max(1, round(tree.nodes / tree.depth))
+        level = Work(batch=setting.batch, rows=width, context=setting.context, leaves=width)
+        draft = tree.depth * setting.machine.forward(plan.drafter, level)
+    step = draft + verify + setting.machine.step(setting.batch)
+    return Speed(
+        name=plan.name,
+        nodes=tree.nodes,
+        tokens_per_step=tree.tokens,
+        draft_seconds=draft,
+        verify_seconds=verify,
+        step_seconds=step,
+        tokens_per_second=setting.batch * tree.tokens / step,
+    )
+
+
+def _sizes(most: int) -> list[int]:
+    """Every count up to 16, then fewer and fewer, and ``most``."""
+    return sorted({size for size in (*range(1, 17), *(1 << power for power in range(5, 11))) if size < most} | {most})

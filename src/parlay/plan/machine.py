@@ -1,0 +1,178 @@
+"""Where the cost model meets models: shapes of checkpoints, and this machine measured through real runners."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from parlay import __version__, models
+from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, with_engine
+from parlay.cost.measured import MeasuredCost
+from parlay.cost.roofline import Shape, Work
+from parlay.engine import Engine
+from parlay.models.config import DecoderConfig, read_config
+from parlay.models.kernels import choose_dtype
+from parlay.models.loading import resolve_config
+from parlay.router.policies import Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing.random_decoder import save_decoder
+from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
+
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ENGINE_BATCHES = (1, 8)
+_ENGINE_TOKENS = 48
+Log = Callable[[str], None]
+
+
+def calibration_path(dtype: str, cache: Path | None = None) -> Path:
+    """Where this machine's calibration is kept unless told otherwise: in the user's cache folder."""
+    home = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "parlay" / f"calibration-{dtype}.json"
+
+
+def read_model(model: str) -> DecoderConfig:
+    """The decoder that a built-in name, a folder or a Hub id stands for; of a folder only config.json is needed.
+
+    Raises ParlayError (UnsupportedModel) for what the native decoder does not run.
+    """
+    return read_config(resolve_config(model))
+
+
+def dtype_here(model: str) -> str:
+    """The dtype that the model would run in on this machine, by `parlay.models.load`'s rule."""
+    device = models.default_device()
+    dtype, _ = choose_dtype(read_model(model), device)
+    return str(dtype).removeprefix("torch.")
+
+
+def shape_of(config: DecoderConfig, dtype: str, *, on_cpu: bool) -> Shape:
+    """What the cost model wants to know of a decoder whose weights are kept in ``dtype``.
+
+    On CPUs keys and values are kept in at least float32, for exact attention.
+    """
+    if dtype not in _BYTES:
+        raise ValueError(f"dtype {dtype!r} is not known: use one of {', '.join(_BYTES)}")
+    return Shape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        weight_bytes=_BYTES[dtype],
+        kv_bytes=max(_BYTES[dtype], 4) if on_cpu else _BYTES[dtype],
+        tie_embeddings=config.tie_embeddings,
+    )
+
+
+def config_of(shape: Shape, max_context: int) -> DecoderConfig:
+    """A plain Llama of that shape."""
+    return DecoderConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=1e-6,
+        max_context=max_context,
+        tie_embeddings=shape.tie_embeddings,
+    )
+
+
+def open_random(shape: Shape, dtype: str, device: str, *, max_context: int, cache_tokens: int) -> tuple[Runner, Shape]:
+    """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps."""
+    config = config_of(shape, max_context)
+    with tempfile.TemporaryDirectory() as folder:
+        save_decoder(config, Path(folder))
+        runner = models.load(folder, dtype=dtype, device=device, cache_tokens=cache_tokens)
+    return runner, shape_of(config, runner.spec.dtype, on_cpu=runner.spec.device == "cpu")
+
+
+def calibrate_here(
+    dtype: str,
+    device: str = "auto",
+    *,
+    shapes: Sequence[Shape] = SHAPES,
+    works: Sequence[Work] = WORKS,
+    log: Log = lambda line: None,
+) -> Calibration:
+    """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
+
+    ``dtype`` and ``device`` are those of `parlay.models.load`. ``log`` is told what is under way.
+    """
+    longest = max(work.context + work.rows for work in works)
+    room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
+    opened: list[Runner] = []
+
+    def open_runner(shape: Shape) -> tuple[Runner, Shape]:
+        log(f"timing forwards of {shape.parameters / 1e6:.0f} million parameters")
+        opened[:] = []  # its memory is needed for the next one
+        runner, kept = open_random(shape, dtype, device, max_context=longest, cache_tokens=room)
+        opened.append(runner)
+        if not provenance:
+            provenance.update(_provenance(runner))
+        return runner, kept
+
+    provenance: dict[str, str | int] = {}
+    calibration = calibrate(open_runner, provenance, shapes=shapes, works=works)
+    log("timing steps of the engine")
+    return with_engine(calibration, *engine_seconds(opened[-1]))
+
+
+def _provenance(runner: Runner) -> dict[str, str | int]:
+    return {
+        "device": runner.spec.device,
+        "processor": _processor(runner.spec.device),
+        "dtype": runner.spec.dtype,
+        "threads": torch.get_num_threads(),
+        "kernels": runner.spec.kernels,
+        "parlay": __version__,
+        "torch": metadata.version("torch"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+    }
+
+
+def _processor(device: str) -> str:
+    """The processor's own name."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def engine_seconds(runner: Runner) -> tuple[float, float]:
+    """What a step of plain greedy decoding takes besides its forward: for itself, and for each sequence."""
+    few, many = _ENGINE_BATCHES
+    alone, together = (_step_seconds(runner, batch) for batch in (few, many))
+    each = max(0.0, (together - alone) / (many - few))
+    return max(0.0, alone - few * each), each
+
+
+def _step_seconds(runner: Runner, batch: int) -> float:
+    engine = Engine(runner, MeasuredCost())
+    plain = Strategy("plain", None, SharedNoise(), Plain())
+    params = SamplingParams(temperature=0.0, max_tokens=_ENGINE_TOKENS, ignore_eos=True)
+    for number in range(batch):
+        engine.add(Request(id=str(number), prompt=(number, 1, 2), params=params, key=NoiseKey(0)), plain)
+    overheads: list[float] = []
+    while not engine.idle:
+        for event in engine.step():
+            if event.metrics is not None:
+                overheads.append(event.metrics.overhead_seconds / event.metrics.steps)
+    return median(overheads)

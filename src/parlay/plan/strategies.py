@@ -1,0 +1,116 @@
+"""From the name of a strategy to what the cost model wants to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parlay.cost.roofline import Shape
+from parlay.cost.speed import Plan
+from parlay.drafters.catalogue import StrategySpec, catalogue, find, parse, settings
+
+ADAPTS = "adaptive"
+"""The policy that drafts as much as pays. The rules of papers are reckoned as if they always drafted k nodes."""
+
+_FREE = ("copy", "store", "retrieval")
+_WRITTEN, _SELF, _PLAIN = "model", "self", "plain"
+MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
+"""Families of strategies whose costs are modelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Shapes of the target and, where there is one, of the model that writes ahead for it."""
+
+    target: Shape
+    draft: Shape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Chances that drafted tokens are right: for all strategies, and for some by name."""
+
+    default: tuple[float, ...] = (0.7,)
+    by_strategy: Mapping[str, tuple[float, ...]] | None = None
+
+    def of(self, name: str) -> tuple[float, ...]:
+        return (self.by_strategy or {}).get(name, self.default)
+
+
+def read_acceptance(texts: Sequence[str]) -> Acceptance:
+    """Reads ``0.7``, ``NAME=0.7``, and ``0.6+0.2`` for trees: best guess, second best.
+
+    Raises ValueError for what is none of these.
+    """
+    default: tuple[float, ...] = Acceptance().default
+    by_strategy: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        name, equals, chances = text.rpartition("=")
+        if equals:
+            by_strategy[find(name.strip()).name] = _ranks(text, chances)
+        else:
+            default = _ranks(text, chances)
+    return Acceptance(default, by_strategy)
+
+
+def _ranks(text: str, chances: str) -> tuple[float, ...]:
+    try:
+        ranks = tuple(float(chance) for chance in chances.split("+"))
+    except ValueError:
+        ranks = (-1.0,)
+    if not all(0 <= rank <= 1 for rank in ranks) or sum(ranks) > 1 + 1e-9:
+        raise ValueError(
+            f"--acceptance {text}: give a chance from 0 to 1, as in 0.7, or NAME=0.7, or 0.6+0.2 for the best guess "
+            "and the second best, together at most 1"
+        )
+    return ranks
+
+
+def default_strategies(usual: str, models: Models) -> list[str]:
+    """Plain decoding, the ``usual`` strategy and, where a draft model is known, the one that writes with it."""
+    plain = next(entry.name for entry in catalogue().values() if entry.family == _PLAIN)
+    written = [entry.name for entry in catalogue().values() if entry.model_level][:1] if models.draft else []
+    return [plain, usual, *written]
+
+
+def plan(text: str, models: Models, acceptance: Acceptance) -> Plan:
+    """The strategy ``NAME[:key=value,...]`` as its costs see it.
+
+    Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
+    """
+    spec = parse(text)
+    family = find(spec.name).family
+    if family not in MODELLED:
+        raise ValueError(f"strategy {spec}: no costs are modelled for its family, {family}: {_modelled()}")
+    if family == _PLAIN:
+        return Plan(name=str(spec))
+    given = settings(spec)
+    nodes, policy = given["k"], given["policy"]
+    assert isinstance(nodes, int)
+    return Plan(
+        name=str(spec),
+        nodes=nodes,
+        ranks=acceptance.of(spec.name),
+        drafter=_drafter(spec, family, models),
+        adapts=policy == ADAPTS,
+    )
+
+
+def _modelled() -> str:
+    names = [entry.name for entry in catalogue().values() if entry.family in MODELLED]
+    return f"use one of {', '.join(names)}"
+
+
+def _drafter(spec: StrategySpec, family: str, models: Models) -> Shape | None:
+    """The model whose forwards write the drafts; None where they are found by looking up."""
+    if family == _WRITTEN:
+        if models.draft is None:
+            raise ValueError(f"strategy {spec} drafts with a model: say which with --draft-model")
+        return models.draft
+    if family == _SELF:
+        ratio = settings(spec)["ratio"]
+        assert isinstance(ratio, float)
+        # The first and last layer stay, and of the others so many halves are left out.
+        kept = models.target.num_layers - ratio * (models.target.num_layers - 2)
+        return replace(models.target, num_layers=max(1, round(kept)))
+    return None

@@ -1,0 +1,52 @@
+"""Checkpoints of any shape with random weights, for measuring what forwards cost: their text means nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.loading import weight_shapes
+
+
+def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> None:
+    """Write config.json and model.safetensors (bfloat16) of a Llama of these sizes into ``directory``.
+
+    Raises ValueError for a config that a Llama's config.json can't say.
+    """
+    if config.qkv_bias or config.qk_norm:
+        raise ValueError("random decoders are plain Llamas: leave out qkv_bias and qk_norm")
+    directory.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: _filling(shape, generator) for name, shape in weight_shapes(config).items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(_config_json(config), indent=2) + "\n", encoding="utf-8")
+
+
+def _filling(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Norms leave the scale as it is, and so do products on average."""
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.bfloat16)
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[-1] ** -0.5, generator=generator)
+
+
+def _config_json(config: DecoderConfig) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": config.max_context,
+        "tie_word_embeddings": config.tie_embeddings,
+        "dtype": "bfloat16",
+    }

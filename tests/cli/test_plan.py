@@ -1,0 +1,139 @@
+"""`parlay plan`: tables and JSON of one structure, no weights needed, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from parlay.plan import machine
+from tests.cli.conftest import Cli
+from tests.plan.conftest import TINY, WORKS, config_only
+
+__all__ = ["config_only"]  # the fixture
+
+TABLE = """\
+MODEL: 0 million parameters in bfloat16. Modelled for device h200 by its maker's figures, taken to reach 75% of its \
+bandwidth and 60% of its arithmetic; nothing was measured.
+
+context 64, batch 2: prefill N s
+  rows  milliseconds  times one row
+  1     N             N
+  4     N             N
+
+  strategy       nodes  tokens a step  step ms  tokens/s  times plain  pays below batch
+  none           N      N              N        N         N            -
+  prompt-lookup  N      N              N        N         N            -
+pick: prompt-lookup
+"""
+
+
+def structure(text: str, model: Path) -> str:
+    """The page with every number of the tables as N, and runs of blanks as one."""
+    lines = text.replace(str(model), "MODEL").splitlines()
+    words = [line.split() for line in lines]
+    return "\n".join(
+        " ".join("N" if word[0].isdigit() and number else word for number, word in enumerate(line))
+        if lines[place].startswith(("  ", "context"))
+        else lines[place]
+        for place, line in enumerate(words)
+    )
+
+
+def test_the_page_has_one_structure(cli: Cli, config_only: Path) -> None:
+    result = cli(
+        "plan", "--model", str(config_only), "--device", "h200", "--rows", "1,4", "--context", "64", "--batch", "2"
+    )
+    expected = structure(TABLE, config_only)
+    assert result.code == 0
+    assert structure(result.out, config_only) == expected
+
+
+def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
+    words = ("--model", str(config_only), "--device", "L4", "--context", "0,64", "--strategy", "none", "--json")
+    document = json.loads(cli("plan", *words, "--rows", "1,2").out)
+    assert set(document) == {"model", "parameters", "dtype", "machine", "modelled", "cases"}
+    assert document["modelled"] is True
+    assert "nothing was measured" in document["machine"]["source"]
+    assert [(case["context"], case["batch"], case["pick"]) for case in document["cases"]] == [
+        (0, 1, "none"),
+        (64, 1, "none"),
+    ]
+    case = document["cases"][0]
+    assert set(case) == {"context", "batch", "prefill_seconds", "verifies", "offers", "pick"}
+    assert [set(verify) for verify in case["verifies"]] == [{"rows", "seconds", "ratio", "flops", "bytes"}] * 2
+    (offer,) = case["offers"]
+    assert set(offer) == {"speed", "gain", "pays_below"}
+    assert set(offer["speed"]) == {
+        "name",
+        "nodes",
+        "tokens_per_step",
+        "draft_seconds",
+        "verify_seconds",
+        "step_seconds",
+        "tokens_per_second",
+    }
+
+
+def test_nothing_right_means_that_nothing_is_drafted(cli: Cli) -> None:
+    """Plain decoding is among the choices."""
+    result = cli("plan", "--device", "h200", "--acceptance", "0")
+    assert result.out.endswith("pick: none\n")
+
+
+def test_the_default_draft_model_and_a_named_one_are_compared(cli: Cli, config_only: Path) -> None:
+    assert "draft-model" in cli("plan", "--device", "l4").out
+    assert "draft-model" not in cli("plan", "--device", "l4", "--model", str(config_only)).out
+    words = ("--model", "parlay-mini", "--draft-model", str(config_only))
+    assert "draft-model" in cli("plan", "--device", "l4", *words).out
+
+
+def test_a_machine_is_calibrated_once_and_then_remembered(
+    cli: Cli, config_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "calibrate_here", partial(machine.calibrate_here, shapes=(TINY,), works=WORKS))
+    words = ("plan", "--model", str(config_only), "--dtype", "float32")
+    before = cli(*words)
+    assert (before.code, before.out) == (2, "")
+    assert "not calibrated for float32: run with --calibrate" in before.err
+    first = cli(*words, "--calibrate")
+    path = tmp_path / "parlay" / "calibration-float32.json"
+    assert f"calibration kept in {path}" in first.err
+    again = cli(*words)
+    assert (again.code, again.err) == (0, "")
+    assert again.out == first.out
+    assert "calibrated 20" in again.out
+    wrong = cli("plan", "--calibration", str(path), "--dtype", "bfloat16")
+    assert wrong.code == 2
+    assert "measured in float32, not in bfloat16" in wrong.err
+
+
+MISTAKES = {
+    "unknown device": (["--device", "h300"], "name one of b200"),
+    "two machines": (["--device", "h200", "--calibrate"], "leave out --calibrate"),
+    "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "--rows 1,many"),
+    "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
+    "empty batch": (["--device", "h200", "--batch", ""], "--batch"),
+    "acceptance": (["--device", "h200", "--acceptance", "2"], "--acceptance 2"),
+    "unknown strategy": (["--device", "h200", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
+    "dtype": (["--device", "h200", "--dtype", "int3"], "int3"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
+    words, named = MISTAKES[case]
+    result = cli("plan", *words)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("parlay: error: ")
+    assert result.err.count("\n") == 1
+    assert named in result.err
+
+
+def test_a_calibration_that_is_not_there_is_a_failure(cli: Cli, tmp_path: Path) -> None:
+    result = cli("plan", "--calibration", str(tmp_path / "none.json"))
+    assert result.code == 1
+    assert "can't read the calibration" in result.err

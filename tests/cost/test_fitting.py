@@ -1,0 +1,160 @@
+"""A calibration finds the machine again: from synthetic times, through its file, and by timing forwards."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, measure, with_engine
+from parlay.cost.fitting import Sample, fit, median_error
+from parlay.cost.roofline import Machine, Shape, Work
+from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.types import Output, ParlayError, Runner, Segment
+
+MACHINE = Machine(
+    bandwidth=1.7e10,
+    rate=2.4e11,
+    attention_bandwidth=9e9,
+    attention_rate=4e10,
+    vector_bandwidth=6e9,
+    layer_seconds=8e-5,
+    attend_seconds=4e-5,
+    forward_seconds=3e-4,
+)
+TINY = Shape(
+    vocab_size=24,
+    hidden_size=8,
+    intermediate_size=16,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    weight_bytes=4,
+    kv_bytes=4,
+)
+
+
+def synthetic(machine: Machine, shapes: Sequence[Shape] = SHAPES, noise: float = 0.0) -> list[Sample]:
+    chance = random.Random(0)
+    kept = [replace(shape, kv_bytes=4) for shape in shapes]
+    return [
+        Sample(shape, work, machine.forward(shape, work) * (1 + noise * chance.random()))
+        for shape in kept
+        for work in WORKS
+    ]
+
+
+def test_it_recovers_the_constants_from_synthetic_times() -> None:
+    """Each within some percent, what is predicted within a tenth of one."""
+    found = fit(synthetic(MACHINE))
+    assert median_error(found, synthetic(MACHINE)) < 1e-3
+    known = asdict(MACHINE)
+    for name, value in asdict(found).items():
+        if not name.startswith(("step", "sequence")):
+            assert value == pytest.approx(known[name], rel=0.05), name
+
+
+def test_shapes_that_were_not_fitted_are_predicted_too() -> None:
+    """Under noise that only ever adds, as delays do."""
+    found = fit(synthetic(MACHINE, noise=0.15))
+    others = [
+        replace(SHAPES[0], num_layers=8),
+        replace(SHAPES[1], hidden_size=768, num_heads=12, num_kv_heads=4, num_layers=12),
+    ]
+    assert median_error(found, synthetic(MACHINE, others)) < 0.12
+
+
+def test_a_machine_without_some_cost_is_found_without_it() -> None:
+    """No number turns negative to make up for another."""
+    free = replace(MACHINE, layer_seconds=0.0, attend_seconds=0.0)
+    found = fit(synthetic(free, noise=0.02))
+    assert found.layer_seconds < 1e-5
+    assert min(asdict(found).values()) >= 0
+    assert median_error(found, synthetic(free)) < 0.03
+
+
+def test_too_few_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 timed forwards are too few"):
+        fit(synthetic(MACHINE)[:3])
+
+
+# ---------------------------------------------------------------------------------------------------- by timing
+
+
+class Watched(ToyRunner):
+    """Notes the contexts and rows that are fed after each prefill."""
+
+    def __init__(self) -> None:
+        super().__init__(RandomLogits(24), 24, capacity=4096)
+        self.fed: list[tuple[int, int]] = []
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+        if segments[0].logits_from == 0:
+            self.fed.append((len(segments), segments[0].rows))
+        return super().forward(segments, taps)
+
+
+def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> None:
+    runner = Watched()
+    works = [
+        Work(batch=batch, rows=rows, context=context) for context in (16, 40) for batch in (1, 3) for rows in (1, 4)
+    ]
+    timed = dict(measure(runner, works, rounds=2))
+    assert timed.keys() == set(works)
+    assert all(0 < seconds < 10 for seconds in timed.values())
+    assert {(work.batch, work.rows) for work in works} == set(runner.fed)
+    runner.check()
+    assert runner.room() == runner.capacity()  # nothing is left behind
+
+
+def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
+    works = [Work(batch=batch, rows=rows, context=16) for batch in (1, 2) for rows in (1, 2, 4, 8)]
+
+    def open_runner(shape: Shape) -> tuple[Runner, Shape]:
+        return Watched(), shape
+
+    made = with_engine(calibrate(open_runner, {"dtype": "float32"}, shapes=[TINY], works=works), 1e-4, 2e-5)
+    path = tmp_path / "new" / "calibration.json"
+    made.save(path)
+    assert load(path) == made
+    assert (made.machine.step(4), len(made.samples)) == (pytest.approx(1.8e-4), 8)
+    assert json.loads(path.read_text())["provenance"] == {"dtype": "float32"}
+
+
+def test_a_runner_without_room_is_named() -> None:
+    runner = ToyRunner(RandomLogits(24), 24, capacity=32)
+    runner.open(7, ())
+    runner.reserve(7, 24)
+    with pytest.raises(ParlayError, match="no room for 20 tokens"):
+        list(measure(runner, [Work(rows=4, context=16)]))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is no calibration"),
+        ("[]", "is no calibration"),
+        ('{"format": 1, "machine": {}}', "is no calibration"),
+        ('{"format": 99}', "has format 99 and not 1"),
+    ],
+)
+def test_a_file_that_is_no_calibration_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(content)
+    with pytest.raises(ParlayError, match=said):
+        load(path)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ParlayError, match="can't read the calibration"):
+        load(tmp_path / "nothing.json")
+
+
+def test_the_error_that_is_told_is_that_of_the_fit() -> None:
+    samples = [Sample(TINY, Work(rows=rows), MACHINE.forward(TINY, Work(rows=rows)) / 1.1) for rows in (1, 2, 3)]
+    assert Calibration(MACHINE, {}, tuple(samples)).median_error == pytest.approx(0.1)

@@ -1,0 +1,52 @@
+"""This machine measured through the runners that people decode with, and models read without their weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parlay.cost.roofline import Work
+from parlay.models.loading import resolve_config
+from parlay.plan.machine import calibrate_here, calibration_path, config_of, read_model, shape_of
+from parlay.types import ParlayError
+from tests.plan.conftest import TINY, WORKS
+
+
+def test_forwards_and_engine_steps_of_random_decoders_make_a_machine(tmp_path: Path) -> None:
+    """Of the native decoder, loaded as a checkpoint is; where it ran is written down."""
+    lines: list[str] = []
+    made = calibrate_here("float32", "cpu", shapes=(TINY,), works=WORKS, log=lines.append)
+    assert {sample.work for sample in made.samples} == set(WORKS)
+    assert {(sample.shape.weight_bytes, sample.shape.kv_bytes) for sample in made.samples} == {(4, 4)}
+    assert made.machine.step_seconds > 0
+    assert made.machine.forward(TINY, Work(context=16)) > 0
+    assert {"device", "processor", "dtype", "threads", "kernels", "torch", "date"} <= made.provenance.keys()
+    assert (made.provenance["device"], made.provenance["dtype"]) == ("cpu", "float32")
+    assert lines[-1] == "timing steps of the engine"
+
+
+def test_a_shape_is_the_config_it_came_from(tmp_path: Path) -> None:
+    config = config_of(TINY, max_context=128)
+    assert shape_of(config, "float32", on_cpu=True) == TINY
+    assert shape_of(config, "bfloat16", on_cpu=True).kv_bytes == 4  # exact attention works in float32
+    assert shape_of(config, "bfloat16", on_cpu=False).kv_bytes == 2
+
+
+def test_a_folder_with_config_json_alone_is_enough(config_only: Path) -> None:
+    assert read_model(str(config_only)).hidden_size == 32
+    assert read_model("parlay-mini").num_layers > 1
+
+
+def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ParlayError, match=r"no config\.json in"):
+        resolve_config(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(ParlayError, match="MambaForCausalLM"):
+        read_model(str(tmp_path))
+
+
+def test_calibrations_are_kept_in_the_cache_folder_by_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert calibration_path("bfloat16") == tmp_path / "parlay" / "calibration-bfloat16.json"

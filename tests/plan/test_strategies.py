@@ -1,0 +1,69 @@
+"""What the cost model is told of a strategy follows from the catalogue: budget, policy, and who writes the drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parlay.cost.speed import Plan
+from parlay.drafters.catalogue import catalogue
+from parlay.plan.strategies import MODELLED, Acceptance, Models, default_strategies, plan, read_acceptance
+from tests.plan.conftest import TINY
+
+DRAFT = replace(TINY, num_layers=1)
+MODELS = Models(TINY, DRAFT)
+
+
+def test_plain_decoding_drafts_nothing() -> None:
+    assert plan("none", MODELS, Acceptance()) == Plan(name="none")
+
+
+def test_budget_policy_and_acceptance_are_the_strategys_own() -> None:
+    acceptance = Acceptance((0.7,), {"prompt-lookup": (0.4,)})
+    found = plan("prompt-lookup:k=5,policy=fixed", MODELS, acceptance)
+    assert (found.nodes, found.ranks, found.drafter, found.adapts) == (5, (0.4,), None, False)
+    assert plan("token-recycling", MODELS, acceptance).ranks == (0.7,)
+
+
+def test_a_draft_model_writes_with_its_own_shape_and_the_target_with_some_of_its_layers() -> None:
+    assert plan("draft-model", MODELS, Acceptance()).drafter == DRAFT
+    deep = Models(replace(TINY, num_layers=22))
+    skipping = plan("layer-skip:ratio=0.5", deep, Acceptance()).drafter
+    assert skipping is not None
+    assert skipping.num_layers == 12  # two stay, and half of the other twenty
+
+
+def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="--draft-model"):
+        plan("draft-model", Models(TINY), Acceptance())
+
+
+def test_a_strategy_that_is_not_modelled_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"union: no costs are modelled .* use one of none, prompt-lookup"):
+        plan("union", MODELS, Acceptance())
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in catalogue().values() if entry.family in MODELLED])
+def test_every_strategy_of_a_modelled_family_can_be_planned(name: str) -> None:
+    found = plan(name, MODELS, Acceptance())
+    assert found.name == name
+    assert (found.nodes == 0) == (name == "none")
+
+
+def test_by_default_plain_the_usual_and_drafts_of_a_model_where_there_is_one() -> None:
+    assert default_strategies("prompt-lookup", MODELS) == ["none", "prompt-lookup", "draft-model"]
+    assert default_strategies("prompt-lookup", Models(TINY)) == ["none", "prompt-lookup"]
+
+
+def test_acceptance_is_read_for_all_for_one_and_by_rank() -> None:
+    read = read_acceptance(["0.5", "draft-model=0.6+0.2"])
+    assert read.of("draft-model") == (0.6, 0.2)
+    assert read.of("prompt-lookup") == (0.5,)
+    assert read_acceptance([]).of("prompt-lookup") == (0.7,)
+
+
+@pytest.mark.parametrize("text", ["often", "1.5", "-0.1", "0.6+0.6", "draft-model=", "nan"])
+def test_acceptance_that_is_no_chance_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="--acceptance"):
+        read_acceptance([text])
