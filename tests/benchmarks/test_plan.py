@@ -1,0 +1,98 @@
+"""The benchmark of `parlay plan`: it runs, goes on where it stopped, and its page says what was reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.figures.results import Row, read
+from benchmarks.plan.__main__ import main
+from benchmarks.plan.cells import BUDGETS, CELLS, HELD_OUT, TARGETS
+from benchmarks.plan.decode import errors
+from benchmarks.plan.report import report
+from parlay.cost.calibrate import SHAPES
+
+HEADER = {
+    "machine": {"cpu": "a", "cores": 2, "capability": "b"},
+    "threads": 2,
+    "versions": {"torch": "1"},
+    "commit": "c",
+    "date": "today",
+    "command": "x",
+}
+
+
+def test_a_quick_run_measures_everything_and_is_not_repeated(tmp_path: Path) -> None:
+    out = tmp_path / "plan.jsonl"
+    assert main(["--quick", "--threads", "1", "--dtype", "float32", "--out", str(out)]) == 0
+    before = out.read_text()
+    _, rows = read(out)
+    assert {row.kind.split(",")[0] for row in rows if row.part == "cells"} == set(TARGETS)
+    assert sum(row.part == "cells" for row in rows) == len(CELLS) * len(BUDGETS)
+    assert {row.model for row in rows if row.part == "forwards"} == set(HELD_OUT)
+    assert all(row.same for row in rows if row.part == "cells")
+    page = out.with_suffix(".md").read_text()
+    assert "Median error" in page
+    assert "Right in" in page
+    calibration = out.with_suffix(".calibration.json").read_text()
+    assert main(["--quick", "--threads", "1", "--dtype", "float32", "--out", str(out)]) == 0
+    assert (out.read_text(), out.with_suffix(".calibration.json").read_text()) == (before, calibration)
+
+
+def test_ten_cells_are_declared_and_no_held_out_shape_is_calibrated_on() -> None:
+    assert len({cell.name for cell in CELLS}) == 10
+    assert not set(HELD_OUT.values()) & set(SHAPES)
+    assert max(shape.parameters for shape in HELD_OUT.values()) <= 100e6
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.2, 0.6, 0.85, 0.95])
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_imposed_errors_give_the_tokens_per_step_of_the_formula(chance: float, nodes: int) -> None:
+    """Few tokens already do, within a tenth."""
+    tokens = 96
+    right = errors(chance, tokens)
+    done = steps = 0
+    while done < tokens:
+        accepted = 0
+        while accepted < nodes and right[done + accepted]:
+            accepted += 1
+        done += accepted + 1
+        steps += 1
+        right += errors(chance, tokens) if len(right) < done + nodes + 1 else []
+    assert done / steps == pytest.approx((1 - chance ** (nodes + 1)) / (1 - chance), rel=0.1)
+
+
+def cell(number: int, fastest: str, chosen: str) -> list[Row]:
+    return [
+        Row(
+            part="cells",
+            kind=f"cell {number}",
+            system=name,
+            decode_tokens=20 if name == fastest else 10,
+            decode_seconds=1.0,
+            values={"predicted": 2.0 if name == chosen else 1.0},
+        )
+        for name in BUDGETS
+    ]
+
+
+def test_the_page_counts_right_choices_and_the_best_constant_guess() -> None:
+    names = list(BUDGETS)
+    fastest = [names[number % 3] for number in range(10)]  # none, the first, in four
+    rows = [row for number, name in enumerate(fastest) for row in cell(number, name, name if number else names[1])]
+    page = report(HEADER, rows)
+    assert "Right in 9 of 10 cells, the best constant guess (`none`) in 4; plain decoding is fastest in 4." in page
+    assert ": met." in page
+    wrong = [row for number, name in enumerate(fastest) for row in cell(number, name, names[3])]
+    assert ": missed." in report(HEADER, wrong)
+
+
+def test_the_page_counts_errors_of_forwards() -> None:
+    rows = [
+        Row(
+            part="forwards", model="7 M", values={"rows": rows, "context": 256, "measured": 1.0, "predicted": predicted}
+        )
+        for rows, predicted in ((1, 1.05), (2, 0.9), (4, 1.5))
+    ]
+    assert "Median error 10.0% over 3 forwards (goal: under 20%, met)" in report(HEADER, rows)
