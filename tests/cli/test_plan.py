@@ -78,9 +78,10 @@ def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
 
 
 def test_nothing_right_means_that_nothing_is_drafted(cli: Cli) -> None:
-    """Plain decoding is among the choices."""
-    result = cli("plan", "--device", "h200", "--acceptance", "0")
-    assert result.out.endswith("pick: none\n")
+    """Plain decoding is among the choices, also where it is not named."""
+    for words in ((), ("--strategy", "prompt-lookup:policy=fixed")):
+        result = cli("plan", "--device", "h200", "--acceptance", "0", *words)
+        assert result.out.endswith("pick: none\n")
 
 
 def test_the_default_draft_model_and_a_named_one_are_compared(cli: Cli, config_only: Path) -> None:

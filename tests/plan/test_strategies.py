@@ -8,7 +8,7 @@ import pytest
 
 from parlay.cost.speed import Plan
 from parlay.drafters.catalogue import catalogue
-from parlay.plan.strategies import MODELLED, Acceptance, Models, default_strategies, plan, read_acceptance
+from parlay.plan.strategies import MODELLED, Acceptance, Models, compared, plan, read_acceptance
 from tests.plan.conftest import TINY
 
 DRAFT = replace(TINY, num_layers=1)
@@ -51,9 +51,11 @@ def test_every_strategy_of_a_modelled_family_can_be_planned(name: str) -> None:
     assert (found.nodes == 0) == (name == "none")
 
 
-def test_by_default_plain_the_usual_and_drafts_of_a_model_where_there_is_one() -> None:
-    assert default_strategies("prompt-lookup", MODELS) == ["none", "prompt-lookup", "draft-model"]
-    assert default_strategies("prompt-lookup", Models(TINY)) == ["none", "prompt-lookup"]
+def test_plain_decoding_is_always_compared_and_comes_first() -> None:
+    """By default with the usual strategy, and with drafts of a model where there is one."""
+    assert compared((), "prompt-lookup", MODELS) == ["none", "prompt-lookup", "draft-model"]
+    assert compared((), "prompt-lookup", Models(TINY)) == ["none", "prompt-lookup"]
+    assert compared(["jacobi", "none"], "prompt-lookup", MODELS) == ["none", "jacobi"]
 
 
 def test_acceptance_is_read_for_all_for_one_and_by_rank() -> None:

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="chance that a drafted token is right, of all strategies or of one; 0.6+0.2: of the best guess and the "
         "second best (default: 0.7)",
     )
-    cases.add_argument("--strategy", action="append", metavar="NAME[:KEY=VALUE,...]", help="to compare; repeatable")
+    cases.add_argument(
+        "--strategy", action="append", metavar="NAME[:KEY=VALUE,...]", help="to compare with plain decoding; repeatable"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -54,14 +56,12 @@ def run(options: argparse.Namespace) -> int:
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
     from parlay.llm import DEFAULT_STRATEGY  # here, because these load torch
     from parlay.plan.report import case
-    from parlay.plan.strategies import default_strategies, plan, read_acceptance
+    from parlay.plan.strategies import compared, plan, read_acceptance
 
     acceptance = read_acceptance(options.acceptance)
     ground = _ground(options)
-    plans = [
-        plan(text, ground.models, acceptance)
-        for text in options.strategy or default_strategies(DEFAULT_STRATEGY, ground.models)
-    ]
+    names = compared(options.strategy or (), DEFAULT_STRATEGY, ground.models)
+    plans = [plan(name, ground.models, acceptance) for name in names]
     cases = [
         case(ground.machine, ground.models.target, context=context, batch=batch, rows=rows, plans=plans)
         for context in contexts

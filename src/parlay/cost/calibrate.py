@@ -42,10 +42,16 @@ SHAPES = (
 )
 """Of 4 and 56 million parameters: one that starting operators decides, one that memory and arithmetic do."""
 
-WORKS = tuple(
-    Work(batch=batch, rows=rows, context=context) for context in (256, 2048) for batch in (1, 4) for rows in (1, 4, 16)
+WORKS = (
+    *(
+        Work(batch=batch, rows=rows, context=context)
+        for context in (256, 2048)
+        for batch in (1, 4)
+        for rows in (1, 4, 16)
+    ),
+    *(Work(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
 )
-"""Twelve forwards for each shape."""
+"""Fourteen forwards for each shape."""
 
 _CHUNK = 256
 _ROUNDS, _SECONDS = 12, 6.0

@@ -66,11 +66,14 @@ def _ranks(text: str, chances: str) -> tuple[float, ...]:
     return ranks
 
 
-def default_strategies(usual: str, models: Models) -> list[str]:
-    """Plain decoding, the ``usual`` strategy and, where a draft model is known, the one that writes with it."""
+def compared(named: Sequence[str], usual: str, models: Models) -> list[str]:
+    """Plain decoding first, which is always among the choices, then those named.
+
+    Where none are: the ``usual`` one and, if a draft model is known, the one that writes with it.
+    """
     plain = next(entry.name for entry in catalogue().values() if entry.family == _PLAIN)
     written = [entry.name for entry in catalogue().values() if entry.model_level][:1] if models.draft else []
-    return [plain, usual, *written]
+    return [plain, *(name for name in named or [usual, *written] if name != plain)]
 
 
 def plan(text: str, models: Models, acceptance: Acceptance) -> Plan:
