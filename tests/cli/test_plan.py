@@ -54,7 +54,7 @@ def test_the_page_has_one_structure(cli: Cli, config_only: Path) -> None:
 def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
     words = ("--model", str(config_only), "--device", "L4", "--context", "0,64", "--strategy", "none", "--json")
     document = json.loads(cli("plan", *words, "--rows", "1,2").out)
-    assert set(document) == {"model", "parameters", "dtype", "machine", "modelled", "cases"}
+    assert set(document) == {"model", "parameters", "weights", "machine", "modelled", "cases"}
     assert document["modelled"] is True
     assert "nothing was measured" in document["machine"]["source"]
     assert [(case["context"], case["batch"], case["pick"]) for case in document["cases"]] == [
@@ -109,12 +109,18 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
     assert "calibrated 20" in again.out
     wrong = cli("plan", "--calibration", str(path), "--dtype", "bfloat16")
     assert wrong.code == 2
-    assert "measured in float32, not in bfloat16" in wrong.err
+    assert "measured for float32 weights, not bfloat16" in wrong.err
+    eight = cli(*words, "--quantize", "int8")
+    assert "not calibrated for int8" in eight.err
+    assert cli(*words, "--quantize", "int8", "--calibrate").code == 0
+    assert "in int8. Modelled" in cli(*words, "--quantize", "int8").out
+    assert "in float32. Modelled" in cli("plan", "--model", str(config_only), "--calibration", str(path)).out
 
 
 MISTAKES = {
     "unknown device": (["--device", "h300"], "name one of b200"),
     "two machines": (["--device", "h200", "--calibrate"], "leave out --calibrate"),
+    "eight bits elsewhere": (["--device", "h200", "--quantize", "int8"], "--quantize is for this machine"),
     "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "--rows 1,many"),
     "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
     "empty batch": (["--device", "h200", "--batch", ""], "--batch"),

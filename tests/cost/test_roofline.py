@@ -16,9 +16,9 @@ from parlay.cost.devices import DEVICES, machine
 from parlay.cost.roofline import Machine, Shape, Work, flops, moved_bytes, operators
 from parlay.models import load
 from parlay.models.config import read_config
-from parlay.plan.machine import shape_of
-from parlay.testing.checkpoints import random_model, save_random
-from parlay.types import Segment
+from parlay.plan.machine import config_of, open_random, shape_of
+from parlay.testing.checkpoints import random_model
+from parlay.testing.random_decoder import save_decoder
 
 MACHINE = Machine(
     bandwidth=2e10,
@@ -51,7 +51,7 @@ WORKS = {
 
 def shape(model: PreTrainedModel, folder: Path) -> Shape:
     model.save_pretrained(folder)
-    return shape_of(read_config(folder), "float32", on_cpu=True)
+    return shape_of(read_config(folder), weight_bytes=4, kv_bytes=4)
 
 
 def counted(model: PreTrainedModel, work: Work) -> int:
@@ -84,16 +84,17 @@ def test_flops_are_exactly_those_that_torch_counts(family: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bytes_of_keys_and_values_are_those_of_the_cache(dtype: str, tmp_path: Path) -> None:
-    save_random("qwen3", tmp_path)
+    """In whatever type the kernels here keep them: what a sequence of so many tokens takes of the memory."""
+    tokens = 1920  # whole pages, however keys are padded
+    _, kept = open_random(SHAPE, dtype, "cpu", max_context=2048, cache_tokens=tokens)
+    save_decoder(config_of(SHAPE, 2048), tmp_path)
     budget = Budget(None)
-    runner = load(str(tmp_path), dtype=dtype, device="cpu", cache_tokens=192, budget=budget)
-    runner.open(0, ())
-    runner.reserve(0, 192)
-    runner.forward([Segment(0, (1,) * 8)])
-    read = shape_of(read_config(tmp_path), dtype, on_cpu=True)
-    assert budget.total == 192 * read.token_bytes
-    moved = {operator.name: operator.bytes for operator in operators(read, Work(context=180, rows=2))}
-    assert moved["attention"] == (180 + 2 + 2) * read.token_bytes
+    runner = load(str(tmp_path), dtype=dtype, device="cpu", cache_tokens=tokens, budget=budget)
+    runner.open(0, (0,))
+    runner.reserve(0, tokens)
+    assert budget.total - budget.free == tokens * kept.token_bytes
+    moved = {operator.name: operator.bytes for operator in operators(kept, Work(context=180, rows=2))}
+    assert moved["attention"] == (180 + 2 + 2) * kept.token_bytes
 
 
 def test_weights_are_read_once_however_many_rows_there_are() -> None:

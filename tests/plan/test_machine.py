@@ -14,12 +14,12 @@ from parlay.types import ParlayError
 from tests.plan.conftest import TINY, WORKS
 
 
-def test_forwards_and_engine_steps_of_random_decoders_make_a_machine(tmp_path: Path) -> None:
+def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     """Of the native decoder, loaded as a checkpoint is; where it ran is written down."""
     lines: list[str] = []
     made = calibrate_here("float32", "cpu", shapes=(TINY,), works=WORKS, log=lines.append)
     assert {sample.work for sample in made.samples} == set(WORKS)
-    assert {(sample.shape.weight_bytes, sample.shape.kv_bytes) for sample in made.samples} == {(4, 4)}
+    assert {sample.shape for sample in made.samples} == {TINY}
     assert made.machine.step(1) > 0
     assert made.machine.forward(TINY, Work(context=16)) > 0
     assert {"device", "processor", "dtype", "threads", "kernels", "torch", "date"} <= made.provenance.keys()
@@ -27,11 +27,14 @@ def test_forwards_and_engine_steps_of_random_decoders_make_a_machine(tmp_path: P
     assert lines[-1] == "timing steps of the engine"
 
 
-def test_a_shape_is_the_config_it_came_from(tmp_path: Path) -> None:
-    config = config_of(TINY, max_context=128)
-    assert shape_of(config, "float32", on_cpu=True) == TINY
-    assert shape_of(config, "bfloat16", on_cpu=True).kv_bytes == 4  # exact attention works in float32
-    assert shape_of(config, "bfloat16", on_cpu=False).kv_bytes == 2
+def test_a_shape_is_the_config_it_came_from() -> None:
+    assert shape_of(config_of(TINY, max_context=128), weight_bytes=4, kv_bytes=4) == TINY
+
+
+def test_eight_bits_are_one_byte() -> None:
+    made = calibrate_here("float32", "cpu", shapes=(TINY,), works=WORKS, quantize="int8")
+    assert {sample.shape.weight_bytes for sample in made.samples} == {1}
+    assert (made.provenance["weights"], made.provenance["dtype"]) == ("int8", "float32")
 
 
 def test_a_folder_with_config_json_alone_is_enough(config_only: Path) -> None:

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument("--dtype", default="auto", help="of the weights: auto, float32, bfloat16 or float16")
+    parser.add_argument("--quantize", choices=("int8",), help="weights in eight bits, on this machine")
     where = parser.add_argument_group("machine", "this one, as calibrated, unless a device is named")
     where.add_argument("--device", metavar="NAME", help=f"one of {', '.join(DEVICES)}")
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
@@ -59,34 +60,44 @@ def run(options: argparse.Namespace) -> int:
     from parlay.plan.strategies import compared, plan, read_acceptance
 
     acceptance = read_acceptance(options.acceptance)
-    ground = _ground(options)
-    names = compared(options.strategy or (), DEFAULT_STRATEGY, ground.models)
-    plans = [plan(name, ground.models, acceptance) for name in names]
+    ground = _table_device(options) if options.device else _this_machine(options)
+    models = _models(options, ground)
+    names = compared(options.strategy or (), DEFAULT_STRATEGY, models)
+    plans = [plan(name, models, acceptance) for name in names]
     cases = [
-        case(ground.machine, ground.models.target, context=context, batch=batch, rows=rows, plans=plans)
+        case(ground.machine, models.target, context=context, batch=batch, rows=rows, plans=plans)
         for context in contexts
         for batch in batches
     ]
     if options.json:
-        print(json.dumps(_document(options.model, ground, cases), indent=2))
+        print(json.dumps(_document(options.model, models, ground, cases), indent=2))
     else:
-        print("\n\n".join([_header(options.model, ground), *map(_tables, cases)]))
+        size = models.target.parameters / 1e6
+        header = f"{options.model}: {size:,.0f} million parameters in {ground.weights}. Modelled for {ground.source}."
+        print("\n\n".join([header, *map(_tables, cases)]))
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """What predictions stand on; ``source`` says where the machine's constants come from."""
+    """What predictions stand on.
+
+    ``source`` says where the machine's constants come from. ``weights`` is the type in which weights are kept, the
+    bytes are those of one of them and of one number of a key or value.
+    """
 
     machine: Machine
-    models: Models
-    dtype: str
     source: str
+    weights: str
+    weight_bytes: int
+    kv_bytes: int
 
 
 def _check_machine_flags(options: argparse.Namespace) -> None:
     if options.device and (options.calibrate or options.calibration):
         raise ValueError("--device names a machine that is not measured: leave out --calibrate and --calibration")
+    if options.device and options.quantize:
+        raise ValueError("--quantize is for this machine: on a --device weights are kept as they are")
     if options.device:
         known_machine(options.device, "bfloat16")  # a wrong name is said before a model is looked for
 
@@ -104,72 +115,96 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
 # ---------------------------------------------------------------------------------------------------------- machine
 
 
-def _ground(options: argparse.Namespace) -> _Ground:
+def _models(options: argparse.Namespace, ground: _Ground) -> Models:
+    """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
     from parlay.plan.machine import read_model, shape_of
     from parlay.plan.strategies import Models
     from parlay.strategies import BUILT_IN_DRAFTS
 
-    config = read_model(options.model)
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
-    if options.device:
-        dtype = options.dtype if options.dtype != "auto" else "bfloat16"
-        machine, on_cpu = known_machine(options.device, dtype), False
-        source = (
-            f"device {options.device.lower()} by its maker's figures, taken to reach {BANDWIDTH_SHARE:.0%} of its "
-            f"bandwidth and {RATE_SHARE:.0%} of its arithmetic; nothing was measured"
-        )
-    else:
-        machine, dtype, on_cpu, source = _measured(options)
-    draft_shape = shape_of(read_model(draft), dtype, on_cpu=on_cpu) if draft else None
-    return _Ground(machine, Models(shape_of(config, dtype, on_cpu=on_cpu), draft_shape), dtype, source)
+    target, *drafts = [
+        shape_of(read_model(name), weight_bytes=ground.weight_bytes, kv_bytes=ground.kv_bytes)
+        for name in (options.model, draft)
+        if name
+    ]
+    return Models(target, *drafts)
 
 
-def _measured(options: argparse.Namespace) -> tuple[Machine, str, bool, str]:
-    """Constants of this machine, by a measurement made now or before."""
+def _table_device(options: argparse.Namespace) -> _Ground:
+    """A device of the table."""
+    from parlay.plan.machine import bytes_of
+
+    weights = options.dtype if options.dtype != "auto" else "bfloat16"
+    source = (
+        f"device {options.device.lower()} by its maker's figures, taken to reach {BANDWIDTH_SHARE:.0%} of its "
+        f"bandwidth and {RATE_SHARE:.0%} of its arithmetic; nothing was measured"
+    )
+    size = bytes_of(weights)
+    return _Ground(known_machine(options.device, weights), source, weights, size, size)
+
+
+def _this_machine(options: argparse.Namespace) -> _Ground:
+    """By a measurement made now or before."""
     from parlay.cost.calibrate import load
-    from parlay.plan.machine import calibrate_here, calibration_path, dtype_here
 
-    wanted = options.dtype
-    if options.calibration is None and wanted == "auto":
-        wanted = dtype_here(options.model)
-    path: Path = options.calibration or calibration_path(wanted)
-    if options.calibrate:
-        measured = calibrate_here(wanted, log=lambda line: print(line, file=sys.stderr))
-        measured.save(path)
-        print(f"calibration kept in {path}", file=sys.stderr)
-    elif options.calibration is None and not path.is_file():
-        raise ValueError(
-            f"this machine is not calibrated for {wanted}: run with --calibrate (a minute), or name one of the known "
-            f"devices with --device: {', '.join(DEVICES)}"
-        )
+    weights = _wanted_weights(options)
+    path = _calibration_file(options, weights)
     calibration = load(path)
     origin = calibration.provenance
-    if wanted not in ("auto", origin["dtype"]):
-        raise ValueError(f"{path} was measured in {origin['dtype']}, not in {wanted}: calibrate with --dtype {wanted}")
+    if weights not in ("auto", origin["weights"]):
+        raise ValueError(f"{path} was measured for {origin['weights']} weights, not {weights}: calibrate for these too")
     source = (
-        f"{origin['processor']}, {origin['threads']} threads, {origin['dtype']}, calibrated {origin['date']} "
+        f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
         f"(median error of the fit {calibration.median_error:.0%}) in {path}"
     )
-    return calibration.machine, str(origin["dtype"]), origin["device"] == "cpu", source
+    sizes = int(origin["weight_bytes"]), int(origin["kv_bytes"])
+    return _Ground(calibration.machine, source, str(origin["weights"]), *sizes)
+
+
+def _wanted_weights(options: argparse.Namespace) -> str:
+    """The type of the weights; ``auto``: as the named calibration says."""
+    from parlay.plan.machine import dtype_here
+
+    if options.quantize:
+        return str(options.quantize)
+    found = options.calibration is not None and not options.calibrate
+    return dtype_here(options.model) if options.dtype == "auto" and not found else str(options.dtype)
+
+
+def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
+    """Where the calibration is, made first if that is asked for."""
+    from parlay.plan import machine
+
+    path: Path = options.calibration or machine.calibration_path(weights)
+    if options.calibrate:
+        dtype = machine.dtype_here(options.model) if options.dtype == "auto" else options.dtype
+        measured = machine.calibrate_here(dtype, quantize=options.quantize, log=_say)
+        measured.save(path)
+        _say(f"calibration kept in {path}")
+    elif options.calibration is None and not path.is_file():
+        raise ValueError(
+            f"this machine is not calibrated for {weights}: run with --calibrate (a minute), or name one of the known "
+            f"devices with --device: {', '.join(DEVICES)}"
+        )
+    return path
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------- output
 
 
-def _document(model: str, ground: _Ground, cases: Sequence[Case]) -> dict[str, object]:
+def _document(model: str, models: Models, ground: _Ground, cases: Sequence[Case]) -> dict[str, object]:
     return {
         "model": model,
-        "parameters": ground.models.target.parameters,
-        "dtype": ground.dtype,
+        "parameters": models.target.parameters,
+        "weights": ground.weights,
         "machine": {"source": ground.source, **asdict(ground.machine)},
         "modelled": True,
         "cases": [asdict(each) for each in cases],
     }
-
-
-def _header(model: str, ground: _Ground) -> str:
-    size = ground.models.target.parameters / 1e6
-    return f"{model}: {size:,.0f} million parameters in {ground.dtype}. Modelled for {ground.source}."
 
 
 def _tables(case: Case) -> str:

@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from statistics import median
 import torch
 
 from parlay import __version__, models
+from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, with_engine
 from parlay.cost.measured import MeasuredCost
 from parlay.cost.roofline import Shape, Work
@@ -26,16 +28,23 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing.random_decoder import save_decoder
 from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _ENGINE_BATCHES = (1, 8)
 _ENGINE_TOKENS = 48
 Log = Callable[[str], None]
 
 
-def calibration_path(dtype: str, cache: Path | None = None) -> Path:
-    """Where this machine's calibration is kept unless told otherwise: in the user's cache folder."""
-    home = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "parlay" / f"calibration-{dtype}.json"
+def calibration_path(weights: str) -> Path:
+    """Where this machine's calibration for ``weights`` of that type is kept unless told otherwise."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "parlay" / f"calibration-{weights}.json"
+
+
+def bytes_of(weights: str) -> int:
+    """Of one weight. Raises ValueError for a type that is not known."""
+    if weights not in _BYTES:
+        raise ValueError(f"dtype {weights!r} is not known: use one of {', '.join(_BYTES)}")
+    return _BYTES[weights]
 
 
 def read_model(model: str) -> DecoderConfig:
@@ -53,13 +62,8 @@ def dtype_here(model: str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def shape_of(config: DecoderConfig, dtype: str, *, on_cpu: bool) -> Shape:
-    """What the cost model wants to know of a decoder whose weights are kept in ``dtype``.
-
-    On CPUs keys and values are kept in at least float32, for exact attention.
-    """
-    if dtype not in _BYTES:
-        raise ValueError(f"dtype {dtype!r} is not known: use one of {', '.join(_BYTES)}")
+def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> Shape:
+    """What the cost model wants to know of a decoder, and in how many bytes its numbers are kept."""
     return Shape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -68,8 +72,8 @@ def shape_of(config: DecoderConfig, dtype: str, *, on_cpu: bool) -> Shape:
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        weight_bytes=_BYTES[dtype],
-        kv_bytes=max(_BYTES[dtype], 4) if on_cpu else _BYTES[dtype],
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
         tie_embeddings=config.tie_embeddings,
     )
 
@@ -91,13 +95,22 @@ def config_of(shape: Shape, max_context: int) -> DecoderConfig:
     )
 
 
-def open_random(shape: Shape, dtype: str, device: str, *, max_context: int, cache_tokens: int) -> tuple[Runner, Shape]:
-    """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps."""
-    config = config_of(shape, max_context)
+def open_random(
+    shape: Shape, dtype: str, device: str, *, max_context: int, cache_tokens: int, quantize: str | None = None
+) -> tuple[Runner, Shape]:
+    """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
+
+    Kernels choose in which type keys and values are cached, so that is read off the memory that the cache takes.
+    """
+    budget = Budget(None)
     with tempfile.TemporaryDirectory() as folder:
-        save_decoder(config, Path(folder))
-        runner = models.load(folder, dtype=dtype, device=device, cache_tokens=cache_tokens)
-    return runner, shape_of(config, runner.spec.dtype, on_cpu=runner.spec.device == "cpu")
+        save_decoder(config_of(shape, max_context), Path(folder))
+        runner = models.load(
+            folder, dtype=dtype, device=device, cache_tokens=cache_tokens, budget=budget, quantize=quantize
+        )
+    numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * runner.capacity()
+    weight_bytes = bytes_of(quantize or runner.spec.dtype)
+    return runner, replace(shape, weight_bytes=weight_bytes, kv_bytes=budget.total // numbers)
 
 
 def calibrate_here(
@@ -106,11 +119,12 @@ def calibrate_here(
     *,
     shapes: Sequence[Shape] = SHAPES,
     works: Sequence[Work] = WORKS,
+    quantize: str | None = None,
     log: Log = lambda line: None,
 ) -> Calibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
-    ``dtype`` and ``device`` are those of `parlay.models.load`. ``log`` is told what is under way.
+    ``dtype``, ``device`` and ``quantize`` are those of `parlay.models.load`. ``log`` is told what is under way.
     """
     longest = max(work.context + work.rows for work in works)
     room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
@@ -119,10 +133,9 @@ def calibrate_here(
     def open_runner(shape: Shape) -> tuple[Runner, Shape]:
         log(f"timing forwards of {shape.parameters / 1e6:.0f} million parameters")
         opened[:] = []  # its memory is needed for the next one
-        runner, kept = open_random(shape, dtype, device, max_context=longest, cache_tokens=room)
+        runner, kept = open_random(shape, dtype, device, max_context=longest, cache_tokens=room, quantize=quantize)
         opened.append(runner)
-        if not provenance:
-            provenance.update(_provenance(runner))
+        provenance.update(_provenance(runner, kept), weights=quantize or runner.spec.dtype)
         return runner, kept
 
     provenance: dict[str, str | int] = {}
@@ -131,11 +144,13 @@ def calibrate_here(
     return with_engine(calibration, *engine_seconds(opened[-1]))
 
 
-def _provenance(runner: Runner) -> dict[str, str | int]:
+def _provenance(runner: Runner, kept: Shape) -> dict[str, str | int]:
     return {
         "device": runner.spec.device,
         "processor": _processor(runner.spec.device),
         "dtype": runner.spec.dtype,
+        "weight_bytes": kept.weight_bytes,
+        "kv_bytes": kept.kv_bytes,
         "threads": torch.get_num_threads(),
         "kernels": runner.spec.kernels,
         "parlay": __version__,
