@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.cost.roofline import Machine, Shape, Work
+from parlay.cost.roofline import Machine, Overheads, Shape, Work
 from parlay.cost.speed import Plan, Setting, best_tree, choose, crossover, predict
 from tests.cost.test_roofline import MACHINE, SHAPE
 
@@ -69,13 +69,16 @@ def test_chances_that_are_none_are_refused(ranks: tuple[float, ...]) -> None:
 
 
 def test_speed_is_tokens_over_verify_drafting_and_the_engine() -> None:
-    machine = replace(MACHINE, step_seconds=2e-4, sequence_seconds=1e-5)
+    engine = Overheads(step=2e-4, sequence=1e-5, drafted=2e-5, node=1e-6, level=3e-4, level_sequence=4e-5)
+    machine = replace(MACHINE, engine=engine)
     here = setting(batch=4, machine=machine)
     speed = predict(here, Plan(name="drafts", nodes=3, ranks=(0.6,), drafter=SMALL, adapts=False))
     verify = machine.forward(SHAPE, Work(batch=4, rows=4, context=256))
-    draft = 3 * machine.forward(SMALL, Work(batch=4, context=256))
+    draft = 3 * (machine.forward(SMALL, Work(batch=4, context=256)) + 3e-4 + 4 * 4e-5)
     tokens = (1 - 0.6**4) / 0.4
-    assert speed.step_seconds == pytest.approx(verify + draft + 2.4e-4)
+    assert speed.step_seconds == pytest.approx(verify + draft + 2e-4 + 4 * (1e-5 + 2e-5 + 3 * 1e-6))
+    plain = predict(here, Plan(name="none"))
+    assert plain.step_seconds == pytest.approx(plain.verify_seconds + 2e-4 + 4 * 1e-5)
     assert speed.tokens_per_second == pytest.approx(4 * tokens / speed.step_seconds)
 
 

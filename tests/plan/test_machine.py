@@ -20,7 +20,9 @@ def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     made = calibrate_here("float32", "cpu", shapes=(TINY,), works=WORKS, log=lines.append)
     assert {sample.work for sample in made.samples} == set(WORKS)
     assert {sample.shape for sample in made.samples} == {TINY}
-    assert made.machine.step(1) > 0
+    engine = made.machine.engine
+    assert 0 < engine.of_step(1) <= engine.of_step(4) <= engine.of_step(4, 16)
+    assert engine.of_level(8) >= engine.of_level(1) >= 0
     assert made.machine.forward(TINY, Work(context=16)) > 0
     assert {"device", "processor", "dtype", "threads", "kernels", "torch", "date"} <= made.provenance.keys()
     assert (made.provenance["device"], made.provenance["dtype"]) == ("cpu", "float32")

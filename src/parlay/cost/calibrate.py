@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.cost.fitting import Sample, fit, median_error
-from parlay.cost.roofline import Machine, Shape, Work
+from parlay.cost.roofline import Machine, Overheads, Shape, Work
 from parlay.types import ParlayError, Runner, Segment
 
 FORMAT = 1
@@ -90,12 +90,17 @@ def load(path: Path) -> Calibration:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: calibrate anew")
-        machine = Machine(**{name: float(value) for name, value in content["machine"].items()})
+        machine = _machine(content["machine"])
         return Calibration(machine, content["provenance"], tuple(map(_sample, content["samples"])))
     except OSError as error:
         raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ParlayError(f"{path} is no calibration: make one with parlay plan --calibrate") from None
+
+
+def _machine(fields: Mapping[str, Any]) -> Machine:
+    engine = Overheads(**{name: float(value) for name, value in fields["engine"].items()})
+    return Machine(**{name: float(value) for name, value in fields.items() if name != "engine"}, engine=engine)
 
 
 def _sample(fields: Mapping[str, Any]) -> Sample:
@@ -120,10 +125,9 @@ def calibrate(
     return Calibration(fit(samples), provenance, tuple(samples))
 
 
-def with_engine(calibration: Calibration, step: float, sequence: float) -> Calibration:
+def with_engine(calibration: Calibration, engine: Overheads) -> Calibration:
     """The same with what a step of the engine takes besides its forwards."""
-    machine = replace(calibration.machine, step_seconds=step, sequence_seconds=sequence)
-    return replace(calibration, machine=machine)
+    return replace(calibration, machine=replace(calibration.machine, engine=engine))
 
 
 def measure(

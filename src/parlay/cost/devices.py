@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from parlay.cost.roofline import Machine
+from parlay.cost.roofline import Machine, Overheads
 
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
 """Assumed: what good kernels reach of a maker's figures."""
 _LAUNCH_SECONDS = 5e-6
 _LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
 """Assumed: operators that are started one by one, without graphs, per layer, per sequence in a layer, per forward."""
-_STEP_SECONDS, _SEQUENCE_SECONDS = 2.5e-4, 5e-5
+_ENGINE = Overheads(step=2.5e-4, sequence=5e-5, drafted=5e-5, node=5e-6, level=2e-4, level_sequence=5e-5)
 """Assumed: the engine's own part of a step."""
 
 _WIDE = "float32", "float64"
@@ -77,6 +77,5 @@ def machine(name: str, dtype: str) -> Machine:
         layer_seconds=_LAYER_LAUNCHES * _LAUNCH_SECONDS,
         attend_seconds=_ATTEND_LAUNCHES * _LAUNCH_SECONDS,
         forward_seconds=_FORWARD_LAUNCHES * _LAUNCH_SECONDS,
-        step_seconds=_STEP_SECONDS,
-        sequence_seconds=_SEQUENCE_SECONDS,
+        engine=_ENGINE,
     )

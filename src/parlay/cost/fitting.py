@@ -71,7 +71,7 @@ class _Try:
     @staticmethod
     def of(samples: Sequence[Sample], linear: float, attention: float) -> _Try:
         matrix = np.array([_row(sample, linear, attention) for sample in samples])
-        seconds = _nonnegative(matrix, np.ones(len(samples)))
+        seconds = nonnegative(matrix, np.ones(len(samples)))
         return _Try(linear, attention, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
 
     def machine(self) -> Machine:
@@ -112,7 +112,7 @@ def _row(sample: Sample, linear: float, attention: float) -> list[float]:
     return [number / sample.seconds for number in (*busy.values(), *starts)]
 
 
-def _nonnegative(matrix: Array, target: Array) -> Array:
+def nonnegative(matrix: Array, target: Array) -> Array:
     """Least squares without negative numbers, by active sets (Lawson and Hanson 1974)."""
     scale = np.linalg.norm(matrix, axis=0)
     scaled = matrix / scale

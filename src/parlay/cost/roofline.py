@@ -123,12 +123,35 @@ def moved_bytes(shape: Shape, work: Work) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Seconds that the engine takes in a step besides forwards.
+
+    Once (``step``), for each sequence, more for one with a draft (``drafted``) and for each of its nodes; and for each
+    forward of a model that drafts (``level``), with more for each sequence in it (``level_sequence``).
+    """
+
+    step: float = 0.0
+    sequence: float = 0.0
+    drafted: float = 0.0
+    node: float = 0.0
+    level: float = 0.0
+    level_sequence: float = 0.0
+
+    def of_step(self, batch: int, nodes: int = 0) -> float:
+        """Of a step in which every sequence drafts so many nodes."""
+        return self.step + batch * (self.sequence + (self.drafted + self.node * nodes if nodes else 0.0))
+
+    def of_level(self, batch: int) -> float:
+        """Of one forward of a model that drafts for so many sequences."""
+        return self.level + batch * self.level_sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """What a machine reaches in a forward: bytes and FLOPs per second by kind of operator, and seconds besides.
 
     ``layer_seconds`` is the starting of a layer's operators, ``attend_seconds`` that of one path's attention in one
-    layer, ``forward_seconds`` what is left of a forward. A step of the engine takes ``step_seconds`` besides its
-    forwards, and ``sequence_seconds`` more for each sequence.
+    layer, ``forward_seconds`` what is left of a forward.
     """
 
     bandwidth: float
@@ -139,8 +162,7 @@ class Machine:
     layer_seconds: float
     attend_seconds: float
     forward_seconds: float
-    step_seconds: float = 0.0
-    sequence_seconds: float = 0.0
+    engine: Overheads = Overheads()
 
     def forward(self, shape: Shape, work: Work) -> float:
         """Seconds of one forward."""
@@ -157,10 +179,6 @@ class Machine:
             for begin in range(0, tokens, chunk)
         ]
         return batch * sum(self.forward(shape, work) for work in works)
-
-    def step(self, batch: int) -> float:
-        """Seconds of the engine itself in a step of so many sequences."""
-        return self.step_seconds + self.sequence_seconds * batch
 
     def _seconds(self, operator: Operator) -> float:
         bandwidth, rate = {

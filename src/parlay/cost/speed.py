@@ -130,8 +130,9 @@ def _speed(setting: Setting, plan: Plan, tree: Tree) -> Speed:
     if plan.drafter is not None and tree.nodes:
         width = max(1, round(tree.nodes / tree.depth))
         level = Work(batch=setting.batch, rows=width, context=setting.context, leaves=width)
-        draft = tree.depth * setting.machine.forward(plan.drafter, level)
-    step = draft + verify + setting.machine.step(setting.batch)
+        seconds = setting.machine.forward(plan.drafter, level) + setting.machine.engine.of_level(setting.batch)
+        draft = tree.depth * seconds
+    step = draft + verify + setting.machine.engine.of_step(setting.batch, tree.nodes)
     return Speed(
         name=plan.name,
         nodes=tree.nodes,

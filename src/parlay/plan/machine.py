@@ -10,27 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from parlay import __version__, models
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, with_engine
-from parlay.cost.measured import MeasuredCost
 from parlay.cost.roofline import Shape, Work
-from parlay.engine import Engine
 from parlay.models.config import DecoderConfig, read_config
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import resolve_config
-from parlay.router.policies import Plain
-from parlay.sampling.rules import SharedNoise
+from parlay.plan.overheads import engine_overheads
 from parlay.testing.random_decoder import save_decoder
-from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
+from parlay.types import Runner
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-_ENGINE_BATCHES = (1, 8)
-_ENGINE_TOKENS = 48
+_LEAST_CONTEXT = 128
 Log = Callable[[str], None]
 
 
@@ -126,7 +121,7 @@ def calibrate_here(
 
     ``dtype``, ``device`` and ``quantize`` are those of `parlay.models.load`. ``log`` is told what is under way.
     """
-    longest = max(work.context + work.rows for work in works)
+    longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
     room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
     opened: list[Runner] = []
 
@@ -139,9 +134,10 @@ def calibrate_here(
         return runner, kept
 
     provenance: dict[str, str | int] = {}
-    calibration = calibrate(open_runner, provenance, shapes=shapes, works=works)
+    smallest_last = sorted(shapes, key=lambda shape: shape.parameters, reverse=True)  # the engine is timed around it
+    calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works)
     log("timing steps of the engine")
-    return with_engine(calibration, *engine_seconds(opened[-1]))
+    return with_engine(calibration, engine_overheads(opened[-1]))
 
 
 def _provenance(runner: Runner, kept: Shape) -> dict[str, str | int]:
@@ -169,25 +165,3 @@ def _processor(device: str) -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def engine_seconds(runner: Runner) -> tuple[float, float]:
-    """What a step of plain greedy decoding takes besides its forward: for itself, and for each sequence."""
-    few, many = _ENGINE_BATCHES
-    alone, together = (_step_seconds(runner, batch) for batch in (few, many))
-    each = max(0.0, (together - alone) / (many - few))
-    return max(0.0, alone - few * each), each
-
-
-def _step_seconds(runner: Runner, batch: int) -> float:
-    engine = Engine(runner, MeasuredCost())
-    plain = Strategy("plain", None, SharedNoise(), Plain())
-    params = SamplingParams(temperature=0.0, max_tokens=_ENGINE_TOKENS, ignore_eos=True)
-    for number in range(batch):
-        engine.add(Request(id=str(number), prompt=(number, 1, 2), params=params, key=NoiseKey(0)), plain)
-    overheads: list[float] = []
-    while not engine.idle:
-        for event in engine.step():
-            if event.metrics is not None:
-                overheads.append(event.metrics.overhead_seconds / event.metrics.steps)
-    return median(overheads)
