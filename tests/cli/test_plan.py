@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from parlay.cost.calibrate import Calibration
+from parlay.cost.devices import machine as known_machine
+from parlay.cost.fitting import Sample
 from parlay.plan import machine
 from tests.cli.conftest import Cli
 from tests.plan.conftest import TINY, WORKS, config_only
@@ -125,7 +128,7 @@ MISTAKES = {
     "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
     "empty batch": (["--device", "h200", "--batch", ""], "--batch"),
     "acceptance": (["--device", "h200", "--acceptance", "2"], "--acceptance 2"),
-    "unknown strategy": (["--device", "h200", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
+    "unknown strategy": (["--calibrate", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
     "dtype": (["--device", "h200", "--dtype", "int3"], "int3"),
 }
 
@@ -144,3 +147,11 @@ def test_a_calibration_that_is_not_there_is_a_failure(cli: Cli, tmp_path: Path) 
     result = cli("plan", "--calibration", str(tmp_path / "none.json"))
     assert result.code == 1
     assert "can't read the calibration" in result.err
+
+
+def test_a_calibration_of_unknown_origin_is_a_failure(cli: Cli, tmp_path: Path) -> None:
+    sample = Sample(TINY, WORKS[0], 1.0)
+    Calibration(known_machine("l4", "float32"), {"device": "cpu"}, (sample,)).save(tmp_path / "found.json")
+    result = cli("plan", "--calibration", str(tmp_path / "found.json"))
+    assert result.code == 1
+    assert "does not say processor, threads" in result.err

@@ -55,11 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check_machine_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
-    from parlay.llm import DEFAULT_STRATEGY  # here, because these load torch
+    from parlay.drafters.catalogue import parse  # here, because these load torch
+    from parlay.llm import DEFAULT_STRATEGY
     from parlay.plan.report import case
     from parlay.plan.strategies import compared, plan, read_acceptance
 
     acceptance = read_acceptance(options.acceptance)
+    for text in options.strategy or ():
+        parse(text)  # a wrong name is said before a minute of calibration
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
     names = compared(options.strategy or (), DEFAULT_STRATEGY, models)
@@ -145,11 +148,11 @@ def _table_device(options: argparse.Namespace) -> _Ground:
 
 def _this_machine(options: argparse.Namespace) -> _Ground:
     """By a measurement made now or before."""
-    from parlay.cost.calibrate import load
+    from parlay.plan.machine import load_calibration
 
     weights = _wanted_weights(options)
     path = _calibration_file(options, weights)
-    calibration = load(path)
+    calibration = load_calibration(path)
     origin = calibration.provenance
     if weights not in ("auto", origin["weights"]):
         raise ValueError(f"{path} was measured for {origin['weights']} weights, not {weights}: calibrate for these too")

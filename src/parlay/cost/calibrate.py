@@ -11,7 +11,7 @@ from typing import Any
 
 from parlay.cost.fitting import Sample, fit, median_error
 from parlay.cost.roofline import Machine, Overheads, Shape, Work
-from parlay.types import ParlayError, Runner, Segment
+from parlay.types import ParlayError, Runner, Segment, Tree
 
 FORMAT = 1
 """Of the file; a file of another format is refused."""
@@ -133,7 +133,7 @@ def with_engine(calibration: Calibration, engine: Overheads) -> Calibration:
 def measure(
     runner: Runner, works: Sequence[Work], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
 ) -> Iterator[tuple[Work, float]]:
-    """The least seconds of each work's forward: delays only ever add.
+    """The least seconds of each work's forward, a root and a chain below it: delays only ever add.
 
     Works of one context and batch take turns, so that a slow moment hits them alike, ``rounds`` times or until
     ``seconds`` are over. All rows ask for logits.
@@ -182,8 +182,9 @@ def _take_turns(runner: Runner, works: Sequence[Work], rounds: int, seconds: flo
 
 
 def _time_forward(runner: Runner, work: Work) -> float:
-    tokens = tuple(row % runner.spec.vocab_size for row in range(work.rows))
-    segments = [Segment(sequence, tokens) for sequence in range(work.batch)]
+    drafted = tuple(node % runner.spec.vocab_size for node in range(work.rows - 1))
+    chain = Tree(drafted, tuple(range(-1, len(drafted) - 1)))
+    segments = [Segment(sequence, (0,), chain) for sequence in range(work.batch)]
     start = time.perf_counter()
     out = runner.forward(segments)
     out.logits_RV[-1, 0].item()  # waits for devices that run on their own

@@ -15,17 +15,19 @@ import torch
 
 from parlay import __version__, models
 from parlay.cache import Budget
-from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, with_engine
+from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
 from parlay.cost.roofline import Shape, Work
 from parlay.models.config import DecoderConfig, read_config
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import resolve_config
 from parlay.plan.overheads import engine_overheads
 from parlay.testing.random_decoder import save_decoder
-from parlay.types import Runner
+from parlay.types import ParlayError, Runner
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _LEAST_CONTEXT = 128
+_TOLD = ("device", "processor", "threads", "date", "weights", "weight_bytes", "kv_bytes")
+"""What a calibration must say of its origin for plans to rest on it."""
 Log = Callable[[str], None]
 
 
@@ -138,6 +140,15 @@ def calibrate_here(
     calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works)
     log("timing steps of the engine")
     return with_engine(calibration, engine_overheads(opened[-1]))
+
+
+def load_calibration(path: Path) -> Calibration:
+    """A file that `calibrate_here` made. Raises ParlayError with one line for anything else."""
+    calibration = load(path)
+    missing = [name for name in _TOLD if name not in calibration.provenance]
+    if missing:
+        raise ParlayError(f"{path} does not say {', '.join(missing)}: make a calibration with parlay plan --calibrate")
+    return calibration
 
 
 def _provenance(runner: Runner, kept: Shape) -> dict[str, str | int]:
