@@ -25,6 +25,9 @@ MACHINE = Machine(
     layer_seconds=8e-5,
     attend_seconds=4e-5,
     forward_seconds=3e-4,
+    cached_bandwidth=6e10,
+    cached_rate=3e11,
+    cache_bytes=32e6,
 )
 ENGINE = Overheads(step=1e-4, sequence=2e-5, node=1e-6, level=3e-4)
 TINY = Shape(
@@ -52,7 +55,7 @@ def synthetic(machine: Machine, shapes: Sequence[Shape] = SHAPES, noise: float =
 
 def test_it_recovers_the_constants_from_synthetic_times() -> None:
     """Each within some percent, what is predicted within a tenth of one."""
-    found = fit(synthetic(MACHINE))
+    found = fit(synthetic(MACHINE), MACHINE.cache_bytes)
     assert median_error(found, synthetic(MACHINE)) < 1e-3
     known = asdict(MACHINE)
     for name, value in asdict(found).items():
@@ -62,7 +65,7 @@ def test_it_recovers_the_constants_from_synthetic_times() -> None:
 
 def test_shapes_that_were_not_fitted_are_predicted_too() -> None:
     """Under noise that only ever adds, as delays do."""
-    found = fit(synthetic(MACHINE, noise=0.15))
+    found = fit(synthetic(MACHINE, noise=0.15), MACHINE.cache_bytes)
     others = [
         replace(SHAPES[0], num_layers=8),
         replace(SHAPES[1], hidden_size=768, num_heads=12, num_kv_heads=4, num_layers=12),
@@ -73,10 +76,18 @@ def test_shapes_that_were_not_fitted_are_predicted_too() -> None:
 def test_a_machine_without_some_cost_is_found_without_it() -> None:
     """No number turns negative to make up for another."""
     free = replace(MACHINE, layer_seconds=0.0, attend_seconds=0.0)
-    found = fit(synthetic(free, noise=0.02))
+    found = fit(synthetic(free, noise=0.02), MACHINE.cache_bytes)
     assert found.layer_seconds < 1e-5
     assert min(value for name, value in asdict(found).items() if name != "engine") >= 0
     assert median_error(found, synthetic(free)) < 0.03
+
+
+def test_where_all_weights_come_from_one_place_the_other_is_taken_to_be_as_fast() -> None:
+    """Small shapes alone say nothing of memory, large ones nothing of the cache."""
+    for shapes, known in ((SHAPES[:1], "cached_bandwidth"), (SHAPES[1:], "bandwidth")):
+        found = fit(synthetic(MACHINE, shapes), MACHINE.cache_bytes)
+        assert found.bandwidth == found.cached_bandwidth
+        assert found.bandwidth == pytest.approx(asdict(MACHINE)[known], rel=0.1)
 
 
 def test_too_few_samples_are_refused() -> None:

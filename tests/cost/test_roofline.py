@@ -127,6 +127,13 @@ def test_a_forward_is_bound_by_memory_first_and_by_arithmetic_later() -> None:
     assert more > 1.9 * many
 
 
+def test_a_model_that_fits_into_the_cache_is_read_from_there() -> None:
+    cached = replace(MACHINE, cached_bandwidth=1e11, cached_rate=MACHINE.rate, cache_bytes=SHAPE.read_bytes)
+    assert cached.forward(SHAPE, Work()) < MACHINE.forward(SHAPE, Work())
+    larger = replace(SHAPE, num_layers=5)
+    assert cached.forward(larger, Work()) == MACHINE.forward(larger, Work())
+
+
 def test_prefill_is_the_sum_of_its_chunks() -> None:
     chunks = [Work(rows=512, logits=0), Work(rows=88, context=512, logits=1)]
     assert MACHINE.prefill(SHAPE, 600) == pytest.approx(sum(MACHINE.forward(SHAPE, work) for work in chunks))

@@ -9,7 +9,7 @@ import pytest
 
 from parlay.cost.roofline import Work
 from parlay.models.loading import resolve_config
-from parlay.plan.machine import calibrate_here, calibration_path, config_of, read_model, shape_of
+from parlay.plan.machine import cache_bytes, calibrate_here, calibration_path, config_of, read_model, shape_of
 from parlay.types import ParlayError
 from tests.plan.conftest import TINY, WORKS
 
@@ -50,6 +50,14 @@ def test_what_is_no_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(ParlayError, match="MambaForCausalLM"):
         read_model(str(tmp_path))
+
+
+def test_the_largest_cache_is_told_by_the_system_or_assumed(tmp_path: Path) -> None:
+    for index, size in enumerate(("48K", "1024K", "32768K", "?")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert cache_bytes(tmp_path) == 32 << 20
+    assert cache_bytes(tmp_path / "nowhere") == 16 << 20
 
 
 def test_calibrations_are_kept_in_the_cache_folder_by_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

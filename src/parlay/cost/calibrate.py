@@ -113,8 +113,9 @@ def calibrate(
     *,
     shapes: Sequence[Shape] = SHAPES,
     works: Sequence[Work] = WORKS,
+    cache_bytes: float = 0.0,
 ) -> Calibration:
-    """Time the works on a runner of each shape and fit the machine.
+    """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
 
     ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
     """
@@ -122,7 +123,7 @@ def calibrate(
     for wanted in shapes:
         runner, shape = open_runner(wanted)
         samples += [Sample(shape, work, seconds) for work, seconds in measure(runner, works)]
-    return Calibration(fit(samples), provenance, tuple(samples))
+    return Calibration(fit(samples, cache_bytes), provenance, tuple(samples))
 
 
 def with_engine(calibration: Calibration, engine: Overheads) -> Calibration:

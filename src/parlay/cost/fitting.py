@@ -1,13 +1,14 @@
 """From timed forwards to the constants of a `Machine`.
 
-For a given ratio of arithmetic to bandwidth each operator's maximum is decided, and a forward's time is linear in the
-inverse of the bandwidths and in the seconds of starting. So the ratios are searched on a grid, of linear layers and of
-attention, and the rest is least squares without negative numbers, of relative errors.
+For given ratios of arithmetic to bandwidth each operator's maximum is decided, and a forward's time is linear in the
+inverse of the bandwidths and in the seconds of starting. So the ratios are searched on a grid, of linear layers from
+memory, from the cache, and of attention, and the rest is least squares without negative numbers, of relative errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from parlay.cost.roofline import Machine, Shape, Work, operators
 
 Array = NDArray[np.float64]
+Ratios = tuple[float, float, float]
+"""FLOPs per byte at which arithmetic is as busy as memory: linear layers from memory, from the cache, attention."""
 
 _FEWEST = 8
-_RATIOS = tuple(2.0**power for power in range(-2, 11))
-"""FLOPs per byte at which a machine's arithmetic and its memory are equally busy."""
-_REFINED, _ZOOM = 12, 0.5
+_RATIOS = tuple(4.0**power for power in range(-1, 6))
+_REFINED = 14
 _NEVER = 1e-18
 """Seconds per byte where nothing was left to explain: that part is taken to be free."""
 
@@ -35,19 +37,27 @@ class Sample:
     seconds: float
 
 
-def fit(samples: Sequence[Sample]) -> Machine:
-    """The machine that explains the samples best. The engine's own seconds are not among what it finds.
+def fit(samples: Sequence[Sample], cache_bytes: float = 0.0) -> Machine:
+    """The machine with that much cache which explains the samples best; the engine's seconds are not among them.
 
     Raises ValueError for too few samples.
     """
     if len(samples) < _FEWEST:
         raise ValueError(f"{len(samples)} timed forwards are too few to fit a machine: give at least {_FEWEST}")
-    best = min((_Try.of(samples, linear, attention) for linear in _RATIOS for attention in _RATIOS), key=_loss)
+    counted = _Counted.of(samples, cache_bytes)
+    best = min((counted.solve(ratios) for ratios in itertools.product(_RATIOS, _RATIOS, _RATIOS)), key=_loss)
     spread = _RATIOS[1] / _RATIOS[0]
     for _ in range(_REFINED):
-        spread **= _ZOOM
-        best = min(_around(samples, best, spread), key=_loss)
-    return best.machine()
+        spread **= 0.6
+        factors = (1 / spread, 1.0, spread)
+        steps = itertools.product(factors, factors, factors)
+        best = min((counted.solve(_scaled(best.ratios, step)) for step in steps), key=_loss)
+    return best.machine(cache_bytes)
+
+
+def _scaled(ratios: Ratios, step: Ratios) -> Ratios:
+    linear, cached, attention = (ratio * factor for ratio, factor in zip(ratios, step, strict=True))
+    return linear, cached, attention
 
 
 def relative_errors(machine: Machine, samples: Sequence[Sample]) -> list[float]:
@@ -60,61 +70,95 @@ def median_error(machine: Machine, samples: Sequence[Sample]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
-    """Constants for one pair of ratios: seconds per byte of the three kinds, then of layer, attention and forward."""
+class _Solution:
+    """Constants for given ratios: seconds per byte of the four kinds, then of layer, attention and forward."""
 
-    linear: float
-    attention: float
+    ratios: Ratios
     seconds: Array
     loss: float
 
-    @staticmethod
-    def of(samples: Sequence[Sample], linear: float, attention: float) -> _Try:
-        matrix = np.array([_row(sample, linear, attention) for sample in samples])
-        seconds = nonnegative(matrix, np.ones(len(samples)))
-        return _Try(linear, attention, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
-
-    def machine(self) -> Machine:
-        linear, attention, vector = (max(float(each), _NEVER) for each in self.seconds[:3])
-        layer, attend, forward = (float(each) for each in self.seconds[3:])
+    def machine(self, cache_bytes: float) -> Machine:
+        linear, cached, attention, vector = (max(float(each), _NEVER) for each in self.seconds[:4])
+        reached = [(1 / each, ratio / each) for each, ratio in zip((linear, cached), self.ratios[:2], strict=True)]
+        if not self.seconds[1]:  # no sample fits into the cache: memory is taken to be as fast
+            reached[1] = reached[0]
+        elif not self.seconds[0]:
+            reached[0] = reached[1]
+        layer, attend, forward = (float(each) for each in self.seconds[4:])
         return Machine(
-            bandwidth=1 / linear,
-            rate=self.linear / linear,
+            bandwidth=reached[0][0],
+            rate=reached[0][1],
             attention_bandwidth=1 / attention,
-            attention_rate=self.attention / attention,
+            attention_rate=self.ratios[2] / attention,
             vector_bandwidth=1 / vector,
             layer_seconds=layer,
             attend_seconds=attend,
             forward_seconds=forward,
+            cached_bandwidth=reached[1][0],
+            cached_rate=reached[1][1],
+            cache_bytes=cache_bytes,
         )
 
 
-def _loss(one: _Try) -> float:
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The samples' operators, counted once: bytes and FLOPs ``[samples, operators]``, both over the sample's seconds.
+
+    ``members[kind, operator]`` is 1 where an operator is of that kind; ``cached`` tells the samples whose weights fit
+    into the cache, and ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, over seconds, too.
+    """
+
+    moved: Array
+    flops: Array
+    members: Mapping[str, Array]
+    cached: Array
+    starts: Array
+
+    @staticmethod
+    def of(samples: Sequence[Sample], cache_bytes: float) -> _Counted:
+        listed = [list(operators(sample.shape, sample.work)) for sample in samples]
+        seconds = np.array([[sample.seconds] for sample in samples])
+        starts = [
+            [sample.shape.num_layers, sample.shape.num_layers * sample.work.batch * sample.work.leaves, 1]
+            for sample in samples
+        ]
+        return _Counted(
+            moved=np.array([[operator.bytes for operator in each] for each in listed]) / seconds,
+            flops=np.array([[operator.flops for operator in each] for each in listed]) / seconds,
+            members={
+                kind: np.array([float(operator.kind == kind) for operator in listed[0]])
+                for kind in ("linear", "attention", "vector")
+            },
+            cached=np.array([float(sample.shape.read_bytes <= cache_bytes) for sample in samples]),
+            starts=np.array(starts) / seconds,
+        )
+
+    def solve(self, ratios: Ratios) -> _Solution:
+        """The best constants for these ratios."""
+        linear, cached, attention = ratios
+        columns = [
+            self._busy("linear", linear) * (1 - self.cached),
+            self._busy("linear", cached) * self.cached,
+            self._busy("attention", attention),
+            self._busy("vector", float("inf")),
+        ]
+        matrix = np.column_stack([*columns, self.starts])
+        seconds = nonnegative(matrix, np.ones(len(matrix)))
+        return _Solution(ratios, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
+
+    def _busy(self, kind: str, ratio: float) -> Array:
+        """What the seconds per byte of a kind are multiplied by, for each sample."""
+        return np.asarray(np.maximum(self.moved, self.flops / ratio) @ self.members[kind])
+
+
+def _loss(one: _Solution) -> float:
     return one.loss
-
-
-def _around(samples: Sequence[Sample], best: _Try, spread: float) -> Iterable[_Try]:
-    """The best try and its neighbours."""
-    yield best
-    for linear in (best.linear / spread, best.linear, best.linear * spread):
-        for attention in (best.attention / spread, best.attention, best.attention * spread):
-            yield _Try.of(samples, linear, attention)
-
-
-def _row(sample: Sample, linear: float, attention: float) -> list[float]:
-    """What the unknown seconds are multiplied by, over the sample's own seconds."""
-    shape, work = sample.shape, sample.work
-    ratios = {"linear": linear, "attention": attention, "vector": float("inf")}
-    busy = dict.fromkeys(ratios, 0.0)
-    for operator in operators(shape, work):
-        busy[operator.kind] += max(operator.bytes, operator.flops / ratios[operator.kind])
-    starts = [shape.num_layers, shape.num_layers * work.batch * work.leaves, 1]
-    return [number / sample.seconds for number in (*busy.values(), *starts)]
 
 
 def nonnegative(matrix: Array, target: Array) -> Array:
     """Least squares without negative numbers, by active sets (Lawson and Hanson 1974)."""
     scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
     scaled = matrix / scale
     solution, free = np.zeros(len(scale)), np.zeros(len(scale), dtype=bool)
     for _ in range(3 * len(scale)):

@@ -42,10 +42,18 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Weights of all matrices; norms and biases, a thousandth of them or less, are left out."""
+        return self._multiplied + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
+
+    @property
+    def read_bytes(self) -> int:
+        """Of the weights that a forward reads as a whole: all but the embedding."""
+        return self._multiplied * self.weight_bytes
+
+    @property
+    def _multiplied(self) -> int:
         heads = self.num_heads * self.head_dim
         layer = self.hidden_size * (self.qkv_size + heads + 3 * self.intermediate_size)
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.num_layers * layer + embeddings
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +158,8 @@ class Overheads:
 class Machine:
     """What a machine reaches in a forward: bytes and FLOPs per second by kind of operator, and seconds besides.
 
+    Weights that fit into ``cache_bytes`` together stay there from forward to forward, and are read at
+    ``cached_bandwidth`` (and multiplied at ``cached_rate``); larger models come from memory every time.
     ``layer_seconds`` is the starting of a layer's operators, ``attend_seconds`` that of one path's attention in one
     layer, ``forward_seconds`` what is left of a forward.
     """
@@ -162,12 +172,15 @@ class Machine:
     layer_seconds: float
     attend_seconds: float
     forward_seconds: float
+    cached_bandwidth: float = 0.0
+    cached_rate: float = 0.0
+    cache_bytes: float = 0.0
     engine: Overheads = Overheads()
 
     def forward(self, shape: Shape, work: Work) -> float:
         """Seconds of one forward."""
         started = self.layer_seconds + self.attend_seconds * work.batch * work.leaves
-        return self.forward_seconds + shape.num_layers * started + sum(map(self._seconds, operators(shape, work)))
+        return self.forward_seconds + shape.num_layers * started + self._busy(shape, work)
 
     def prefill(self, shape: Shape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
         """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.
@@ -180,10 +193,16 @@ class Machine:
         ]
         return batch * sum(self.forward(shape, work) for work in works)
 
-    def _seconds(self, operator: Operator) -> float:
-        bandwidth, rate = {
-            "linear": (self.bandwidth, self.rate),
+    def _busy(self, shape: Shape, work: Work) -> float:
+        """Seconds of all operators."""
+        cached = shape.read_bytes <= self.cache_bytes
+        reached = {
+            "linear": (self.cached_bandwidth, self.cached_rate) if cached else (self.bandwidth, self.rate),
             "attention": (self.attention_bandwidth, self.attention_rate),
             "vector": (self.vector_bandwidth, float("inf")),
-        }[operator.kind]
-        return max(operator.bytes / bandwidth, operator.flops / rate)
+        }
+        seconds = 0.0
+        for operator in operators(shape, work):
+            bandwidth, rate = reached[operator.kind]
+            seconds += max(operator.bytes / bandwidth, operator.flops / rate)
+        return seconds

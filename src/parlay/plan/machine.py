@@ -137,9 +137,16 @@ def calibrate_here(
 
     provenance: dict[str, str | int] = {}
     smallest_last = sorted(shapes, key=lambda shape: shape.parameters, reverse=True)  # the engine is timed around it
-    calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works)
+    calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes())
     log("timing steps of the engine")
     return with_engine(calibration, engine_overheads(opened[-1]))
+
+
+def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
+    """Of the processor's largest cache; where it isn't told, 16 MiB."""
+    sizes = [path.read_text(encoding="utf-8").strip() for path in cpu.glob("index*/size")]
+    kibibytes = [int(size[:-1]) for size in sizes if size.endswith("K") and size[:-1].isdecimal()]
+    return float(max(kibibytes, default=16 << 10) << 10)
 
 
 def load_calibration(path: Path) -> Calibration:
