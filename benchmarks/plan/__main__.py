@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row
+from benchmarks.options import add_threads_flag
 from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, TARGETS, Cell
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
@@ -51,7 +52,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny shapes and few tokens: does it work?")
     parser.add_argument("--fresh", action="store_true", help="start the files anew")
     parser.add_argument("--dtype", default="auto", help="of the weights (default: auto, as models choose it)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    add_threads_flag(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="results; page and calibration go beside it")
     return parser.parse_args(arguments)
 
