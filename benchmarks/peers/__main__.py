@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.figures.__main__ import CACHE
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.setup import DRAFT, MINI, WIDE, Scale, Setup
+from benchmarks.options import CACHE
 from benchmarks.peers.catalogue import PARLAY, PEERS
 from benchmarks.peers.entrants import enter
 from benchmarks.peers.page import page

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.figures.provenance import ROOT, provenance
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.options import add_threads_flag
 from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, TARGETS, Cell
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
+from parlay.bench.provenance import ROOT, provenance
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
 from parlay.cost.roofline import Machine, Shape, Work
 from parlay.cost.speed import Setting, predict
