@@ -19,13 +19,13 @@ ASKS = [
     SamplingParams(temperature=0.7, seed=5, top_p=0.9, max_tokens=90),
 ]
 PROMPTS = [SYSTEM + name for name in ("The cat", "The horse", "One day", "Once upon a time")]
-"""Each takes one page of the cache at first, and two in the end."""
+"""Each takes some 180 tokens of the cache at first, and 270 in the end."""
+ROOM = 736
 
 
-def page_bytes(llm: LLM) -> int:
-    """What the smallest text takes in the target's cache."""
-    budget = llm.runner._store._budget  # type: ignore[attr-defined]
-    return int(budget.total // llm.runner.capacity() * llm.runner._store._shape.stride)  # type: ignore[attr-defined]
+def room_bytes(llm: LLM) -> int:
+    """What `ROOM` tokens take in the target's cache."""
+    return int(ROOM * llm.runner._store._shape.slot_bytes)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def plain(roomy: LLM) -> list[RequestOutput]:
 
 @pytest.fixture
 def small(roomy: LLM) -> Iterator[LLM]:
-    with LLM("parlay-mini", dtype="float32", device="cpu", memory=4 * page_bytes(roomy)) as llm:
+    with LLM("parlay-mini", dtype="float32", device="cpu", memory=room_bytes(roomy)) as llm:
         yield llm
 
 

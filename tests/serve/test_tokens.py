@@ -11,7 +11,7 @@ TEXTS = ["hello world", "", "  two  spaces\n", "caf\xe9 \u4f60\u597d \U0001f600"
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
 
 
-@pytest.mark.parametrize("text", filter(None, TEXTS))
+@pytest.mark.parametrize("text", [text for text in TEXTS if text])
 def test_tokens_are_those_of_a_prompt(client: TestClient, engine: AsyncLLM, text: str) -> None:
     body = client.post("/tokenize", json={"model": "parlay-mini", "prompt": text}).json()
     assert body["tokens"] == list(engine.llm.job(text).samples[0].request.prompt)
