@@ -54,7 +54,9 @@ _ADDONS = (
     '["Whole Milk", "Oat Milk", "Almond Milk"]}]}'
 )
 
-EDIT = Workload("edit", (("user", f"Rename the variable total to current in this code.\n\n{_FUNCTION}"),))
+EDIT = Workload(
+    "edit", (("user", f"Rename the variable total to current in this code.\n\n[code]\n{_FUNCTION}\n[/code]"),)
+)
 CALL = Workload(
     "JSON call",
     (
@@ -66,7 +68,9 @@ CALL = Workload(
         ("tool", _ADDONS),
     ),
 )
-COPY = Workload("copy", (("user", "Repeat the following text exactly:\n\n" + _PASSAGE.replace("\n", " ")),))
+COPY = Workload(
+    "copy", (("user", f"Repeat the following text exactly:\n\n[text]\n{' '.join(_PASSAGE.splitlines())}\n[/text]"),)
+)
 PROSE = Workload(
     "prose", (("", "It was late in the autumn when the stranger came to the village. He had walked all day, and"),)
 )
