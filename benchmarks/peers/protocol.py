@@ -75,8 +75,8 @@ def answer(runner: Runner, loaded: dict[str, Decode], asked: dict[str, Any]) -> 
 
 
 def one_line(error: Exception) -> str:
-    """Type and first line of an error."""
-    lines = str(error).strip().splitlines()
+    """Type and first line of an error, without the name of anybody's home: it goes into files that are published."""
+    lines = str(error).replace(str(Path.home()), "~").strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 

@@ -73,7 +73,7 @@ class OpenVinoRunner:
         """The checkpoint in OpenVINO's format, made when it is not there. Raises RuntimeError with the export's end."""
         out = self._task.converted(checkpoint, "openvino")
         if not out.exists():
-            unfinished = out.with_suffix(".part")
+            unfinished = out.with_name(f"{out.name}.part")  # beside what other engines make of the checkpoint
             shutil.rmtree(unfinished, ignore_errors=True)
             export = str(Path(sys.executable).with_name("optimum-cli"))
             task = ("--task", "text-generation-with-past", "--weight-format", "fp16")

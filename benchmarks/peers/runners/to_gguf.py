@@ -22,7 +22,7 @@ def convert(checkpoint: Path, out: Path) -> None:
     if config["model_type"] != "qwen3":
         raise ValueError(f"only qwen3 is converted to GGUF here, and {checkpoint.name} is {config['model_type']}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_suffix(".part")
+    unfinished = out.with_name(f"{out.name}.part")  # beside what other engines make of the checkpoint
     writer = gguf.GGUFWriter(unfinished, gguf.MODEL_ARCH_NAMES[FAMILY])
     _add_shape(writer, config)
     _add_vocabulary(writer, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")), config)
