@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TextIO
 
 TARGET = "target"
@@ -64,3 +65,15 @@ class Excerpt:
             self._out.write("\n")
         self._line += 1
         self._column = 0
+
+
+def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
+    """A line for each row: the first ``names`` columns to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if at < names else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

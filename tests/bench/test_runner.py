@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from parlay.bench.records import Results, Row, read
 from parlay.bench.runner import Bench, Plan
 from parlay.bench.wave import Ask, Wave, Waves
 from parlay.bench.workloads import Item, Message, Workload
+from parlay.energy import Counter, Meter
 from parlay.llm import LLM
 
 LETTERS = Workload("letters", tuple(Item(id=str(at), prompt=text, max_tokens=12) for at, text in enumerate("abc")))
@@ -43,6 +45,17 @@ def test_a_round_holds_every_strategy_once_and_counts_all_that_it_did(tiny: LLM,
     plain, drafted = rows[:2]
     assert (plain.steps, plain.decode_tokens, plain.proposed) == (plain.tokens, plain.tokens - 3, 0)
     assert drafted.accepted == drafted.tokens - drafted.steps > 0
+
+
+def test_a_meters_joules_are_those_of_the_waves_and_a_counter_that_stands_still_gives_none(
+    tiny: LLM, tmp_path: Path
+) -> None:
+    """Each reading of the counter is two joules more: two readings a wave, three waves a row."""
+    moving = itertools.count(step=2)
+    for name, read_counter, joules in (("moving", lambda: next(moving), 6.0), ("still", lambda: 7, None)):
+        path = tmp_path / f"{name}.jsonl"
+        Bench(tiny, PLAN, Results(path, HEADER), Meter([Counter("fake", read_counter, 1.0)], name)).run()
+        assert {row.joules for row in read(path)[1]} == {joules}
 
 
 def test_requests_go_together_in_full_waves_and_each_is_cold(

@@ -16,8 +16,9 @@ from parlay.bench.prepare import FEWEST_TOKENS, Preparation, Prepared, in_groups
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.bench.summary import plain_of
 from parlay.bench.tally import row_of
-from parlay.bench.wave import Ask, Ids, Meter, Wave, Waves
+from parlay.bench.wave import Ask, Ids, Wave, Waves
 from parlay.bench.workloads import Workload
+from parlay.energy import Meter
 from parlay.llm import LLM
 from parlay.types import ParlayError
 

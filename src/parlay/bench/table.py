@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from parlay.bench.records import PLAIN
 from parlay.bench.summary import Spread, Summary, geometric_means
+from parlay.terminal import aligned
 
 ABSENT = "-"
 
@@ -28,7 +29,7 @@ def table(summaries: Sequence[Summary], price_per_hour: float | None = None) -> 
         f"{strategy}: {mean:.2f} times {PLAIN} in geometric mean over {count} cell{'s' * (count > 1)}"
         for strategy, (mean, count) in geometric_means(summaries).items()
     ]
-    return "\n".join([*_aligned(rows), *([""] if notes or means else []), *notes, *means])
+    return "\n".join([*aligned(rows, rows[0].index("strategy") + 1), *([""] if notes or means else []), *notes, *means])
 
 
 def _what(summaries: Sequence[Summary]) -> list[Column]:
@@ -95,16 +96,3 @@ def _spread(value: Spread | None, form: str) -> str:
 
 def _number(value: float | None, form: str, times: float = 1) -> str:
     return ABSENT if value is None else format(times * value, form)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    names = rows[0].index("strategy")
-    return [
-        "  ".join(
-            cell.ljust(width) if at <= names else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

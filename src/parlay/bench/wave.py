@@ -11,33 +11,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from parlay.bench.memory import forget_peak, peak_bytes
+from parlay.energy import Meter, TooShort, Window
 from parlay.llm import LLM
 from parlay.requests import Job, RequestOptions
 from parlay.types import Metrics, ParlayError, SamplingParams
 
 Ids = tuple[int, ...]
-
-
-class Energy(Protocol):
-    """What was used."""
-
-    @property
-    def joules(self) -> float | None: ...
-
-
-class Meter(Protocol):
-    """Measures energy between two moments."""
-
-    def begin(self) -> Any:
-        """Now, as `end` wants it."""
-        ...
-
-    def end(self, window: Any) -> Energy:
-        """Since then. Raises ParlayError where that was too short to tell."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +96,11 @@ class _Stopwatch:
 
 
 class Waves:
-    """Sends asks to a model."""
+    """Sends asks to a model; ``meter`` counts the joules of each wave, where it can."""
 
     def __init__(self, llm: LLM, meter: Meter | None = None) -> None:
         self._llm = llm
-        self._meter = meter
+        self._meter = meter or Meter((), "nobody asked")
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
@@ -128,7 +109,7 @@ class Waves:
         device = self._llm.runner.spec.device
         self._llm.reset_prefix_cache()  # else the peak of memory would tell of all waves before
         forget_peak(device)
-        window = self._meter.begin() if self._meter is not None else None
+        window = self._meter.begin()
         watch = _Stopwatch()
         self._run(jobs, watch)
         seconds = time.perf_counter() - watch.began
@@ -148,12 +129,10 @@ class Waves:
         )
         return self._llm.job({"prompt_token_ids": ask.ids}, params, options)
 
-    def _joules(self, window: Any) -> float | None:
-        if self._meter is None:
-            return None
+    def _joules(self, window: Window) -> float | None:
         try:
             return self._meter.end(window).joules
-        except ParlayError:
+        except TooShort:
             return None
 
     def _run(self, jobs: Sequence[Job], watch: _Stopwatch) -> None:

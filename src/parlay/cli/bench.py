@@ -161,6 +161,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
     from parlay.bench.runner import Bench
     from parlay.bench.summary import summarise
     from parlay.bench.table import table
+    from parlay.energy import choose_meter
     from parlay.models.loading import resolve
 
     spec = llm.runner.spec
@@ -179,12 +180,13 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
     if options.forwards:
         weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
         add_missing(llm.runner, plan.model, results, weights)
-    done = _with_progress(Bench(llm, plan, results))
+    meter = choose_meter(spec.device)
+    done = _with_progress(Bench(llm, plan, results, meter))
     print(table(summarise(results.rows, plan.cells()), options.price_per_hour))
     if not done:
         print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
         return INTERRUPTED
-    print(f"\n{spec.name} in {spec.dtype} on {spec.device}; rows in {options.out}")
+    print(f"\n{spec.name} in {spec.dtype} on {spec.device}; energy: {meter.reason}; rows in {options.out}")
     return _check_promises(results.rows)
 
 

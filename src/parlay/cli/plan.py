@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE
 from parlay.cost.devices import machine as known_machine
+from parlay.terminal import aligned
 
 if TYPE_CHECKING:
     from parlay.cost.roofline import Machine
@@ -229,16 +230,8 @@ def _tables(case: Case) -> str:
     ]
     prefill = f"prefill {case.prefill_seconds:.3f} s" if case.context else "no prefill"
     title = f"context {case.context:,}, batch {case.batch}: {prefill}"
-    return "\n".join([title, *_aligned(verifies), "", *_aligned(offers), f"pick: {case.pick}"])
+    return "\n".join([title, *_indented(verifies), "", *_indented(offers), f"pick: {case.pick}"])
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of two-blank columns: the first to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in table
-    ]
+def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in aligned(rows)]

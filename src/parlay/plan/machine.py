@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from parlay import __version__, models
+from parlay.bench.provenance import cpu_model
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
 from parlay.cost.roofline import Shape, Work
@@ -175,11 +175,4 @@ def _provenance(runner: Runner, kept: Shape) -> dict[str, str | int]:
 
 def _processor(device: str) -> str:
     """The processor's own name."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -70,8 +69,3 @@ class Core(Structure):
         ("space_bytes", SPACE_BYTES),
         ("forward", FORWARD),
     ]
-
-
-def address(tensor_pointer: int) -> ctypes.c_void_p:
-    """A pointer to what a tensor holds."""
-    return c_void_p(tensor_pointer)

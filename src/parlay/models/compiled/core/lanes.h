@@ -33,13 +33,11 @@ typedef int8_t vb __attribute__((vector_size(LANES)));
 INLINE vf load(const void *at) { vf v; memcpy(&v, at, sizeof v); return v; }
 INLINE vu load_words(const void *at) { vu v; memcpy(&v, at, sizeof v); return v; }
 INLINE void store(void *at, vf v) { memcpy(at, &v, sizeof v); }
-INLINE void store_words(void *at, vu v) { memcpy(at, &v, sizeof v); }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
 INLINE vf as_floats(vu v) { return (vf)v; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 INLINE float widen(uint16_t x) { uint32_t word = (uint32_t)x << 16; float y; memcpy(&y, &word, 4); return y; }
-INLINE vf load_bf16(const uint16_t *at) { vh v; memcpy(&v, at, sizeof v); return as_floats(__builtin_convertvector(v, vu) << 16); }
 
 /* Always in this order: halves, quarters, ... */
 INLINE float sum(vf v)
