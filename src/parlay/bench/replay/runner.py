@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import torch
 
-from parlay import trees
+from parlay.bench.counting import CountingRunner
 from parlay.bench.replay.tokens import Ids
-from parlay.types import Exactness, Output, RunnerSpec, Segment
+from parlay.types import Output, Segment
 
 _CERTAIN = 20.0
 
 
-class ReplayRunner:
+class ReplayRunner(CountingRunner):
     """Implements `Runner`: the logits of a row depend on its sequence and position alone.
 
     A node that is accepted stands on a path of recorded tokens, so what is asked of the rows that matter is what
@@ -24,22 +24,9 @@ class ReplayRunner:
     """
 
     def __init__(self, vocab_size: int, name: str = "replay") -> None:
-        self.spec = RunnerSpec(
-            name=name,
-            vocab_size=vocab_size,
-            max_context=1 << 20,
-            tree="tree",
-            exactness=Exactness.BITS,
-            hidden_size=1,
-            num_layers=1,
-            device="cpu",
-            dtype="float32",
-            kernels="none: the answers were recorded",
-        )
+        super().__init__(name, vocab_size, kernels="none: the answers were recorded")
         self._answers: dict[Ids, Ids] = {}
         self._open: dict[int, Ids] = {}
-        self._cached: dict[int, int] = {}
-        self._fed: dict[int, int] = {}
         self._logits_RV = torch.zeros(0, vocab_size)
         self._marked = (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
@@ -52,21 +39,14 @@ class ReplayRunner:
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         prompt = tuple(tokens)
         self._open[sequence] = prompt + self._answers[prompt]
-        self._cached[sequence] = 0
-        return 0
-
-    def reserve(self, sequence: int, tokens: int) -> bool:
-        return True
+        return super().open(sequence, tokens, salt)
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
         tokens: list[int] = []
         starts = [0]
         for segment in segments:
-            text, cached = self._open[segment.sequence], self._cached[segment.sequence]
-            self._fed[segment.sequence] = len(segment.pending)
-            root = cached + len(segment.pending) - 1
-            places = [*range(cached, root + 1), *(root + depth for depth in trees.depths(segment.tree))]
-            tokens += [text[min(place + 1, len(text) - 1)] for place in places[segment.logits_from :]]
+            text = self._open[segment.sequence]
+            tokens += [text[min(place + 1, len(text) - 1)] for place in self.places(segment)]
             starts.append(len(tokens))
         return Output(self._certain(tokens), tuple(starts))
 
@@ -79,26 +59,10 @@ class ReplayRunner:
         self._logits_RV[self._marked] = _CERTAIN
         return self._logits_RV[: len(tokens)]
 
-    def keep(self, sequence: int, path: Sequence[int]) -> int:
-        self._cached[sequence] += self._fed[sequence] + len(path)
-        return self._cached[sequence]
-
-    def truncate(self, sequence: int, length: int) -> int:
-        self._cached[sequence] = min(length, self._cached[sequence])
-        return self._cached[sequence]
-
     def fork(self, sequence: int, copy: int) -> None:
-        self._open[copy], self._cached[copy] = self._open[sequence], self._cached[sequence]
+        self._open[copy] = self._open[sequence]
+        super().fork(sequence, copy)
 
     def release(self, sequence: int) -> None:
-        self._cached.pop(sequence, None)
         self._open.pop(sequence, None)
-
-    def room(self) -> int:
-        return self.capacity()
-
-    def capacity(self) -> int:
-        return 1 << 30
-
-    def check(self) -> None:
-        """Nothing can be wrong with numbers of tokens."""
+        super().release(sequence)
