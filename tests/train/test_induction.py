@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from parlay.train.induction import Marks, plant
-from parlay.train.objective import START_WEIGHTS, make_loss, weights_of
+from parlay.train.objective import ANSWER_WEIGHT, START_WEIGHTS, make_loss, weights_of
 from parlay.train.optimizers import Optimizers
 from parlay.train.shapes import SHAPES, Shape
 
@@ -60,7 +60,7 @@ def test_pinned_entries_stay_through_training() -> None:
     optimizers = Optimizers(model, pins)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     ids = torch.randint(64, (4, 32))
-    loss = make_loss(model, None, answer_mark=3)
+    loss = make_loss(model, None, (4, 3))
     for _ in range(3):
         loss(ids, ids.roll(-1, 1)).backward()
         optimizers.mask_gradients()
@@ -73,9 +73,11 @@ def test_pinned_entries_stay_through_training() -> None:
     assert moved > 1000
 
 
-def test_the_first_tokens_of_an_answer_count_more() -> None:
-    ids = torch.tensor([[7, 3, 8, 9, 10, 11]])
-    assert weights_of(ids, 3).tolist() == [[1, *START_WEIGHTS, 1, 1]]
+def test_answers_count_more_and_most_where_they_begin() -> None:
+    end, begin, starts, rest = 4, 3, list(START_WEIGHTS), ANSWER_WEIGHT
+    ids = torch.tensor([[7, begin, *[8] * (len(starts) + 1), end, 9], [7, begin, 8, end, begin, *[8] * len(starts)]])
+    expected = [[1, *starts, rest, rest, 1, 1], [1, *starts[:2], 1, *starts, rest]]
+    assert weights_of(ids, (end, begin)).tolist() == expected
 
 
 def test_a_shape_without_room_for_the_circuit_is_refused() -> None:

@@ -68,7 +68,7 @@ class Marks:
 
     rest: int
     line: int
-    turns: tuple[int, ...]
+    turns: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

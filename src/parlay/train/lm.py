@@ -95,7 +95,7 @@ class Run:
         self.progress = Progress()
         self.state_path = options.work / f"state-{options.shape}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
-        self.loss = self.compiled(make_loss(self.model, self.load_teacher(), marks.turns[-1]))
+        self.loss = self.compiled(make_loss(self.model, self.load_teacher(), marks.turns))
         self.clock = TrainingClock(elapsed)
 
     def load_teacher(self) -> Qwen3ForCausalLM | None:
@@ -182,8 +182,8 @@ class Run:
 
 def marks_of(tokenizer: PreTrainedTokenizerFast) -> Marks:
     """The tokens that the copying circuit knows."""
-    turns = tuple(tokenizer.convert_tokens_to_ids([END, ASSISTANT]))
-    return Marks(tokenizer.bos_token_id, tokenizer.encode("\n")[-1], turns)
+    end, answer = tokenizer.convert_tokens_to_ids([END, ASSISTANT])
+    return Marks(tokenizer.bos_token_id, tokenizer.encode("\n")[-1], (end, answer))
 
 
 MADE = ("repeat", "noise")

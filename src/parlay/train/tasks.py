@@ -20,6 +20,10 @@ JSON_TURN = re.compile(r"<\|(?:system|assistant)\|>(\{.*?)<\|end\|>")
 CHARS = (150, 750)
 SHORT_CHARS = (15, 140)  # many per row: where a text begins and ends is learned by the number of examples
 LONG_CHARS = (900, 3000)
+# Shares of the kinds of text that are copied and edited. Training has more of what is hard to copy: code and JSON, in
+# which the same few tokens stand in several places.
+SHARES = {"prose": 18, "code": 37, "speech": 8, "technical": 17, "json": 20}
+HELDOUT_SHARES = {"prose": 30, "code": 30, "speech": 12, "technical": 13, "json": 15}
 
 
 class Task(NamedTuple):
@@ -98,9 +102,9 @@ def json_lines(sources: Sources, chars: int, rng: random.Random) -> str:
     return "\n".join(taken)
 
 
-def any_span(sources: Sources, chars: int, rng: random.Random) -> tuple[str, str]:
-    """(kind, text) of a span of any kind of text."""
-    kind = rng.choices(("prose", "code", "speech", "technical", "json"), (30, 30, 12, 13, 15))[0]
+def any_span(sources: Sources, shares: dict[str, int], chars: int, rng: random.Random) -> tuple[str, str]:
+    """(kind, text) of a span of any kind of text in ``shares``."""
+    kind = rng.choices(list(shares), list(shares.values()))[0]
     if kind == "json":
         return kind, json_lines(sources, chars, rng)
     cut = code_span if kind == "code" else span
@@ -113,6 +117,11 @@ class TaskMaker:
 
     sources: Sources
     heldout: bool = False
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """Shares of the kinds of text."""
+        return HELDOUT_SHARES if self.heldout else SHARES
 
     def chat(self, rng: random.Random, instruction: str, text: str) -> tuple[ChatTurn, ...]:
         """The turns before the answer."""
@@ -130,7 +139,7 @@ class TaskMaker:
 
     def copy(self, rng: random.Random, chars: int) -> Task | None:
         """Repeat this text exactly."""
-        kind, text = any_span(self.sources, chars, rng)
+        kind, text = any_span(self.sources, self.shares, chars, rng)
         instruction = rng.choice(self.wordings(wording.COPY, wording.HELDOUT_COPY))
         return Task("copy", kind, self.chat(rng, instruction, text), text)
 
@@ -143,7 +152,7 @@ class TaskMaker:
 
     def replace(self, rng: random.Random, chars: int) -> Task | None:
         """Replace a word."""
-        kind, text = any_span(self.sources, chars, rng)
+        kind, text = any_span(self.sources, self.shares, chars, rng)
         wordings = self.wordings(wording.REPLACE, wording.HELDOUT_REPLACE)
         return self.edit("replace", kind, edits.replace_word(text, self.sources.words, rng), rng, wordings)
 
