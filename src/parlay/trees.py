@@ -20,11 +20,13 @@ def chain_tree(tokens: Sequence[int]) -> Tree:
 
 
 def is_chain(tree: Tree) -> bool:
-    return all(parent == node - 1 for node, parent in enumerate(tree.parents))
+    return tree.parents == tuple(range(-1, len(tree.parents) - 1))
 
 
 def depths(tree: Tree) -> list[int]:
     """Distance of each node from the root; a child of the root has depth 1."""
+    if is_chain(tree):
+        return list(range(1, len(tree) + 1))
     result: list[int] = []
     for parent in tree.parents:
         result.append(result[parent] + 1 if parent >= 0 else 1)
@@ -76,14 +78,14 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
         tuple(draft.tree.tokens[node] for node in nodes),
         tuple(place[draft.tree.parents[node]] for node in nodes),
     )
-    kept_probes = sum(node >= len(draft) - draft.probes for node in nodes)
+    first_probe = len(draft) - draft.probes
     return replace(
         draft,
         tree=tree,
         sources=tuple(draft.sources[node] for node in nodes),
         scores=tuple(draft.scores[node] for node in nodes) if draft.scores else (),
         probs=None if draft.probs is None else draft.probs[list(nodes)],
-        probes=kept_probes,
+        probes=sum([node >= first_probe for node in nodes]) if draft.probes else 0,
     )
 
 

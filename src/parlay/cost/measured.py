@@ -1,4 +1,4 @@
-"""What forwards cost on this machine: timed once at start, and refined by every forward that is run."""
+"""What steps cost on this machine: forwards are timed once at start, and every step that is taken refines that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are n
 
 
 class MeasuredCost:
-    """Seconds of a forward by rows and context; implements `parlay.types.Cost`.
+    """Seconds of a step by rows and context; implements `parlay.types.Cost`.
 
     One curve over `ROWS` per context bucket. An estimate is a decayed low quantile of what was measured there, so a
     single slow forward moves little. A bucket that was never measured starts from its nearest neighbour's curve, the

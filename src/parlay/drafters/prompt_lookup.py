@@ -51,20 +51,16 @@ class PromptLookup:
         place, length = text.match(self._longest, self._leftmost)
         if length == 0:
             return NO_DRAFT
-        scores = [_score(length + depth) for depth in range(budget)]
         tokens = text.copy(place, budget)
-        return trees.chain(tokens, SOURCE, scores[: len(tokens)])
+        # Chance that a copy goes on after n matching tokens; measured on edits and answers, .33 to .95.
+        scores = [matched / (matched + 2) for matched in range(length, length + len(tokens))]
+        return trees.chain(tokens, SOURCE, scores)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Learns nothing here: `propose` reads the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
-
-
-def _score(length: int) -> float:
-    """Chance that a copy goes on after ``length`` matching tokens; measured on edits and answers, .33 to .95."""
-    return length / (length + 2)
 
 
 class _Text:
@@ -146,8 +142,10 @@ class _Places:
         size, latest, earlier = self.size, self._latest, self._earlier
         first = max(len(earlier), start + size)
         earlier.extend([-1] * (min(first, len(text)) - len(earlier)))
-        for place in range(first, len(text)):
-            key = tuple(text[place - size : place])
+        if first >= len(text):
+            return
+        columns = (text[first - size + offset : len(text) - size + offset] for offset in range(size))
+        for place, key in enumerate(zip(*columns, strict=True), first):
             earlier.append(latest.get(key, -1))
             latest[key] = place
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,38 +30,46 @@ class Commit:
 
 def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, root: int, max_context: int) -> Commit:
     """Append the verdict's tokens until a stop: the token that completes a stop counts, later ones do not exist."""
-    sequence, draft = turn.sequence, turn.draft
-    constraint = sequence.request.constraint
-    sources = [draft.sources[node] for node in verdict.path] + [TARGET]
+    sequence, draft, path = turn.sequence, turn.draft, verdict.path
+    room = max(0, min(sequence.remaining, max_context - len(sequence.tokens)))
     logprobs = _logprobs(sequence, verdict, logits_RV, root)
-    joined: list[Committed] = []
-    finish: FinishReason | None = None
-    stop_reason: int | None = None
-    for token, source, logprob in zip(verdict.sampled, sources, logprobs, strict=True):
-        if sequence.remaining <= 0:  # only when nothing at all may be generated
-            finish = "length"
-            break
+    end = _read(sequence, verdict.sampled[:room])
+    tokens = verdict.sampled[: end.kept]
+    sequence.tokens.extend(tokens)
+    sources = [draft.sources[node] for node in path]
+    joined = tuple(map(Committed, tokens, (*sources, TARGET), logprobs))
+    accepted = min(end.kept, len(path))
+    if end.error is not None:
+        return Commit(joined, accepted, "error", error=end.error)
+    if end.stopped:
+        reason = tokens[-1] if tokens[-1] in sequence.request.params.stop_token_ids else None
+        return Commit(joined, accepted, "stop", reason)
+    return Commit(joined, accepted, "length" if end.kept == room else None)
+
+
+class _End(NamedTuple):
+    """How many tokens of a step count, whether the last of them stops the text, and what is wrong after it."""
+
+    kept: int
+    stopped: bool = False
+    error: str | None = None
+
+
+def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
+    """Tell the request's readers of the tokens, one by one, until one says that the text is complete."""
+    request, before = sequence.request, sequence.output_length
+    constraint, checker, stop_ids = request.constraint, request.stop_checker, request.stop_ids
+    if constraint is None and checker is None and stop_ids.isdisjoint(tokens):
+        return _End(len(tokens))
+    for count, token in enumerate(tokens, start=1):
         try:
             complete = constraint is not None and constraint.commit(token)
         except ParlayError as error:  # a rule that chose what the sampler can't
-            return Commit(tuple(joined), len(joined), "error", error=str(error))
-        sequence.tokens.append(token)
-        joined.append(Committed(token, source, logprob))
-        finish = _finish(sequence, token, complete, max_context)
-        if finish is not None:
-            stop_reason = token if token in sequence.request.params.stop_token_ids else None
-            break
-    return Commit(tuple(joined), min(len(joined), len(verdict.path)), finish, stop_reason)
-
-
-def _finish(sequence: Sequence, token: int, complete: bool, max_context: int) -> FinishReason | None:
-    request = sequence.request
-    stopped = request.stop_checker is not None and request.stop_checker.push(token)
-    if complete or token in request.stop_ids or (stopped and sequence.output_length >= request.params.min_tokens):
-        return "stop"
-    if sequence.remaining <= 0 or len(sequence.tokens) >= max_context:
-        return "length"
-    return None
+            return _End(count - 1, error=str(error))
+        stopped = checker is not None and checker.push(token)
+        if complete or token in stop_ids or (stopped and before + count >= request.params.min_tokens):
+            return _End(count, stopped=True)
+    return _End(len(tokens))
 
 
 def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> Seq[TokenLogprobs | None]:

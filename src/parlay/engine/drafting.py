@@ -53,7 +53,8 @@ class Drafting:
         """The turns for which something is to be drafted, and how many nodes at most."""
         try:
             budgets = strategy.policy.plan([turn.sequence for turn in turns])
-            limits = [min(budget, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
+            most = 2 * self._max_draft_rows // len(turns)  # more than twice what each could keep is drafted in vain
+            limits = [min(budget, most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
         except Exception as error:
             for turn in turns:
                 drop_drafter(turn.sequence, error)

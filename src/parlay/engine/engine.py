@@ -52,6 +52,8 @@ class _Clock:
     began: float = field(default_factory=time.perf_counter)
     draft: float = 0.0
     verify: float = 0.0
+    whole: bool = True
+    """One forward did for all sequences."""
 
     @property
     def overhead(self) -> float:
@@ -166,9 +168,7 @@ class Engine:
         began = time.perf_counter()
         done = verify(self.runner, batch, taps)
         clock.verify = time.perf_counter() - began
-        if len(done.batch) == len(batch):
-            rows = sum(len(turn.pending) + len(turn.draft) for turn in batch)
-            self.cost.record(rows, _mean_context(batch), clock.verify)
+        clock.whole = len(done.batch) == len(batch)
         return done.batch, done.out, done.failed
 
     def _accept(self, batch: list[Turn], out: Output) -> list[Verdict | Fault]:
@@ -222,8 +222,7 @@ class Engine:
 
     def _learn(self, batch: list[Turn], commits: list[Commit], clock: _Clock) -> None:
         drafted = sum(1 for turn in batch if len(turn.draft)) or 1
-        rows = sum(len(turn.pending) + len(turn.draft) for turn in batch)
-        spent = Spent(clock.draft / drafted, clock.verify, rows, _mean_context(batch))
+        spent = Spent(clock.draft / drafted, clock.verify, _rows(batch), _mean_context(batch))
         for turn, done in zip(batch, commits, strict=True):
             sequence, draft = turn.sequence, drafters_part(turn.draft)
             if draft is not None and done.committed and sequence.drafting and sequence.strategy.drafter is not None:
@@ -253,6 +252,8 @@ class Engine:
 
     def _count_seconds(self, batch: list[Turn], clock: _Clock) -> None:
         overhead = clock.overhead
+        if clock.whole:  # what drafts make the engine itself do is part of what they cost
+            self.cost.record(_rows(batch), _mean_context(batch), clock.verify + overhead)
         for turn in batch:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
 
@@ -337,6 +338,10 @@ def _fault(turn: Turn, error: Exception) -> Fault:
 def _root(turn: Turn, out: Output, index: int) -> int:
     """Row of the root's logits: the draft's rows, which are the segment's last, follow it."""
     return out.starts[index + 1] - len(turn.draft) - 1
+
+
+def _rows(batch: list[Turn]) -> int:
+    return sum(len(turn.pending) + len(turn.draft) for turn in batch)
 
 
 def _mean_context(batch: list[Turn]) -> int:

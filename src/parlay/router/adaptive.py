@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from parlay import trees
-from parlay.router.estimates import Calibration, Lean, Levels, expected_accepted, walk
+from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, expected_accepted, walk
 from parlay.types import Cost, Draft, Spent, View
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -16,11 +16,12 @@ _PROBE = 2  # nodes of a probe
 _FIRST_WAIT = 8  # steps without a tested node before a probe
 _LOSS = 0.01  # share of plain decoding's time that failed probes may take
 _STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
-_FRESH = 16  # steps without a draft after which costs are looked up again
+_FRESH = 16  # steps after which costs are looked up again; one with a draft counts for `_AGED`
+_AGED = 4
 _FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming is enough
 _SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
-_DOWN, _UP = 0.3, 0.1  # how far the draft seconds per node follow a quicker or slower proposal
-_STRIDES = 64  # at most about so many sizes are compared when drafts are trimmed
+_UP = 0.1  # how far the depth per node follows a draft
+_STRIDES = 16  # at most about so many sizes are compared when drafts are trimmed
 
 _Size = tuple[int, float, float]
 """Nodes per sequence, and the seconds that drafting and verifying them take for the batch."""
@@ -43,8 +44,8 @@ class Adaptive:
     one that loses time doubles the wait, at least to 1 / `_LOSS` times that loss. So probes take at most a share of
     `_LOSS`. What drafts lose is paid from a purse, which holds `_STAKE` forwards at first and fills with what drafts
     gain: when it is empty, only probes are drafted. So a drafter that is always wrong costs its stake and its probes.
-    A step that drafts nothing costs next to nothing itself: the plan stands while nothing was drafted and the batch is
-    the same, for at most `_FRESH` steps.
+    A step that drafts nothing costs next to nothing itself: the plan stands while the batch is the same, for at
+    most `_FRESH` steps.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, because that
     needs few observations; calibration by depth, as static trees use it, knows nothing of a drafter's confidence.
@@ -55,7 +56,7 @@ class Adaptive:
         self._max_budget = max_budget
         self._calibration = Calibration()
         self._levels = Levels()
-        self._node_seconds = 0.0
+        self._draft_seconds = DraftSeconds()
         self._depth_per_node = 1.0
         self._probes = 0.0  # that a draft carries, as last proposed
         self._states: dict[int, _State] = {}
@@ -88,10 +89,10 @@ class Adaptive:
         return state.budget
 
     def _current_prices(self, views: Sequence[View]) -> _Prices:
-        """Looked up again after a draft, for another batch, and now and then."""
+        """Looked up again for another batch, and now and then."""
         prices = self._prices
         batch = (len(views), self._other_rows)
-        if prices is None or prices.batch != batch or prices.left == 0:
+        if prices is None or prices.batch != batch or prices.left <= 0:
             table = self._cost_table(views)
             # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
             free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
@@ -103,12 +104,15 @@ class Adaptive:
         """What it costs if each sequence drafts so many nodes, for a few sizes."""
         context = _mean_length(views)
         base = len(views) + self._other_rows
-        draft_seconds = self._node_seconds * len(views)
         rows = {size: round((size + self._probes) * len(views)) for size in _sizes(self._max_budget)}
         return [
-            (size, size * draft_seconds, self._cost.forward(base + more, context))
+            (size, self._seconds_of(size, len(views)), self._cost.forward(base + more, context))
             for size, more in {0: 0, **rows}.items()
         ]
+
+    def _seconds_of(self, nodes: float, sequences: int) -> float:
+        """What it takes to draft so many nodes for each of ``sequences``."""
+        return self._draft_seconds.of(nodes) * sequences if nodes else 0.0
 
     def _paying_size(self, table: Sequence[_Size], share: float) -> int:
         """The size that gives most tokens per second if all sequences did as this one; 0 where none beats plain."""
@@ -161,13 +165,13 @@ class Adaptive:
         tokens = float(len(views) + self._other_rows)
         rows = len(views) + self._other_rows + sum(draft.probes for draft in drafts)
         rows += sum(len(draft) - draft.probes for draft in drafts if draft.law != "point")
-        draft_seconds = self._node_seconds * sum(map(len, drafts))
+        draft_seconds = self._seconds_of(sum(map(len, drafts)) / len(drafts), len(drafts))
         best, best_rate = 0, tokens / (draft_seconds + self._cost.forward(rows, context))
-        stride = max(1, len(ranked) // _STRIDES)
+        stride, forward = -(-len(ranked) // _STRIDES), self._cost.forward
         for count, (reach, _, _) in enumerate(ranked, start=1):
             tokens -= reach  # negated for sorting
             if count % stride == 0 or count == len(ranked):
-                rate = tokens / (draft_seconds + self._cost.forward(rows + count, context))
+                rate = tokens / (draft_seconds + forward(rows + count, context))
                 if rate > best_rate:
                     best, best_rate = count, rate
         return best
@@ -177,27 +181,17 @@ class Adaptive:
         self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
         if not state.budget:
             return
-        self._prices = None
+        if self._prices is not None:
+            self._prices.left -= _AGED
         if not state.new:
-            self._learn_draft_seconds(spent.draft_seconds / max(1, state.proposed))
+            self._draft_seconds.learn(state.proposed, spent.draft_seconds)
         if len(draft) > draft.probes:
             self._learn_outcome(state, draft, *walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :]))
         self._learn_worth(state, len(draft), accepted, spent)
         state.new = False
 
-    def _learn_draft_seconds(self, seconds: float) -> None:
-        """A low quantile: prefill and catching up are no part of what one more node costs."""
-        known = self._node_seconds
-        if known == 0:
-            self._node_seconds = seconds
-        elif seconds < known:
-            self._node_seconds += _DOWN * (seconds - known)
-        else:
-            self._node_seconds += _UP * min(seconds - known, known)
-
     def _learn_outcome(self, state: _State, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
-        state.lean.learn(len(path), len(tested), self._calibration.expected(draft, tested))
-        self._calibration.learn(draft, path, tested)
+        state.lean.learn(len(path), len(tested), self._calibration.learn(draft, path, tested))
         missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
         state.levels.learn(len(path), missed)
         nodes = len(draft) - draft.probes

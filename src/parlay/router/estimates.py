@@ -14,6 +14,9 @@ _WEIGHT = 4.0  # observations that a score is worth before anything was seen
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
+_ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
+_SLOWER = 0.3  # weight of a proposal that took longer than expected
+
 
 def walk(draft: Draft, accepted: int, committed: Sequence[int]) -> tuple[list[int], list[int]]:
     """The nodes on the accepted path, and all whose parent was reached: those were tested.
@@ -52,40 +55,41 @@ class Calibration:
         weight = self._weights[bucket]
         return (self._accepted[bucket] + weight * score) / (self._tested[bucket] + weight)
 
-    def expected(self, draft: Draft, nodes: Sequence[int]) -> float:
-        """How many of the nodes are accepted on average, each given that its parent was."""
-        scores = draft.scores
-        return sum([self.chance(scores[node]) for node in nodes]) if scores else len(nodes) * self.chance(UNSCORED)
-
     def reaches(self, draft: Draft, odds: float, floor: float) -> list[float]:
-        """Per node, probes left out, the chance that the whole path down to it is accepted; 0 for some below ``floor``.
+        """Chance that the path down to each node is accepted, probes left out; 0 for some below ``floor``.
 
-        ``odds`` is the factor on the odds of each node.
+        Of each node it is `chance`, its odds times ``odds``; written out here, as every step asks it of every node.
         """
-        scores = draft.scores or (UNSCORED,) * len(draft)
+        accepted, tested, weights = self._accepted, self._tested, self._weights
         result: list[float] = []
-        for node, parent in enumerate(draft.tree.parents[: len(draft) - draft.probes]):
+        for parent, score in zip(draft.tree.parents[: len(draft) - draft.probes], _scores(draft), strict=False):
             reach = result[parent] if parent >= 0 else 1.0
             if reach < floor:
                 reach = 0.0
             else:
-                chance = self.chance(scores[node])
-                reach *= odds * chance / (odds * chance + 1 - chance)
+                bucket = bisect_right(_EDGES, score)
+                weight = weights[bucket]
+                chance = odds * (accepted[bucket] + weight * score)
+                reach *= chance / (chance + tested[bucket] - accepted[bucket] + weight * (1 - score))
             result.append(reach)
         return result
 
-    def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
-        """One step: the accepted nodes, and those that were tested."""
+    def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> float:
+        """One step: the accepted nodes, and those that were tested. How many of these it would have expected."""
         self.steps += 1
-        buckets = {node: bisect_right(_EDGES, draft.scores[node] if draft.scores else UNSCORED) for node in tested}
-        for bucket in set(buckets.values()):
-            self._accepted[bucket] *= _BUCKET_DECAY
-            self._tested[bucket] *= _BUCKET_DECAY
+        scores = _scores(draft)
+        expected = sum([self.chance(scores[node]) for node in tested])
+        buckets = [bisect_right(_EDGES, scores[node]) for node in tested]
+        taken = [bisect_right(_EDGES, scores[node]) for node in path]
+        for bucket in set(buckets):
+            self._accepted[bucket] = self._accepted[bucket] * _BUCKET_DECAY + taken.count(bucket)
+            self._tested[bucket] = self._tested[bucket] * _BUCKET_DECAY + buckets.count(bucket)
             self._weights[bucket] *= _BUCKET_DECAY
-        for bucket in buckets.values():
-            self._tested[bucket] += 1
-        for node in path:
-            self._accepted[buckets[node]] += 1
+        return expected
+
+
+def _scores(draft: Draft) -> Sequence[float]:
+    return draft.scores or (UNSCORED,) * len(draft)
 
 
 class Lean:
@@ -132,6 +136,38 @@ class Levels:
         self._tested = self._tested * self._decay + accepted + missed
         if self._whole is not None:
             self._whole.learn(accepted, missed)
+
+
+class DraftSeconds:
+    """What a sequence's proposal costs: something fixed, and so much per node.
+
+    Least squares over what was seen, older proposals counting less, through nothing for no nodes until sizes tell
+    more. Delays are noise and prefill is no part of it: what took longer than expected counts less, and twice the
+    expected at most.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._nodes, self._squares = _ORIGIN, 0.0, 0.0
+        self._seconds = self._products = 0.0
+
+    def of(self, nodes: float) -> float:
+        """Seconds of a proposal of so many nodes; 0 before any was seen."""
+        spread = self._count * self._squares - self._nodes**2
+        if spread <= 0:
+            return 0.0
+        slope = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
+        return max(0.0, (self._seconds - slope * self._nodes) / self._count) + slope * nodes
+
+    def learn(self, nodes: int, seconds: float) -> None:
+        """A proposal of so many nodes took so long."""
+        expected = self.of(nodes) or seconds
+        weight = 1.0 if seconds < expected else _SLOWER
+        seconds = min(seconds, 2 * expected)
+        self._count = self._count * _SEQUENCE_DECAY + weight + (1 - _SEQUENCE_DECAY) * _ORIGIN
+        self._nodes = self._nodes * _SEQUENCE_DECAY + weight * nodes
+        self._squares = self._squares * _SEQUENCE_DECAY + weight * nodes**2
+        self._seconds = self._seconds * _SEQUENCE_DECAY + weight * seconds
+        self._products = self._products * _SEQUENCE_DECAY + weight * seconds * nodes
 
 
 def expected_accepted(share: float, depth: float) -> float:

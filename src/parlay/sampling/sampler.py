@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -69,8 +70,13 @@ def is_plain_greedy(view: View, path: Sequence[int]) -> bool:
 
 
 def greedy(logits_RV: Tensor) -> list[int | Fault]:
-    tops, ids = select.argmax(logits_RV)
-    return [_or_fault(top, token) for top, token in zip(tops.tolist(), ids.tolist(), strict=True)]
+    """The most likely token of each row, or what is wrong with it."""
+    values_R, ids_R = select.argmax(logits_RV)
+    values: list[float] = values_R.tolist()
+    ids: list[int | Fault] = ids_R.tolist()
+    if all(map(math.isfinite, values)):
+        return ids
+    return [_or_fault(top, token) for top, token in zip(values, ids, strict=True)]
 
 
 def rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
@@ -86,7 +92,7 @@ def _put(chosen: list[int | Fault], places: Sequence[int], tokens: Sequence[int 
         chosen[place] = token
 
 
-def _or_fault(top: float, token: int) -> int | Fault:
+def _or_fault(top: float, token: int | Fault) -> int | Fault:
     complaint = unusable(top)
     return token if complaint is None else Fault(complaint)
 

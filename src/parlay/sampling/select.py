@@ -26,6 +26,9 @@ def block_maxima(values_RV: Tensor) -> Tensor:
 
 def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value of each row and its first index, ``[R]`` each. A row that holds a NaN answers NaN."""
+    if values_RV.is_cpu and values_RV.dtype == torch.float32:  # NumPy's takes a third of the time of what follows
+        places_R = torch.from_numpy(values_RV.numpy().argmax(-1))
+        return values_RV.gather(-1, places_R[:, None])[:, 0], places_R
     if values_RV.numel() <= _SMALL:
         top = values_RV.max(-1)
         return top.values, top.indices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from parlay.types.base import Exactness, FinishReason
 
@@ -96,8 +97,7 @@ class EngineStats:
     drafter_faults: int
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """A token that joined a sequence, and where it came from: a drafter's name, or ``target``."""
 
     token: int

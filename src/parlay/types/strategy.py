@@ -84,14 +84,14 @@ class Rule(Protocol):
 
 
 class Cost(Protocol):
-    """What forwards cost, in seconds; measured, modelled, or both."""
+    """What steps cost, in seconds: a forward and the engine's work around it, but no drafting; measured or modelled."""
 
     def forward(self, rows: int, context: int) -> float:
-        """Seconds of one target forward of ``rows`` rows in all, over sequences of ``context`` tokens on average."""
+        """Seconds of a step of ``rows`` rows in all, over sequences of ``context`` tokens on average."""
         ...
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learn from a forward that was run."""
+        """Learn from a step that was taken."""
         ...
 
 

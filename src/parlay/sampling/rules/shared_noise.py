@@ -94,13 +94,25 @@ class _Walk:
         self._path.append(node)
         self._node = node
 
+    def descend(self, tokens: Sequence[int | Fault]) -> None:
+        """All the way, by the tokens that the rows of logits choose."""
+        first, children, sampled, path, node = self.root + 1, self._children, self.sampled, self._path, self._node
+        while isinstance(token := tokens[first + node], int):
+            sampled.append(token)
+            below = children.get((node, token))
+            if below is None:
+                self.open = False
+                return
+            path.append(below)
+            self._node = node = below
+        self.take(token)
+
 
 def _walk_greedily(walks: Sequence[_Walk], logits_RV: Tensor) -> None:
     """Where the largest logit decides, one argmax over all rows costs less than one per visited row."""
     tokens = greedy(logits_RV)
     for walk in walks:
-        while walk.open:
-            walk.take(tokens[walk.row])
+        walk.descend(tokens)
 
 
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
