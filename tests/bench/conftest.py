@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,15 @@ ALPHABET = (string.ascii_letters + string.digits + " \n.")[:VOCAB_SIZE]
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Reads up to 256 tokens; says nothing of sense, and repeats itself when it is greedy."""
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of `tiny`."""
     directory = tmp_path_factory.mktemp("tiny") / "llama"
     save_random("llama", directory)
-    with LLM(str(directory), tokenizer=letters(ALPHABET), dtype="float32", strategy="none") as llm:
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Path) -> Iterator[LLM]:
+    """Reads up to 256 tokens; says nothing of sense, and repeats itself when it is greedy."""
+    with LLM(str(tiny_folder), tokenizer=letters(ALPHABET), dtype="float32", strategy="none") as llm:
         yield llm

@@ -23,12 +23,14 @@ class Preset:
     strategies: tuple[str, ...] = (PLAIN, DEFAULT_STRATEGY)
     prompts: int = 4
     rounds: int = 3
+    against: bool = False
+    """`transformers` is measured beside them."""
 
 
 PRESETS = {
     "quick": Preset(("edit", "prose"), prompts=2, rounds=1),
     "standard": Preset(),
-    "readme": Preset(tuple(name for name in BUILT_IN if name != "long"), (PLAIN, ALL), prompts=6, rounds=2),
+    "readme": Preset(("copy", "edit", "calls", "maths"), prompts=8, against=True),
 }
 """By name; ``standard`` holds where none is named."""
 

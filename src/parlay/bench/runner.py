@@ -6,7 +6,7 @@ plain decoding is one of the same minutes, and a slow minute of the machine spoi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, islice
@@ -16,7 +16,7 @@ from parlay.bench.prepare import FEWEST_TOKENS, Preparation, Prepared, in_groups
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.bench.summary import plain_of
 from parlay.bench.tally import row_of
-from parlay.bench.wave import Ask, Ids, Wave, Waves
+from parlay.bench.wave import Ask, Decoder, Ids, Wave, Waves
 from parlay.bench.workloads import Workload
 from parlay.energy import Meter
 from parlay.llm import LLM
@@ -36,6 +36,8 @@ class Setting(NamedTuple):
 class Plan:
     """What to measure. Plain decoding is measured in any case. ``rounds`` are those of each cell.
 
+    ``against`` names what is measured beside Parlay's strategies, by the decoders that `Bench` is given for them.
+
     ``max_tokens`` None takes what each item asks for. ``keep_loops``: answers go on where they repeat themselves.
     """
 
@@ -45,14 +47,15 @@ class Plan:
     concurrency: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
     contexts: tuple[int, ...] = (0,)
+    against: tuple[str, ...] = ()
     rounds: int = 3
     max_tokens: int | None = None
     keep_loops: bool = False
 
     @property
     def everyone(self) -> tuple[str, ...]:
-        """The strategies, plain decoding first, each once."""
-        return tuple(dict.fromkeys((PLAIN, *self.strategies)))
+        """The strategies, plain decoding first, each once, and what they are held against."""
+        return tuple(dict.fromkeys((PLAIN, *self.strategies, *self.against)))
 
     def settings(self) -> Iterator[Setting]:
         for workload in self.workloads:
@@ -74,11 +77,18 @@ class Plan:
 class Bench:
     """Measures what the results lack of a plan; each round of a setting is stored at once."""
 
-    def __init__(self, llm: LLM, plan: Plan, results: Results, meter: Meter | None = None) -> None:
-        self._llm = llm
+    def __init__(
+        self,
+        llm: LLM,
+        plan: Plan,
+        results: Results,
+        meter: Meter | None = None,
+        others: Mapping[str, Decoder] | None = None,
+    ) -> None:
+        """``others`` decode what the plan is ``against``, by name."""
         self._plan = plan
         self._results = results
-        self._waves = Waves(llm, meter)
+        self._decoders = {**dict.fromkeys(plan.everyone, Waves(llm, meter)), **(others or {})}
         self._preparation = Preparation(llm, Waves(llm), plan.max_tokens, plan.keep_loops)
         self._prepared: dict[tuple[str, float, int], Prepared | Exception] = {}
         self._warm: dict[tuple[str, int], str] = {}
@@ -150,7 +160,7 @@ class Bench:
                 if name in failed:
                     continue
                 try:
-                    waves[name].append(self._waves.decode(name, group, setting.temperature))
+                    waves[name].append(self._decoders[name].decode(name, group, setting.temperature))
                 except Exception as error:  # the row says so
                     failed[name] = one_line(error)
         return waves
@@ -174,7 +184,7 @@ class Bench:
             begun = [replace(ask, most=min(ask.most, FEWEST_TOKENS)) for ask in whole]
             try:
                 for asks in (begun, whole):
-                    self._waves.decode(strategy, asks, setting.temperature)
+                    self._decoders[strategy].decode(strategy, asks, setting.temperature)
                 self._warm[key] = ""
             except Exception as error:  # the row says so
                 self._warm[key] = one_line(error)

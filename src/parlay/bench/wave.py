@@ -1,4 +1,4 @@
-"""Requests sent together, timed at their events: the one stopwatch of the bench.
+"""Requests sent together, timed at their events: the one stopwatch of the bench, and its gauges.
 
 Nothing is shared between requests but the models: each is a tenant of its own, so that no prompt is found cached and
 every first token is paid for, and no store learns from any.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from parlay.bench.memory import forget_peak, peak_bytes
 from parlay.energy import Meter, TooShort, Window
@@ -19,6 +20,7 @@ from parlay.requests import Job, RequestOptions
 from parlay.types import Metrics, ParlayError, SamplingParams
 
 Ids = tuple[int, ...]
+UNMETERED = Meter((), "nobody asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +65,22 @@ class Wave:
     joules: float | None
 
 
+class Decoder(Protocol):
+    """What decodes asks that are sent at once; ``strategy`` is its name in the rows."""
+
+    def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
+        """Wait for every answer. What fails raises, and leaves nothing under way."""
+        ...
+
+
 @dataclass(slots=True)
-class _Stopwatch:
+class Stopwatch:
     """When tokens were emitted, by request."""
 
     began: float = field(default_factory=time.perf_counter)
     first: dict[str, tuple[float, int]] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
+    emissions: int = 0
     before_decoding: int = 0
     """Tokens that came with the very first emission."""
     tokens: int = 0
@@ -81,42 +92,69 @@ class _Stopwatch:
         self.first.setdefault(request, (now, count))
         self.last[request] = now
         self.tokens += count
+        self.emissions += 1
 
     @property
     def decode_seconds(self) -> float:
         return max(self.last.values()) - min(at for at, _ in self.first.values()) if self.last else 0.0
 
-    def answer(self, job: Job) -> Answer:
-        sample = job.output().outputs[0]
-        if sample.error:
-            raise ParlayError(sample.error)
-        name = job.samples[0].request.id
-        at, count = self.first.get(name, (None, 0))
-        return Answer(sample.token_ids, count, at, self.last.get(name), sample.metrics)
+    def answer(self, request: str, tokens: Ids, metrics: Metrics) -> Answer:
+        at, count = self.first.get(request, (None, 0))
+        return Answer(tokens, count, at, self.last.get(request), metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What was seen of a run: its stopwatch, its length, the most memory held meanwhile, and joules where counted."""
+
+    watch: Stopwatch
+    seconds: float
+    peak_memory_bytes: int
+    joules: float | None
+
+    def wave(self, answers: Iterable[Answer]) -> Wave:
+        watch = self.watch
+        decoded = watch.tokens - watch.before_decoding
+        return Wave(tuple(answers), self.seconds, decoded, watch.decode_seconds, self.peak_memory_bytes, self.joules)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What runs on a device are timed by; ``meter`` counts joules, where it can."""
+
+    device: str
+    meter: Meter
+
+    def time(self, run: Callable[[Stopwatch], object]) -> Timed:
+        """``run`` tells the stopwatch what it emits, when it does."""
+        forget_peak(self.device)
+        window = self.meter.begin()
+        watch = Stopwatch()
+        run(watch)
+        seconds = time.perf_counter() - watch.began
+        return Timed(watch, seconds, peak_bytes(self.device), self._joules(window))
+
+    def _joules(self, window: Window) -> float | None:
+        try:
+            return self.meter.end(window).joules
+        except TooShort:
+            return None
 
 
 class Waves:
-    """Sends asks to a model; ``meter`` counts the joules of each wave, where it can."""
+    """Parlay as a `Decoder`."""
 
     def __init__(self, llm: LLM, meter: Meter | None = None) -> None:
         self._llm = llm
-        self._meter = meter or Meter((), "nobody asked")
+        self._gauges = Gauges(llm.runner.spec.device, meter or UNMETERED)
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """Send all asks at once and wait for every answer. What fails raises, and leaves nothing under way."""
+        """See `Decoder`."""
         jobs = [self._job(strategy, ask, temperature) for ask in asks]
-        device = self._llm.runner.spec.device
         self._llm.reset_prefix_cache()  # else the peak of memory would tell of all waves before
-        forget_peak(device)
-        window = self._meter.begin()
-        watch = _Stopwatch()
-        self._run(jobs, watch)
-        seconds = time.perf_counter() - watch.began
-        joules = self._joules(window)
-        decoded = watch.tokens - watch.before_decoding
-        answers = tuple(watch.answer(job) for job in jobs)
-        return Wave(answers, seconds, decoded, watch.decode_seconds, peak_bytes(device), joules)
+        timed = self._gauges.time(lambda watch: self._run(jobs, watch))
+        return timed.wave(_answer(job, timed.watch) for job in jobs)
 
     def _job(self, strategy: str, ask: Ask, temperature: float) -> Job:
         params = SamplingParams(temperature=temperature, max_tokens=ask.most, seed=ask.seed)
@@ -129,13 +167,7 @@ class Waves:
         )
         return self._llm.job({"prompt_token_ids": ask.ids}, params, options)
 
-    def _joules(self, window: Window) -> float | None:
-        try:
-            return self._meter.end(window).joules
-        except TooShort:
-            return None
-
-    def _run(self, jobs: Sequence[Job], watch: _Stopwatch) -> None:
+    def _run(self, jobs: Sequence[Job], watch: Stopwatch) -> None:
         engine = self._llm.engine
         live = {job.samples[0].request.id: job for job in jobs}
         try:
@@ -152,3 +184,10 @@ class Waves:
         finally:
             for name in live:
                 engine.abort(name)
+
+
+def _answer(job: Job, watch: Stopwatch) -> Answer:
+    sample = job.output().outputs[0]
+    if sample.error:
+        raise ParlayError(sample.error)
+    return watch.answer(job.samples[0].request.id, sample.token_ids, sample.metrics)

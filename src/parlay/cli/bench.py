@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="quick, standard or readme: what the next four flags say if left out (default: standard)",
+        help="quick, standard or readme: what the next five flags say if left out (default: standard)",
     )
     parser.add_argument(
         "--workloads",
@@ -45,8 +45,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="joined by commas; see parlay strategies; all takes those that need nothing of yours",
     )
+    parser.add_argument(
+        "--against", choices=["transformers"], help="measure it too: plain, compiled, and with its prompt lookup"
+    )
     parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload")
     parser.add_argument("--rounds", type=_whole(1), metavar="N", help="how often each cell is measured")
+    _add_conditions(parser)
+    parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
+    parser.add_argument(
+        "--price-per-hour",
+        type=_price,
+        metavar="X",
+        help="what an hour of this machine costs: adds tokens per unit of currency",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=OUT,
+        metavar="FILE",
+        help=f"rows go there, and a second run goes on with it (default: {OUT})",
+    )
+    parser.add_argument("--fresh", action="store_true", help="start the file anew")
+    bench_replay.add_arguments(parser)
+    bench_report.add_action(parser)
+
+
+def _add_conditions(parser: argparse.ArgumentParser) -> None:
+    """Under what strategies are compared."""
     parser.add_argument(
         "--concurrency", type=_list(_whole(1)), default=(1,), metavar="N,...", help="requests at once (default: 1)"
     )
@@ -69,23 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-loops", action="store_true", help="don't end an answer where it begins to repeat itself"
     )
-    parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
-    parser.add_argument(
-        "--price-per-hour",
-        type=_price,
-        metavar="X",
-        help="what an hour of this machine costs: adds tokens per unit of currency",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=OUT,
-        metavar="FILE",
-        help=f"rows go there, and a second run goes on with it (default: {OUT})",
-    )
-    parser.add_argument("--fresh", action="store_true", help="start the file anew")
-    bench_replay.add_arguments(parser)
-    bench_report.add_action(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -122,6 +130,7 @@ def _preset(name: str | None) -> Preset:
 
 
 def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ...], workloads: list[Workload]) -> Plan:
+    from parlay.bench.against import MODES
     from parlay.bench.runner import Plan
 
     return Plan(
@@ -131,6 +140,7 @@ def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ..
         concurrency=options.concurrency,
         temperatures=options.temperature,
         contexts=options.context,
+        against=MODES if options.against or preset.against else (),
         rounds=options.rounds or preset.rounds,
         max_tokens=options.max_tokens,
         keep_loops=options.keep_loops,
@@ -155,8 +165,10 @@ def _open(options: argparse.Namespace) -> LLM:
 
 
 def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
+    from parlay.bench.against import Transformers
     from parlay.bench.forwards import add_missing, weight_bytes
     from parlay.bench.provenance import provenance
+    from parlay.bench.readme import readme_table
     from parlay.bench.records import Results
     from parlay.bench.runner import Bench
     from parlay.bench.summary import summarise
@@ -181,8 +193,12 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
         weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
         add_missing(llm.runner, plan.model, results, weights)
     meter = choose_meter(spec.device)
-    done = _with_progress(Bench(llm, plan, results, meter))
-    print(table(summarise(results.rows, plan.cells()), options.price_per_hour))
+    peer = Transformers(resolve(options.model), spec.device, spec.dtype, meter)
+    done = _with_progress(Bench(llm, plan, results, meter, dict.fromkeys(plan.against, peer)))
+    summaries = summarise(results.rows, plan.cells())
+    print(table(summaries, options.price_per_hour))
+    if plan.against:
+        print(f"\n{readme_table(summaries)}")
     if not done:
         print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
         return INTERRUPTED

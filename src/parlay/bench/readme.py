@@ -1,0 +1,48 @@
+"""The first table of README, of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from parlay.bench.against import MODES
+from parlay.bench.records import PLAIN, Cell
+from parlay.bench.report.markdown import markdown
+from parlay.bench.report.pieces import Table
+from parlay.bench.summary import Summary
+
+HEAD = ("workload", "strategy", "against plain", "against `transformers` at its best", "tokens per step", "same text")
+
+
+def readme_table(summaries: Sequence[Summary]) -> str:
+    """Markdown, a line for each strategy and workload. Of `transformers` the fastest mode that was measured counts."""
+    others = [each for each in summaries if each.cell.strategy in MODES]
+    own = [each for each in summaries if each.cell.strategy not in (*MODES, PLAIN) and each.rows]
+    return markdown(Table(HEAD, tuple(_line(each, others) for each in own)))
+
+
+def _line(each: Summary, others: Iterable[Summary]) -> tuple[str, ...]:
+    beside = [other for other in others if _setting(other.cell) == _setting(each.cell)]
+    best = _against_best(each, beside)
+    return (
+        each.cell.workload,
+        f"`{each.cell.strategy}`",
+        "-" if each.ratio is None else f"{each.ratio.median:.2f}",
+        "-" if best is None else f"{best:.1f}",
+        "-" if each.tokens_per_step is None else f"{each.tokens_per_step:.2f}",
+        f"{each.same[0]}/{each.same[1]}" if each.same else "-",
+    )
+
+
+def _against_best(each: Summary, others: Iterable[Summary]) -> float | None:
+    """Median over rounds of its speed over the highest of theirs in the same round; None where there are none."""
+    best: dict[int, float] = {}
+    for other in others:
+        for row in other.rows:
+            best[row.round] = max(best.get(row.round, 0.0), row.tokens_per_second)
+    ratios = [row.tokens_per_second / best[row.round] for row in each.rows if best.get(row.round)]
+    return median(ratios) if ratios else None
+
+
+def _setting(cell: Cell) -> tuple[str, str, int, float, int]:
+    return cell.model, cell.workload, cell.concurrency, cell.temperature, cell.context
