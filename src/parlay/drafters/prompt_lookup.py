@@ -73,7 +73,10 @@ class _Text:
         self._tokens: list[int] = []
         self._places = [_Places(size) for size in self._sizes]
         for reference in self.references:
-            self._extend(reference, len(self._tokens))
+            start = len(self._tokens)
+            self._tokens.extend(reference)
+            for places in self._places:
+                places.index(self._tokens, start)
             self._tokens.append(_END)
         self._start = len(self._tokens)
 
@@ -85,12 +88,7 @@ class _Text:
             self._cut(agreed)
         new = tokens[agreed:]
         history.tokens.extend(new)
-        self._extend(new, self._start)
-
-    def _extend(self, new: Sequence[int], start: int) -> None:
         self._tokens.extend(new)
-        for places in self._places:
-            places.index(self._tokens, start)
 
     def _cut(self, length: int) -> None:
         for places in self._places:
@@ -102,7 +100,8 @@ class _Text:
         """Where what followed the longest match begins, and the length of the match; 0 without one."""
         best, length = 0, 0
         longest = min(longest, len(self._history.tokens))
-        for places in self._places:
+        for places in self._places:  # the second is only kept up when the first knows nothing
+            places.index(self._tokens, self._start)
             for place in places.of(self._tokens, longest):
                 found = self._match_length(place, places.size, longest)
                 if found > length or (leftmost and found == length):

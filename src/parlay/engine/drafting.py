@@ -33,6 +33,8 @@ class Drafting:
         self._layers = layers
         self._max_context = max_context
         self._max_draft_rows = max_draft_rows
+        self._drafts = 1
+        """How many sequences had a draft in the last step."""
 
     def propose(self, batch: list[Turn]) -> None:
         """Ask each drafter once for all its sequences, then trim to what pays, fits and can be verified."""
@@ -47,13 +49,15 @@ class Drafting:
                 self._layers.reclaim()
         for turn in ready:
             self._add_forced(turn)
-        self._fit_rows([turn for turn in ready if len(turn.draft)])
+        drafted = [turn for turn in ready if len(turn.draft)]
+        self._drafts = len(drafted) or 1
+        self._fit_rows(drafted)
 
     def _plan(self, strategy: Strategy, turns: list[Turn]) -> list[tuple[Turn, int]]:
         """The turns for which something is to be drafted, and how many nodes at most."""
         try:
             budgets = strategy.policy.plan([turn.sequence for turn in turns])
-            most = 2 * self._max_draft_rows // len(turns)  # more than twice what each could keep is drafted in vain
+            most = self._max_draft_rows // self._drafts  # where as many draft as last time, more would be cut again
             limits = [min(budget, most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
         except Exception as error:
             for turn in turns:

@@ -23,7 +23,6 @@ class Tally:
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_depth: Counter[int] = field(default_factory=Counter)
-    accepted_by_depth: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -42,7 +41,6 @@ class Tally:
             self.drafted_by_source.update(draft.sources[:proposed])
             self.drafted_by_depth.update(trees.depths(draft.tree)[:proposed])
             self.accepted_by_source.update(draft.sources[node] for node in path)
-            self.accepted_by_depth.update(range(1, len(path) + 1))
 
     def count_layers(self, rows: int, seconds: float) -> None:
         """Drafting ran rows of this sequence through the target's own layers."""
@@ -108,7 +106,7 @@ class Sequence:
             accepted_tokens=tally.accepted_by_source.total(),
             accepted_by_source=dict(tally.accepted_by_source),
             drafted_by_source=dict(tally.drafted_by_source),
-            accepted_by_depth=_by_depth(tally.accepted_by_depth),
+            accepted_by_depth=_accepted_by_depth(tally.outcomes),
             drafted_by_depth=_by_depth(tally.drafted_by_depth),
             outcomes=dict(tally.outcomes),
             drafter_faults=tally.drafter_faults,
@@ -123,3 +121,10 @@ class Sequence:
 
 def _by_depth(counts: Counter[int]) -> tuple[int, ...]:
     return tuple(counts[depth] for depth in range(1, max(counts, default=0) + 1))
+
+
+def _accepted_by_depth(outcomes: Counter[tuple[int, int]]) -> tuple[int, ...]:
+    """A path of so many nodes has one at each depth up to that."""
+    deepest = max((accepted for _, accepted in outcomes), default=0)
+    reached = (sum(n for (_, accepted), n in outcomes.items() if accepted >= d) for d in range(1, deepest + 1))
+    return tuple(reached)
