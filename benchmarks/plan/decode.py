@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from benchmarks.plan.cells import BUDGETS, PLAIN, WRITE_4, Cell
 from parlay import trees
 from parlay.cost.measured import MeasuredCost
-from parlay.drafters.draft_model import DraftModel
+from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.entries import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed, Plain

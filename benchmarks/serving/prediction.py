@@ -27,7 +27,7 @@ from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.figures.systems import Stopwatch, System, Timed
 from benchmarks.options import add_run_flags
 from parlay.bench.provenance import ROOT, provenance
-from parlay.drafters.prediction import SOURCE
+from parlay.drafters.copying.prediction import SOURCE
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.train.corpus import read_corpus
 from parlay.train.edits import Edit

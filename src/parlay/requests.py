@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from jinja2 import TemplateError
 
 from parlay.documents import Document, Ids
-from parlay.drafters.prediction import SOURCE as PREDICTION
+from parlay.drafters.copying.prediction import SOURCE as PREDICTION
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
 from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream

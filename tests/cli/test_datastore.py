@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from parlay.cli import corpus
-from parlay.drafters.datastore_file import Datastore
+from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer, resolve
 from tests.cli.conftest import Cli, Result
 from tests.cli.test_generate import Screen
@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_no_half_file(
         signal.raise_signal(signal.SIGINT)
         return iter(())
 
-    place = {"encode": corpus.__name__ + "._encode", "sort": "parlay.drafters.datastore_file.suffix_array"}
+    place = {"encode": corpus.__name__ + "._encode", "sort": "parlay.drafters.stores.datastore_file.suffix_array"}
     monkeypatch.setattr(place.get(where, "os.fsync"), interrupt)
     result = cli("datastore", "build", str(folder), "-o", str(tmp_path / "store"))
     assert result.code == 130

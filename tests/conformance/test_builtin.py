@@ -11,7 +11,7 @@ import pytest
 
 from parlay import models
 from parlay.drafters.catalogue import Resources
-from parlay.drafters.datastore_file import Datastore
+from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of

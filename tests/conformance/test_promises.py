@@ -78,8 +78,8 @@ def calls(attribute: str) -> list[str]:
 
 
 def test_tokens_join_a_text_in_one_place() -> None:
-    assert calls(".tokens.append") == ["commit.py"]
-    assert calls(".tokens.extend") == calls(".tokens.insert") == []
+    assert calls(".tokens.extend") == ["commit.py"]
+    assert calls(".tokens.append") == calls(".tokens.insert") == []
 
 
 def test_one_forward_commits() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.adaptive_ngram import AdaptiveNgram
 from parlay.drafters.catalogue import Resources, UsageError, parse
+from parlay.drafters.counting.adaptive_ngram import AdaptiveNgram
 from parlay.trees import is_chain
 from parlay.types import NO_DRAFT, Draft
 from tests.drafters.sight import Sight, no_runner

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.aggressive import Aggressive
 from parlay.drafters.catalogue import Resources, UsageError, parse
+from parlay.drafters.copying.aggressive import Aggressive
 from parlay.types import NO_DRAFT, Draft, Request
 from tests.drafters.sight import REQUEST, Sight, no_runner
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.alignment import LOST, Alignment, chance
-from parlay.drafters.ngram_index import NgramIndex
+from parlay.drafters.copying.alignment import LOST, Alignment, chance
+from parlay.drafters.copying.ngram_index import NgramIndex
 
 SOURCE = NgramIndex([[0, 1, 2, 0, 1, 1, 2, 2, 0]], 3, 3)
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from parlay.drafters import bigram_file
-from parlay.drafters.bigram_file import WIDEST
+from parlay.drafters.counting import bigram_file
+from parlay.drafters.counting.bigram_file import WIDEST
 from parlay.drafters.entries import UsageError
 
 VOCAB = 4

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.cascade import Cascade
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.combined.cascade import Cascade
 from parlay.testing.conformance import subject_of, toy_stage
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View

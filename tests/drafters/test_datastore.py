@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.datastore import Retrieval
-from parlay.drafters.datastore_file import BadDatastore, Datastore, fingerprint
-from parlay.drafters.prompt_lookup import PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookup
+from parlay.drafters.stores.datastore import Retrieval
+from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint
 from parlay.models.loading import load_tokenizer, resolve
 from parlay.testing.conformance.stage import PLAIN, Ask, Stage, Subject, decode
 from parlay.testing.conformance.stages import toy_stage

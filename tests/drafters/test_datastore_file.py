@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from parlay.drafters.datastore_file import BadDatastore, Datastore, fingerprint, vocabulary
+from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint, vocabulary
 from parlay.models.loading import load_tokenizer, resolve
 
 letters = st.lists(st.integers(0, 2), max_size=12)

@@ -11,7 +11,7 @@ import torch
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.draft_model import DraftModel
+from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.sampling.sampler import sample
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
 

@@ -14,8 +14,8 @@ import torch
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.draft_model import DraftModel
-from parlay.drafters.drawn_trees import Beam, Distinct, Spot, conditioned
+from parlay.drafters.draft_models.draft_model import DraftModel
+from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, Spot, conditioned
 from parlay.sampling.laws import law
 from parlay.types import Draft, NoiseKey, Request, SamplingParams
 

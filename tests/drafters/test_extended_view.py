@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.drafters.extended_view import ExtendedView, ExtendedViews
+from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
 from parlay.types import NoiseKey, Request, SamplingParams, Skip, View
 
 REQUEST = Request(id="r", prompt=(1, 2), params=SamplingParams(), key=NoiseKey(0))

@@ -12,7 +12,7 @@ import torch
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.cs_drafting import _layout, _read
+from parlay.drafters.combined.cs_drafting import _layout, _read
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View
 
 VOCAB = 12

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.jacobi import Jacobi
-from parlay.drafters.prompt_lookup import PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookup
+from parlay.drafters.fixed_point.jacobi import Jacobi
 from parlay.engine import Limits
 from parlay.router.policies import Adaptive, Fixed
 from parlay.sampling.rules import SharedNoise

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.drafters.layer_search import ParzenSearch, agreement, speedup
+from parlay.drafters.self_speculation.layer_search import ParzenSearch, agreement, speedup
 from parlay.types import NoiseKey, Request, SamplingParams, Skip, Sublayer, View
 
 HALVES: tuple[Sublayer, ...] = tuple((half, layer) for layer in range(12) for half in ("attention", "mlp"))  # type: ignore[misc]

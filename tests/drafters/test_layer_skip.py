@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.layer_skip import LayerSkip
+from parlay.drafters.self_speculation.layer_skip import LayerSkip
 from parlay.sampling.sampler import sample
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import default_stages, run_check, subject_of

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.drafters import lookahead, ngram_pool
 from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.jacobi import Jacobi
-from parlay.drafters.lookahead import Lookahead, Window
-from parlay.drafters.ngram_pool import NgramPool
-from parlay.drafters.prompt_lookup import PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookup
+from parlay.drafters.fixed_point import lookahead, ngram_pool
+from parlay.drafters.fixed_point.jacobi import Jacobi
+from parlay.drafters.fixed_point.lookahead import Lookahead, Window
+from parlay.drafters.fixed_point.ngram_pool import NgramPool
 from parlay.engine import Limits
 from parlay.router.policies import Adaptive, Fixed
 from parlay.sampling.rules import SharedNoise

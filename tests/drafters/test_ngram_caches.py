@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters import bigram_file
 from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.ngram_caches import LAX, LONGEST, STRICT, Bars, NgramCaches
+from parlay.drafters.counting import bigram_file
+from parlay.drafters.counting.ngram_caches import LAX, LONGEST, STRICT, Bars, NgramCaches
 from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight, no_runner
 

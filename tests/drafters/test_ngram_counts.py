@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.ngram_counts import CountedText, NgramCounts
+from parlay.drafters.counting.ngram_counts import CountedText, NgramCounts
 
 LONGEST = 3
 VOCAB = 3

@@ -7,7 +7,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.ngram_index import END, Indexes, NgramIndex
+from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
 
 VOCAB = 3
 

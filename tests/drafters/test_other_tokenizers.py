@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.vocabularies import Codec, Retold, codecs, continuation, intersection, scores
+from parlay.drafters.other_vocabularies.vocabularies import Codec, Retold, codecs, continuation, intersection, scores
 from parlay.sampling.sampler import sample
 from parlay.testing.conformance import Stage, subject_of
 from parlay.testing.conformance.compare import same_tokens

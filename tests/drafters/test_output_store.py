@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.entries import UsageError
-from parlay.drafters.output_store import OutputStore, OutputStores, StoreOptions
-from parlay.drafters.suffixes import Suffixes
+from parlay.drafters.stores.output_store import OutputStore, OutputStores, StoreOptions
+from parlay.drafters.stores.suffixes import Suffixes
 from parlay.types import NO_DRAFT, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight
 

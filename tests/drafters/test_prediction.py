@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.letters import Letters, readable
-from parlay.drafters.prediction import SOURCE, Prediction
+from parlay.drafters.copying.prediction import SOURCE, Prediction
+from parlay.drafters.other_vocabularies.letters import Letters, readable
 from parlay.testing.toy_tokenizers import byte_level, sentence_pieces
 from parlay.types import NO_DRAFT, Draft, Request
 from tests.drafters.sight import REQUEST, Sight, no_runner

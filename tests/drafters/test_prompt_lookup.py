@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.catalogue import Resources, UsageError
-from parlay.drafters.prompt_lookup import CANDIDATES, PromptLookup
+from parlay.drafters.copying.prompt_lookup import CANDIDATES, PromptLookup
 from parlay.trees import is_chain
 from parlay.types import NO_DRAFT, Draft, Request
 from tests.drafters.sight import REQUEST, Sight, no_runner

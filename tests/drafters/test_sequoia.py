@@ -14,8 +14,8 @@ import torch
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.sequoia import Sequoia
-from parlay.drafters.static_trees import RankRecord, best_shape, best_tree
+from parlay.drafters.draft_models.sequoia import Sequoia
+from parlay.drafters.draft_models.static_trees import RankRecord, best_shape, best_tree
 from parlay.sampling.sampler import ranked
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.suffix_array import suffix_array
+from parlay.drafters.stores.suffix_array import suffix_array
 
 
 @given(text=st.lists(st.integers(0, 2), max_size=40), scale=st.sampled_from([1, 65_000, 2_000_000_000]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.suffix_automaton import SuffixAutomaton
+from parlay.drafters.stores.suffix_automaton import SuffixAutomaton
 from parlay.types import (
     NO_DRAFT,
     Draft,
@@ -105,7 +105,7 @@ class Counting:
 
 def test_short_matches_are_left_to_the_fallback_for_all_sequences_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = Counting()
-    monkeypatch.setattr("parlay.drafters.members.build", lambda owner, spec, resources: inner)
+    monkeypatch.setattr("parlay.drafters.combined.members.build", lambda owner, spec, resources: inner)
     drafter = SuffixAutomaton(RESOURCES, min_match=3, fallback=("token-recycling",))
     assert drafter.needs.choices == 3
     long, short, none = [1, 2, 3, 4, 1, 2, 3], [1, 2, 9, 1, 2], [1]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.suffix_decoding import SuffixDecoding
-from parlay.drafters.suffix_tree import NOTHING, Growth, Speculation, grow, speculate
-from parlay.drafters.suffixes import Suffixes
+from parlay.drafters.stores.suffix_decoding import SuffixDecoding
+from parlay.drafters.stores.suffix_tree import NOTHING, Growth, Speculation, grow, speculate
+from parlay.drafters.stores.suffixes import Suffixes
 from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight, no_runner
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.suffixes import END, LiveText, Suffixes
+from parlay.drafters.stores.suffixes import END, LiveText, Suffixes
 
 letters = st.lists(st.integers(0, 2), max_size=14)
 texts = st.lists(letters, min_size=1, max_size=5)

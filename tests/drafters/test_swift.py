@@ -11,8 +11,8 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.skipping import Plan
-from parlay.drafters.swift import Swift, comb
+from parlay.drafters.self_speculation.skipping import Plan
+from parlay.drafters.self_speculation.swift import Swift, comb
 from parlay.engine import Engine
 from parlay.testing.conformance import default_stages, subject_of
 from parlay.testing.conformance.recorder import Recorder, Texts

@@ -12,7 +12,7 @@ import pytest
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.token_recycling import WIDTH, TokenRecycling, template
+from parlay.drafters.stores.token_recycling import WIDTH, TokenRecycling, template
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
 from tests.drafters.sight import no_runner
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.trie_lookahead import TrieLookahead
+from parlay.drafters.stores.trie_lookahead import TrieLookahead
 from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight, no_runner
 

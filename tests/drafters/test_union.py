@@ -11,7 +11,7 @@ import torch
 
 from parlay import trees
 from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.union import Union
+from parlay.drafters.combined.union import Union
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Verdict, View
 from tests.drafters.sight import no_runner
 

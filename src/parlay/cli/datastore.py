@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from parlay.cli.corpus import Document, Source
-    from parlay.drafters.datastore_file import Datastore
+    from parlay.drafters.stores.datastore_file import Datastore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def _check_output(path: Path) -> None:
 
 def _make(sources: list[Source], tokenizer: PreTrainedTokenizerBase, name: str) -> Datastore:
     from parlay.cli import corpus
-    from parlay.drafters.datastore_file import Datastore, fingerprint, vocabulary
+    from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
 
     skipped: list[Source] = []
 
@@ -110,7 +110,7 @@ def _bar(what: str, unit: str, total: int) -> tqdm[Any]:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from parlay.drafters.datastore_file import VERSION, Datastore
+    from parlay.drafters.stores.datastore_file import VERSION, Datastore
 
     file: Path = options.file
     header = Datastore.open(file).header  # which checks every byte

@@ -15,7 +15,7 @@ from parlay.types import Exactness, Runner, RunnerSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from parlay.drafters.datastore_file import Datastore
+    from parlay.drafters.stores.datastore_file import Datastore
 
 __all__ = [
     "Entry",

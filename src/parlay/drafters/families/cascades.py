@@ -26,7 +26,7 @@ ENTRIES: tuple[Entry, ...] = (
             "enough": Parameter(int, 0, "tokens after which the last level stops; 0: its k", low=0, high=1024),
             **budget(16),
         },
-        factory="parlay.drafters.cascade:Cascade",
+        factory="parlay.drafters.combined.cascade:Cascade",
         toys=(
             "levels=prompt-lookup(k=3)+draft-model(min_p=0)+draft-model(k=16,min_p=0,model=other,shape=tree,width=2)",
         ),
@@ -49,7 +49,7 @@ ENTRIES: tuple[Entry, ...] = (
             ),
             **budget(15),
         },
-        factory="parlay.drafters.horizontal:Horizontal",
+        factory="parlay.drafters.combined.horizontal:Horizontal",
         toys=("levels=draft-model(k=3,min_p=0,shape=tree,width=2)+prompt-lookup",),
     ),
     Entry(
@@ -73,7 +73,7 @@ ENTRIES: tuple[Entry, ...] = (
             ),
             **budget(32),
         },
-        factory="parlay.drafters.cs_drafting:cs_drafting",
+        factory="parlay.drafters.combined.cs_drafting:cs_drafting",
         toys=("drafters=draft-model(min_p=0)+draft-model(model=other,min_p=0)+prompt-lookup,matrix=2/4/3+0/1/3+0/0/3",),
     ),
 )

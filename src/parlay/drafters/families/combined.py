@@ -19,6 +19,6 @@ ENTRIES = (
             "of": Parameter(tuple, ("prompt-lookup", "draft-model"), "the drafters, joined by +", strategies=True),
             **budget(16),
         },
-        factory="parlay.drafters.union:Union",
+        factory="parlay.drafters.combined.union:Union",
     ),
 )

@@ -21,7 +21,7 @@ ENTRIES = (
             "pick": Parameter(str, "recent", "which occurrence to copy from", choices=("recent", "leftmost")),
             **budget(31),
         },
-        factory="parlay.drafters.prompt_lookup:PromptLookup",
+        factory="parlay.drafters.copying.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
     ),
     Entry(
@@ -34,11 +34,13 @@ ENTRIES = (
         when="many requests look alike, and chains are enough",
         reference="llama.cpp, example `lookup`, github.com/ggml-org/llama.cpp",
         parameters={
-            "static": Parameter(str, "", "file of a corpus's bigrams (parlay.drafters.bigram_file); empty: none"),
+            "static": Parameter(
+                str, "", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none"
+            ),
             "remember": Parameter(int, 200_000, "tokens of past requests that are kept", low=0, high=10_000_000),
             **budget(16),
         },
-        factory="parlay.drafters.ngram_caches:NgramCaches",
+        factory="parlay.drafters.counting.ngram_caches:NgramCaches",
     ),
     Entry(
         name="reference-copy",
@@ -55,7 +57,7 @@ ENTRIES = (
             "resync": Parameter(bool, False, "the first reference foretells the output: start and go on where it is"),
             **budget(19),
         },
-        factory="parlay.drafters.reference_copy:ReferenceCopy",
+        factory="parlay.drafters.copying.reference_copy:ReferenceCopy",
         toys=("", "resync=true"),
     ),
     Entry(
@@ -73,7 +75,7 @@ ENTRIES = (
             ),
             **budget(63),
         },
-        factory="parlay.drafters.prediction:Prediction",
+        factory="parlay.drafters.copying.prediction:Prediction",
         toys=("", "fallback="),
     ),
     Entry(
@@ -89,7 +91,7 @@ ENTRIES = (
             "ngram": Parameter(int, 3, "most tokens that must be found, once, to go on in the source", low=1, high=32),
             **budget(63),
         },
-        factory="parlay.drafters.aggressive:Aggressive",
+        factory="parlay.drafters.copying.aggressive:Aggressive",
     ),
     Entry(
         name="adaptive-ngram",
@@ -104,6 +106,6 @@ ENTRIES = (
             "ngram": Parameter(int, 5, "longest n-gram, the drafted token included", low=2, high=16),
             **budget(10),
         },
-        factory="parlay.drafters.adaptive_ngram:AdaptiveNgram",
+        factory="parlay.drafters.counting.adaptive_ngram:AdaptiveNgram",
     ),
 )

@@ -23,7 +23,7 @@ ENTRIES = (
             "matches": Parameter(int, 5000, "most matches that are counted", low=1, high=100_000),
             **budget(64),
         },
-        factory="parlay.drafters.datastore:Retrieval",
+        factory="parlay.drafters.stores.datastore:Retrieval",
         toys=("file=toy",),
     ),
 )

@@ -27,7 +27,7 @@ ENTRIES = (
             "guess": Parameter(str, "pad", "first guess of a token", choices=("pad", "last", "prompt")),
             **budget(16),
         },
-        factory="parlay.drafters.jacobi:Jacobi",
+        factory="parlay.drafters.fixed_point.jacobi:Jacobi",
     ),
     Entry(
         name="lookahead",
@@ -45,7 +45,7 @@ ENTRIES = (
             "copy": Parameter(bool, True, "take n-grams from prompt and output, too"),
             **budget(64),
         },
-        factory="parlay.drafters.lookahead:Lookahead",
+        factory="parlay.drafters.fixed_point.lookahead:Lookahead",
         toys=("window=4,ngram=3,guesses=3",),
     ),
 )

@@ -28,7 +28,7 @@ ENTRIES = (
             "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
             **budget(8, (*accept_rules.GUESSED, *accept_rules.DRAWN)),
         },
-        factory="parlay.drafters.draft_model:DraftModel",
+        factory="parlay.drafters.draft_models.draft_model:DraftModel",
         model_level=True,
         toys=(
             "min_p=0",
@@ -56,7 +56,7 @@ ENTRIES = (
             "min_p": Parameter(float, 0.1, "stop where the chance of the drafted path falls below this", low=0, high=1),
             **budget(8, ("multi-candidate",)),
         },
-        factory="parlay.drafters.merged_drafts:MergedDrafts",
+        factory="parlay.drafters.draft_models.merged_drafts:MergedDrafts",
         toys=("models=parlay-mini+parlay-mini-draft,min_p=0",),
     ),
 )

@@ -24,7 +24,7 @@ ENTRIES = (
             "min_p": _MIN_P,
             **budget(8),
         },
-        factory="parlay.drafters.universal_draft:UniversalDraft",
+        factory="parlay.drafters.other_vocabularies.universal_draft:UniversalDraft",
         toys=("min_p=0,window=3",),
     ),
     Entry(
@@ -37,7 +37,7 @@ ENTRIES = (
         when="the small model's vocabulary overlaps the target's widely",
         reference="Timor et al. 2025 (TLI), arXiv:2502.05202",
         parameters={"model": _MODEL, "min_p": _MIN_P, **budget(8)},
-        factory="parlay.drafters.intersection_draft:IntersectionDraft",
+        factory="parlay.drafters.other_vocabularies.intersection_draft:IntersectionDraft",
         toys=("min_p=0",),
     ),
 )

@@ -32,7 +32,7 @@ ENTRIES = (
             "acceptance": Parameter(float, 0.9, "acceptance that the threshold moves towards", low=0, high=1),
             **budget(8),
         },
-        factory="parlay.drafters.layer_skip:LayerSkip",
+        factory="parlay.drafters.self_speculation.layer_skip:LayerSkip",
         toys=("search=12,window=4",),
     ),
     Entry(
@@ -55,7 +55,7 @@ ENTRIES = (
             "width": Parameter(int, 10, "best tokens at each step that become nodes", low=1, high=64),
             **budget(25),
         },
-        factory="parlay.drafters.swift:Swift",
+        factory="parlay.drafters.self_speculation.swift:Swift",
         toys=("window=4,every=3,width=3",),
     ),
 )

@@ -30,7 +30,7 @@ ENTRIES = (
             **_STORE,
             **budget(63),
         },
-        factory="parlay.drafters.trie_lookahead:TrieLookahead",
+        factory="parlay.drafters.stores.trie_lookahead:TrieLookahead",
         toys=("max_tokens=300",),
     ),
     Entry(
@@ -51,7 +51,7 @@ ENTRIES = (
             **_STORE,
             **budget(32),
         },
-        factory="parlay.drafters.suffix_decoding:SuffixDecoding",
+        factory="parlay.drafters.stores.suffix_decoding:SuffixDecoding",
         toys=("max_tokens=300,offset=2",),
     ),
     Entry(
@@ -70,7 +70,7 @@ ENTRIES = (
             **_STORE,
             **budget(40),
         },
-        factory="parlay.drafters.suffix_automaton:SuffixAutomaton",
+        factory="parlay.drafters.stores.suffix_automaton:SuffixAutomaton",
         toys=("max_tokens=300,bias=0,fallback=token-recycling",),
     ),
     Entry(
@@ -90,6 +90,6 @@ ENTRIES = (
             "save_every": _STORE["save_every"],
             **budget(80),
         },
-        factory="parlay.drafters.token_recycling:TokenRecycling",
+        factory="parlay.drafters.stores.token_recycling:TokenRecycling",
     ),
 )

@@ -26,7 +26,7 @@ ENTRIES = (
             ),
             **budget(24),
         },
-        factory="parlay.drafters.sequoia:Sequoia",
+        factory="parlay.drafters.draft_models.sequoia:Sequoia",
         toys=("width=3,level_cost=0",),
     ),
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.catalogue import Resources
-from parlay.drafters.datastore_file import Datastore
+from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.strategies import RunnerShelf

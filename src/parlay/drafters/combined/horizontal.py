@@ -1,0 +1,75 @@
+"""The horizontal cascade: the dearer drafter writes the first tokens of a draft, cheaper ones go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters import catalogue
+from parlay.drafters.combined import members
+from parlay.drafters.combined.extended_view import ExtendedViews
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+
+NAME = "horizontal"
+
+
+class Horizontal:
+    """The horizontal cascade of CS Drafting (Chen et al. 2023, arXiv:2312.11462).
+
+    Early tokens of a draft are likelier to be accepted than late ones, so they are worth a dearer drafter. Each of
+    ``levels``, from the dearest to the cheapest, drafts at most its own ``k`` nodes, and the next goes on below the
+    end of its best path as if those tokens were committed.
+    """
+
+    def __init__(self, resources: Resources, *, levels: tuple[str, ...]) -> None:
+        if len(levels) < 2:
+            raise UsageError(f"strategy {NAME}: levels={'+'.join(levels)} must name two or more drafters")
+        self._members = [members.build(NAME, catalogue.parse(text), resources) for text in levels]
+        self._views = ExtendedViews()
+
+    @property
+    def needs(self) -> Needs:
+        return members.needs_of(self._members)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        """Level by level, each for all sequences at once."""
+        extended = [self._views.of(view) for view in views]
+        whole = [NO_DRAFT] * len(views)
+        spines = [NO_DRAFT] * len(views)  # the path that the next level goes on from
+        for member in self._members:
+            left = [budget - len(draft) for budget, draft in zip(budgets, whole, strict=True)]
+            for place, draft in enumerate(member.propose(extended, left)):
+                path = trees.best_chain(draft)
+                whole[place] = trees.merge([whole[place], _hang(draft, spines[place])])
+                spines[place] = _hang(path, spines[place])
+                extended[place].extend(path.tree.tokens)
+        return whole
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for member in self._members:
+            member.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._views.release(sequence)
+        for member in self._members:
+            member.release(sequence)
+
+
+def _hang(draft: Draft, spine: Draft) -> Draft:
+    """The spine, and the draft below its last node. Raises ValueError for a draft that was drawn, not guessed."""
+    if not len(spine) or not len(draft):
+        return draft if len(draft) else spine
+    if draft.law != "point":
+        raise ValueError(f"a draft of law {draft.law!r} can't be joined with others'")
+    end = len(spine) - 1
+    parents = tuple(end if parent < 0 else parent + end + 1 for parent in draft.tree.parents)
+    return Draft(
+        Tree(spine.tree.tokens + draft.tree.tokens, spine.tree.parents + parents),
+        sources=spine.sources + draft.sources,
+        scores=_scores(spine) + _scores(draft),
+    )
+
+
+def _scores(draft: Draft) -> tuple[float, ...]:
+    return draft.scores or (0.5,) * len(draft)

@@ -1,0 +1,173 @@
+"""A model as one level of a cascade: it verifies what the level below proposes, and so writes a draft of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from parlay import trees
+from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
+from parlay.drafters.draft_models.followers import Follower, Followers
+from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
+from parlay.sampling.rules import SharedNoise
+from parlay.sampling.sampler import ranked, rows
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Runner, Tree, Verdict, View
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a level writes: ``source`` names the tokens it writes itself, and paths less likely than ``min_p`` end.
+
+    ``width`` guesses are kept of each row that is walked over: the token drawn there, then the best others. With
+    ``enough`` above 0 the level stops after the forward that has written so many tokens.
+    """
+
+    source: str
+    width: int = 1
+    min_p: float = 0.0
+    enough: int = 0
+
+
+class ModelLevel:
+    """Drafts as its model would alone, token for token, in fewer forwards of it.
+
+    The rule is the target's own: each token is what the request's sampler draws from this model's logits, noise
+    shared, so the draft is a fixed guess (law ``point``) whatever the level below proposed.
+    """
+
+    def __init__(self, runner: Runner, below: Drafter, manner: Manner) -> None:
+        self._runner = runner
+        self._below = below
+        self._manner = manner
+        self._rule = SharedNoise()
+        self._followers = Followers(runner)
+        self._views = ExtendedViews()
+
+    @property
+    def needs(self) -> Needs:
+        return self._below.needs
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        room = self._runner.spec.max_context
+        limits = [min(budget, room - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
+        wanted = [place for place, limit in enumerate(limits) if limit > 0]
+        followers = self._followers.catch_up([views[place] for place in wanted], [limits[place] for place in wanted])
+        texts = {
+            place: _Text(self._views.of(views[place]), follower, limits[place], self._manner)
+            for place, follower in zip(wanted, followers, strict=True)
+            if follower is not None
+        }
+        unfinished = list(texts.values())
+        while unfinished:
+            self._advance(unfinished)
+            unfinished = [text for text in unfinished if not text.finished]
+        return [texts[place].draft() if place in texts else NO_DRAFT for place in range(len(views))]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self._below.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._followers.release(sequence)
+        self._views.release(sequence)
+        self._below.release(sequence)
+
+    def _advance(self, texts: Sequence[_Text]) -> None:
+        """One forward of the model over all texts and what the level below proposes for each."""
+        drafts = self._below.propose([text.view for text in texts], [text.left - 1 for text in texts])
+        if self._runner.spec.tree == "chain":
+            drafts = [trees.best_chain(draft) for draft in drafts]
+        segments = [text.follower.segment(one.tree, len(one) + 1) for text, one in zip(texts, drafts, strict=True)]
+        out = self._runner.forward(segments)
+        roots = out.starts[:-1]
+        verdicts = self._rule.accept([text.view for text in texts], drafts, out.logits_RV, roots)
+        walks = [verdict if isinstance(verdict, Verdict) else _NOWHERE for verdict in verdicts]
+        guesses = self._guesses(texts, walks, out.logits_RV, roots)
+        for text, draft, walk, rows_of_text in zip(texts, drafts, walks, guesses, strict=True):
+            path = text.write(draft, walk, rows_of_text)
+            self._followers.keep(text.follower, path, draft.tree)
+            text.follower.pending = tuple(text.view.tokens[len(text.follower.history.tokens) :])
+
+    def _guesses(
+        self, texts: Sequence[_Text], walks: Sequence[Verdict], logits_RV: Tensor, roots: Sequence[int]
+    ) -> list[list[list[Guess]]]:
+        """Per text and row of its walk: the token drawn there, then the best others, each with its probability."""
+        views = [text.view for text, walk in zip(texts, walks, strict=True) for _ in walk.sampled]
+        if not views:
+            return [[] for _ in texts]
+        walked = [root + 1 + node for root, walk in zip(roots, walks, strict=True) for node in _visited(walk)]
+        visited_RV = rows(logits_RV, walked)
+        best: Sequence[Sequence[int]] = [(token,) for walk in walks for token in walk.sampled]
+        if self._manner.width > 1:
+            paths = [walk.sampled[:depth] for walk in walks for depth in range(len(walk.sampled))]
+            best = ranked(visited_RV, views, paths, self._manner.width)
+        guesses = iter(paired(best, probabilities(visited_RV, views)))
+        return [[next(guesses) for _ in walk.sampled] for walk in walks]
+
+
+class _Text:
+    """What a level writes after one sequence: a chain, and beside it guesses that may be worth a node."""
+
+    def __init__(self, view: ExtendedView, follower: Follower, limit: int, manner: Manner) -> None:
+        self.view = view
+        self.follower = follower
+        self.left = limit  # tokens that the chain may still get
+        self.finished = False
+        self._limit = limit
+        self._manner = manner
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self._sources: list[str] = []
+        self._reaches: list[float] = []  # probability of the path to each node
+        self._tip = -1  # the last node of the chain
+
+    def write(self, draft: Draft, walk: Verdict, guesses: Sequence[Sequence[Guess]]) -> tuple[int, ...]:
+        """Take over what the walk through the draft of the level below gave; returns the nodes of it that stand."""
+        nodes = zip(draft.tree.parents, draft.tree.tokens, draft.sources, strict=True)
+        below = {(parent, token): source for parent, token, source in nodes}
+        before = self.left
+        goes_on = bool(guesses)
+        for node, row in zip(_visited(walk), guesses, strict=True):
+            sources = [below.get((node, token), self._manner.source) for token, _ in row]
+            goes_on = goes_on and self._grow(row, sources)
+        written = before - self.left
+        enough = 0 < self._manner.enough <= self._limit - self.left
+        self.finished = not goes_on or self.left == 0 or enough
+        return walk.path[:written]
+
+    def _grow(self, row: Sequence[Guess], sources: Sequence[str]) -> bool:
+        """Nodes for a row's guesses; whether the chain has grown by the first, the token drawn there."""
+        tip = self._tip
+        reach = self._reaches[tip] if tip >= 0 else 1.0
+        for place, ((token, probability), source) in enumerate(zip(row, sources, strict=True)):
+            if reach * probability < self._manner.min_p:
+                continue
+            if place == 0:
+                self._tip = len(self._tokens)
+                self.left -= 1
+                self.view.extend([token])
+            self._tokens.append(token)
+            self._parents.append(tip)
+            self._scores.append(probability)
+            self._sources.append(source)
+            self._reaches.append(reach * probability)
+        return self._tip != tip
+
+    def draft(self) -> Draft:
+        """The likeliest nodes. None is likelier than its parent, which comes before it."""
+        if not self._tokens:
+            return NO_DRAFT
+        tree = Tree(tuple(self._tokens), tuple(self._parents))
+        whole = Draft(tree, sources=tuple(self._sources), scores=tuple(self._scores))
+        ranks = sorted(range(len(whole)), key=lambda node: -self._reaches[node])
+        return trees.subtree(whole, sorted(ranks[: self._limit]))
+
+
+_NOWHERE = Verdict((), ())
+
+
+def _visited(walk: Verdict) -> list[int]:
+    """The rows that the walk drew from: the root's and its nodes'. None where not even the root's could be used."""
+    return [-1, *walk.path][: len(walk.sampled)]

@@ -1,0 +1,124 @@
+"""Several drafters in one merged tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from parlay import trees
+from parlay.drafters import catalogue
+from parlay.drafters.combined import members
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+NAME = "union"
+_DECAY = 0.9  # of a member's record, per step in which it proposed
+
+
+class Union:
+    """Merged proposals of several drafters, as SpecInfer merges the trees of several models (arXiv:2305.09781).
+
+    Nodes that are equal become one, credited to the member with the better record, which proposes first. The budget
+    is split by the squared shares of each member's nodes that were accepted in this sequence lately; what one leaves
+    unused the next may spend. No member drafts more than its own ``k``.
+    """
+
+    def __init__(self, resources: Resources, *, of: tuple[str, ...]) -> None:
+        if len(of) < 2 or len(set(of)) < len(of):
+            raise UsageError(f"strategy {NAME}: of={'+'.join(of)} must name two or more different drafters")
+        self._members = [members.build(NAME, catalogue.parse(text), resources) for text in of]
+        self._states: dict[int, _State] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return members.needs_of(self._members)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""
+        merged = [NO_DRAFT] * len(views)
+        states = [self._state(view.sequence) for view in views]
+        orders = [state.favourites() for state in states]
+        limits = [state.limits(order, most) for state, order, most in zip(states, orders, budgets, strict=True)]
+        for turn in range(len(self._members)):
+            for number, member in enumerate(self._members):
+                left = {
+                    place: limits[place][turn] - len(merged[place])
+                    for place, order in enumerate(orders)
+                    if order[turn] == number
+                }
+                drafts = member.propose([views[place] for place in left], list(left.values()))
+                for place, draft in zip(left, drafts, strict=True):
+                    merged[place] = trees.merge([merged[place], draft])
+                    states[place].own(number, merged[place])
+        return merged
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            self._state(observation.view.sequence).credit(observation)
+        for member in self._members:
+            member.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._states.pop(sequence, None)
+        for member in self._members:
+            member.release(sequence)
+
+    def _state(self, sequence: int) -> _State:
+        return self._states.setdefault(sequence, _State(len(self._members)))
+
+
+class _State:
+    """The members' records in one sequence, and which of them proposed the nodes of its latest draft."""
+
+    def __init__(self, count: int) -> None:
+        self._records = [_Record() for _ in range(count)]
+        self._owners: dict[tuple[int, ...], int] = {}  # tokens of the path to a node -> member
+
+    def favourites(self) -> list[int]:
+        """The members by record; a new draft begins."""
+        self._owners.clear()
+        return sorted(range(len(self._records)), key=lambda member: -self._records[member].rate)
+
+    def limits(self, order: Sequence[int], budget: int) -> list[int]:
+        """How many nodes the tree may have after each turn."""
+        weights = [self._records[member].rate ** 2 for member in order]
+        total = sum(weights)
+        return [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
+
+    def own(self, member: int, draft: Draft) -> None:
+        """Nodes that nobody owned before are the member's."""
+        for path in _paths(draft):
+            self._owners.setdefault(path, member)
+
+    def credit(self, observation: Observation) -> None:
+        """Each node counts for the member that proposed it. (Names of sources may be shared: they tell nothing.)"""
+        owners = [self._owners.get(path) for path in _paths(observation.draft)]
+        for number in {owner for owner in owners if owner is not None}:
+            accepted = sum(owners[node] == number for node in observation.verdict.path)
+            self._records[number].learn(owners.count(number), accepted)
+
+
+class _Record:
+    """How many nodes of one member were accepted in one sequence, lately."""
+
+    __slots__ = ("_accepted", "_proposed")
+
+    def __init__(self) -> None:
+        self._accepted = 1.0
+        self._proposed = 2.0
+
+    @property
+    def rate(self) -> float:
+        return self._accepted / self._proposed
+
+    def learn(self, proposed: int, accepted: int) -> None:
+        self._accepted = self._accepted * _DECAY + accepted
+        self._proposed = self._proposed * _DECAY + proposed
+
+
+def _paths(draft: Draft) -> list[tuple[int, ...]]:
+    """The tokens down to each node, which name it in a merged tree."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.tree.tokens, draft.tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths

@@ -1,0 +1,72 @@
+"""Input-guided aggressive decoding (Sun et al. 2021, Ge et al. 2022): the whole rest of the input is the draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters.copying.alignment import LOST, Alignment, chance
+from parlay.drafters.copying.ngram_index import Indexes, NgramIndex
+from parlay.drafters.entries import Resources
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "aggressive"
+
+Texts = tuple[tuple[int, ...], ...]
+
+
+class Aggressive:
+    """Input-guided aggressive decoding, IAD (Sun et al. 2021; Ge et al. 2022, arXiv:2205.10350).
+
+    The output is taken to be its source, as in correcting grammar: the draft is all of the source that is left (``k``
+    nodes of it) from the place the output has come to, from the very first token on. After a token that the source
+    does not have there nothing is drafted, until the output's last n tokens occur in the source exactly once; n goes
+    from 1 to ``ngram`` (3 in the authors' code) and stops where the source does not have them at all. Decoding goes
+    on right after that occurrence.
+
+    The source is the request's references, one after the other, or else its prompt.
+    """
+
+    def __init__(self, resources: Resources, *, ngram: int = 3) -> None:
+        self._indexes = Indexes(ngram, resources.vocab_size)
+        self._copies: dict[int, tuple[Texts, Alignment]] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        alignment = self._alignment(view)
+        place, run, _ = alignment.follow(view.tokens)
+        if place == LOST:
+            return NO_DRAFT
+        tokens = alignment.source.copy(place, budget)
+        return trees.chain(tokens, SOURCE, [chance(run + depth) for depth in range(len(tokens))])
+
+    def _alignment(self, view: View) -> Alignment:
+        source = view.request.references or (view.request.prompt,)
+        known = self._copies.get(view.sequence)
+        if known is None or known[0] != source:
+            known = self._copies[view.sequence] = (
+                source,
+                Alignment(self._indexes.of(source), _only_occurrence, view.prompt_length),
+            )
+        return known[1]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` reads the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._copies.pop(sequence, None)
+
+
+def _only_occurrence(source: NgramIndex, output: Sequence[int], anchor: int) -> tuple[int, int]:
+    """The place after the shortest suffix of the output that the source has once, and how long that suffix is."""
+    for length, places in enumerate(source.places(output), start=1):
+        if len(places) == 1:
+            return places[0], length
+    return LOST, 0

@@ -1,0 +1,127 @@
+"""Predicted outputs: a text that the output will mostly be is copied, whatever is changed in it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
+from weakref import WeakValueDictionary
+
+from parlay import trees
+from parlay.drafters import catalogue
+from parlay.drafters.combined import members
+from parlay.drafters.copying.alignment import LOST, Trail, chance
+from parlay.drafters.copying.foretold import Foretold, Spot
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.other_vocabularies.letters import Letters
+from parlay.drafters.other_vocabularies.vocabularies import Codec
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "prediction"
+
+Ids = tuple[int, ...]
+
+
+class Prediction:
+    """Drafts from a predicted output, which is the request's first reference.
+
+    Copying begins at its beginning, before there is any output, and goes on while the output agrees. Texts are compared
+    letter by letter: it makes no difference how either is cut into tokens. Where the output has left the prediction,
+    the place is looked for that follows its latest letters, nearest behind where it left or else nearest before that.
+    Until there is one, the first token that differs is taken to stand in place of the predicted one, and a line begun
+    later to come before the next predicted line that is indented alike. From inside a predicted token the rest is cut
+    into tokens anew.
+
+    Where the place is not sure, or the prediction has come to its end, ``fallback`` drafts too, or alone.
+    """
+
+    def __init__(self, resources: Resources, *, fallback: tuple[str, ...] = ()) -> None:
+        if len(fallback) > 1:
+            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter, or none")
+        self._fallback = [members.build(SOURCE, catalogue.parse(text), resources) for text in fallback]
+        self._vocab_size = resources.vocab_size
+        self._letters = Letters(resources.tokenizer)
+        tokenizer = resources.tokenizer
+        self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
+        self._foretold: WeakValueDictionary[Ids, Foretold] = WeakValueDictionary()
+        self._copies: dict[int, _Copy] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return members.needs_of(self._fallback)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        if not self._fallback:
+            return [draft for draft, _ in own]
+        wanted = [_share(budget, draft, sure) for budget, (draft, sure) in zip(budgets, own, strict=True)]
+        others = self._fallback[0].propose(views, wanted)
+        return [_joined(draft, other, budget) for (draft, _), other, budget in zip(own, others, budgets, strict=True)]
+
+    def _propose(self, view: View, budget: int) -> tuple[Draft, bool]:
+        """The copy, and whether its place is sure."""
+        if budget <= 0 or not view.request.references:
+            return NO_DRAFT, False
+        copy = self._copy(view)
+        foretold, spot = copy.foretold, copy.trail.follow(view.tokens)
+        if spot.place == LOST:
+            return NO_DRAFT, False
+        ids = foretold.continuation(spot.place, view.tokens, budget, self._codec)
+        tokens = list(takewhile(self._is_known, ids))
+        agreed = foretold.tokens_agreed(spot)
+        scores = [chance(agreed + depth) for depth in range(len(tokens))]
+        return trees.chain(tokens, SOURCE, scores), foretold.is_sure(spot)
+
+    def _is_known(self, token: int) -> bool:
+        """A tokenizer may know more ids than its model."""
+        return token < self._vocab_size
+
+    def _copy(self, view: View) -> _Copy:
+        copy = self._copies.get(view.sequence)
+        if copy is None or copy.references != view.request.references:
+            copy = _Copy(view, self._source(view.request.references[0]))
+            self._copies[view.sequence] = copy
+        return copy
+
+    def _source(self, ids: Ids) -> Foretold:
+        """Made once and kept while a sequence has it."""
+        foretold = self._foretold.get(ids)
+        if foretold is None:
+            foretold = self._foretold[ids] = Foretold(ids, self._letters)
+        return foretold
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for fallback in self._fallback:
+            fallback.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._copies.pop(sequence, None)
+        for fallback in self._fallback:
+            fallback.release(sequence)
+
+
+def _share(budget: int, draft: Draft, sure: bool) -> int:
+    """How many nodes are the fallback's: all where nothing is copied, a few where the copy's place is not sure."""
+    if not len(draft):
+        return max(0, budget)
+    return 0 if sure else max(1, budget // 4)
+
+
+def _joined(copy: Draft, other: Draft, budget: int) -> Draft:
+    """Both in one tree. Where it has too many nodes, the copy's end goes."""
+    if not len(other):
+        return copy
+    begin = trees.first(copy, max(0, budget - len(other)))
+    return trees.first(trees.merge([begin, other, copy]), budget)
+
+
+class _Copy:
+    """What is held for one sequence."""
+
+    __slots__ = ("foretold", "references", "trail")
+
+    def __init__(self, view: View, foretold: Foretold) -> None:
+        self.references = view.request.references
+        self.foretold = foretold
+        step = partial(foretold.after, begin=view.prompt_length)
+        self.trail: Trail[Spot] = Trail(foretold.beginning, step, view.prompt_length)

@@ -1,0 +1,112 @@
+"""Inference with reference (Yang et al. 2023): what follows the output's last tokens in a given text is copied."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+
+from parlay import trees
+from parlay.drafters.copying.alignment import LOST, Alignment, chance
+from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "reference-copy"
+
+Texts = tuple[tuple[int, ...], ...]
+
+
+class ReferenceCopy:
+    """Inference with reference, LLMA (Yang et al. 2023, arXiv:2304.04487).
+
+    Looks for the last n tokens of the output, the prompt left out, in the request's references: n from ``max_ngram``
+    down to ``min_ngram``, and of the longest match the first document and position at which anything follows. The
+    ``k`` tokens after it are the draft, cut at the document's end. The paper's settings: matches of 5 tokens down to
+    1, and blocks of k = 20, of which the first token is the root, so 19 nodes.
+
+    ``resync`` is for references that foretell the output itself (an edited file, OpenAI's predicted outputs): copying
+    begins at the first reference's beginning, before there is any output to match. It goes on where it is while the
+    output agrees; when the output has left the reference, the longest match is taken that is nearest behind the place
+    where it left, or else nearest before it. So a line that occurs often is copied from where the output has got to.
+    """
+
+    def __init__(self, resources: Resources, *, max_ngram: int = 5, min_ngram: int = 1, resync: bool = False) -> None:
+        if min_ngram > max_ngram:
+            raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
+        self._longest = max_ngram
+        self._shortest = min_ngram
+        self._resync = resync
+        self._indexes = Indexes(max_ngram, resources.vocab_size)
+        self._copies: dict[int, _Copy] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        if not view.request.references:
+            return NO_DRAFT
+        copy = self._copy(view)
+        if copy.alignment is not None:
+            place, length, _ = copy.alignment.follow(view.tokens)
+        else:
+            place, length = _first(copy.index, _latest(view, self._longest), self._shortest)
+        if place == LOST:
+            return NO_DRAFT
+        tokens = copy.index.copy(place, budget)
+        return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
+
+    def _copy(self, view: View) -> _Copy:
+        copy = self._copies.get(view.sequence)
+        if copy is None or copy.references != view.request.references:
+            index = self._indexes.of(view.request.references)
+            reenter = partial(_nearest, shortest=self._shortest)
+            alignment = Alignment(index, reenter, view.prompt_length) if self._resync else None
+            copy = self._copies[view.sequence] = _Copy(view.request.references, index, alignment)
+        return copy
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` reads the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._copies.pop(sequence, None)
+
+
+class _Copy:
+    """What is held for one sequence."""
+
+    __slots__ = ("alignment", "index", "references")
+
+    def __init__(self, references: Texts, index: NgramIndex, alignment: Alignment | None) -> None:
+        self.references = references
+        self.index = index
+        self.alignment = alignment
+
+
+def _latest(view: View, count: int) -> Sequence[int]:
+    """The last ``count`` tokens of the output, fewer while it is shorter."""
+    return view.tokens[max(view.prompt_length, len(view.tokens) - count) :]
+
+
+def _first(index: NgramIndex, output: Sequence[int], shortest: int) -> tuple[int, int]:
+    """The first place after the longest match that has one, and the length of the match."""
+    found = index.places(output)
+    for length in range(len(found), shortest - 1, -1):
+        for place in found[length - 1]:
+            if index.text[place] != END:
+                return place, length
+    return LOST, 0
+
+
+def _nearest(index: NgramIndex, output: Sequence[int], anchor: int, *, shortest: int) -> tuple[int, int]:
+    """The place after a longest match that is next at or behind ``anchor``, or else last before it."""
+    found = index.places(output)
+    if len(found) < shortest:
+        return LOST, 0
+    places = found[-1]
+    return places[min(bisect_left(places, anchor), len(places) - 1)], len(found)

@@ -1,0 +1,1 @@
+"""Drafters that count which token followed which."""

@@ -1,0 +1,64 @@
+"""Adaptive n-gram parallel decoding (Ou et al. 2024): an n-gram model of the text so far writes ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters.counting.ngram_counts import CountedText
+from parlay.drafters.entries import Resources
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "adaptive-ngram"
+
+
+class AdaptiveNgram:
+    """Adaptive n-gram parallel decoding, ANPD (Ou, Chen and Tian 2024, arXiv:2404.08698).
+
+    An n-gram module counts the prompt, then each committed token. A draft is written token by token: the longest of
+    the last ``ngram`` - 1, ..., 1 tokens that was seen before says which token followed it most often, and that token
+    joins the query for the next. Nothing is drafted after an unknown token. Of equally frequent followers the latest
+    is taken.
+
+    The paper's multi-level module has levels from ``ngram`` = 5 down to 2 (its published settings could not be
+    checked against code: the authors' repository holds none).
+    """
+
+    def __init__(self, resources: Resources, *, ngram: int = 5) -> None:
+        self._longest = ngram - 1
+        self._vocab_size = resources.vocab_size
+        self._texts: dict[int, CountedText] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        text = self._texts.get(view.sequence)
+        if text is None:
+            text = self._texts[view.sequence] = CountedText(self._longest, self._vocab_size)
+        text.follow(view.tokens)
+        counts = text.counts
+        window, size = counts.window(view.tokens[-self._longest :]), min(self._longest, len(view.tokens))
+        tokens: list[int] = []
+        scores: list[float] = []
+        while size > 0 and len(tokens) < budget:
+            found = counts.favourite(window, size)
+            if found is None:
+                size -= 1
+                continue
+            tokens.append(found.token)
+            scores.append(found.chance(size))
+            window = counts.shift(window, found.token)
+            size = min(size + 1, self._longest)
+        return trees.chain(tokens, SOURCE, scores)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` reads the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._texts.pop(sequence, None)

@@ -1,0 +1,175 @@
+"""Lookup decoding (llama.cpp's `lookup`): three caches of n-gram counts, each believed as far as it has earned."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from parlay import trees
+from parlay.drafters.counting import bigram_file
+from parlay.drafters.counting.bigram_file import Bigrams
+from parlay.drafters.counting.ngram_counts import CountedText, Favourite, NgramCounts
+from parlay.drafters.entries import Resources
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "lookup-decoding"
+LONGEST = 4  # tokens of the longest n-gram
+
+Bars = tuple[tuple[int, int], ...]
+"""Per n = 1, 2, ...: how often the n-gram must have been seen, and the favourite's share of that in percent."""
+
+LAX: Bars = ((2, 66), (2, 50), (1, 50), (1, 50))
+STRICT: Bars = ((4, 75), (3, 66), (2, 66), (2, 66))
+
+_CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
+
+
+class NgramCaches:
+    """Lookup decoding, after the program `lookup` of llama.cpp (github.com/ggml-org/llama.cpp; there is no paper).
+
+    Counts what followed each n-gram of 1 to 4 tokens in this request (*context*) and in past requests of the same
+    tenant (*dynamic*), and knows from a file what follows pairs of tokens in a corpus (*static*). A draft is written
+    token by token, drafted tokens being part of the next query: the favourite follower of the longest n-gram that
+    passes the bars of `LAX` in the context, else of `STRICT` in the dynamic cache, else that of the last pair in the
+    static one, under the lax bars of a pair. Where the static cache knows followers of the last pair, the others'
+    candidates are weighed by 100 times their count in it. Where nothing passes, the draft ends: one wrong guess would
+    spoil all that follow.
+
+    ``static`` names a file written by `bigram_file.write`; it keeps the 32 most frequent followers of each pair. The
+    dynamic cache learns the text of a request when it ends, unless the request says ``store=False``, and holds
+    ``remember`` tokens in all; the oldest texts go first.
+    """
+
+    def __init__(self, resources: Resources, *, static: str = "", remember: int = 200_000) -> None:
+        self._vocab_size = resources.vocab_size
+        self._static = bigram_file.read(Path(static), resources.vocab_size) if static else None
+        self._past = PastTexts(remember, resources.vocab_size)
+        self._contexts: dict[int, CountedText] = {}
+        self._views: dict[int, View] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        context = self._contexts.get(view.sequence)
+        if context is None:
+            context = self._contexts[view.sequence] = CountedText(LONGEST, self._vocab_size)
+        context.follow(view.tokens)
+        caches = [(context.counts, LAX)]
+        past = self._past.of(view.request.salt)
+        if past is not None:
+            caches.append((past, STRICT))
+        return _write(list(view.tokens[-LONGEST:]), caches, self._static, budget)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Only notes whose tokens are committed ones, to learn them when the sequence ends."""
+        for observation in observations:
+            self._views[observation.view.sequence] = observation.view
+
+    def release(self, sequence: int) -> None:
+        self._contexts.pop(sequence, None)
+        view = self._views.pop(sequence, None)
+        if view is not None and view.request.store:
+            self._past.learn(view.request.salt, view.tokens)
+
+
+class PastTexts:
+    """The counts of each tenant's past texts; of all tenants together at most ``room`` tokens are held."""
+
+    def __init__(self, room: int, vocab_size: int) -> None:
+        self._room = room
+        self._vocab_size = vocab_size
+        self._counts: dict[str, NgramCounts] = {}
+        self._texts: deque[tuple[str, array[int]]] = deque()
+        self._held = 0
+
+    def of(self, salt: str) -> NgramCounts | None:
+        return self._counts.get(salt)
+
+    def learn(self, salt: str, tokens: Sequence[int]) -> None:
+        """Count a text, or the end of it that there is room for."""
+        text = array("i", tokens[max(0, len(tokens) - self._room) :])
+        if len(text) < 2:
+            return
+        counts = self._counts.setdefault(salt, NgramCounts(LONGEST, self._vocab_size))
+        counts.add(text, 0, array("i"))
+        self._texts.append((salt, text))
+        self._held += len(text)
+        while self._held > self._room:
+            self._forget(*self._texts.popleft())
+
+    def _forget(self, salt: str, text: array[int]) -> None:
+        counts = self._counts[salt]
+        counts.remove(text, 0, None)
+        if counts.empty:
+            del self._counts[salt]
+        self._held -= len(text)
+
+
+def _write(latest: list[int], caches: Sequence[tuple[NgramCounts, Bars]], static: Bigrams | None, budget: int) -> Draft:
+    """The draft after ``latest``, the last tokens of the text."""
+    tokens: list[int] = []
+    scores: list[float] = []
+    own = caches[0][0]
+    window = own.window(latest)
+    pair = static if len(latest) > 1 else None
+    while len(tokens) < budget:
+        total, corpus = pair.followers(latest[-2], latest[-1]) if pair else (0, {})
+        size = min(LONGEST, len(latest))
+        guess = _guess(caches, window, size, corpus) or _corpus_guess(total, corpus)
+        if guess is None:
+            break
+        token, score = guess
+        tokens.append(token)
+        scores.append(score)
+        latest.append(token)
+        window = own.shift(window, token)
+    return trees.chain(tokens, SOURCE, scores)
+
+
+def _guess(
+    caches: Sequence[tuple[NgramCounts, Bars]], window: int, size: int, corpus: dict[int, int]
+) -> tuple[int, float] | None:
+    """A token that passes the bars of the first cache in which one does, and its score."""
+    for counts, bars in caches:
+        for length in range(size, 0, -1):
+            found = counts.favourite(window, length)
+            if found is None:
+                continue
+            least, percent = bars[length - 1]
+            # If the favourite does not pass, no other token can.
+            if found.total < least or 100 * found.times < percent * found.total:
+                continue
+            if corpus:
+                found = _weighed(counts, window, length, found, corpus)
+                if 100 * found.times < percent * found.total:
+                    continue
+            return found.token, found.chance(length)
+    return None
+
+
+def _weighed(counts: NgramCounts, window: int, length: int, favourite: Favourite, corpus: dict[int, int]) -> Favourite:
+    """The follower of greatest weight. Those that the corpus lacks weigh no more than the favourite does."""
+    token, times, total = favourite
+    heaviest = times * (_CORPUS_WEIGHT * corpus[token] if token in corpus else 1)
+    for other, known in corpus.items():
+        seen = counts.count(window, length, other)
+        if seen * _CORPUS_WEIGHT * known > heaviest:
+            token, times, heaviest = other, seen, seen * _CORPUS_WEIGHT * known
+    return Favourite(token, times, total)
+
+
+def _corpus_guess(total: int, corpus: dict[int, int]) -> tuple[int, float] | None:
+    """What the corpus alone would say; it lists the most frequent follower first."""
+    token = next(iter(corpus), None)
+    least, percent = LAX[1]
+    if token is None or total < least or 100 * corpus[token] < percent * total:
+        return None
+    return token, Favourite(token, corpus[token], total).chance(2)

@@ -1,0 +1,129 @@
+"""Chains and trees of a draft model's best guesses, by the noise that it shares with the target, likeliest first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters.draft_models.followers import Followers
+from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.writing import Job
+from parlay.types import NO_DRAFT, Draft, Runner, Tree
+
+
+class BestChains:
+    """One continuation of each sequence, token by token."""
+
+    def __init__(self, runner: Runner, followers: Followers, source: str, min_p: float) -> None:
+        self._runner = runner
+        self._followers = followers
+        self._source = source
+        self._min_p = min_p
+
+    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+        """Drafted tokens join the draft model's cache as if committed."""
+        plans = [Plan(job, self._min_p) for job in jobs]
+        active = plans
+        while active:
+            out = self._runner.forward([plan.follower.segment() for plan in active])
+            paths = [plan.tokens for plan in active]
+            guesses = best_guesses(out.logits_RV, [plan.view for plan in active], paths, 1)
+            for plan, guess in zip(active, guesses, strict=True):
+                self._followers.keep(plan.follower)
+                plan.offer(len(plan.tokens) - 1, guess)
+                plan.follower.pending = tuple(plan.grow(1))
+            active = [plan for plan in active if plan.follower.pending and len(plan.tokens) < plan.budget]
+        return [plan.draft(self._source) for plan in plans]
+
+
+class BestTrees:
+    """The ``width`` likeliest nodes of a tree run at once, and each offers as many children."""
+
+    def __init__(self, runner: Runner, followers: Followers, source: str, width: int, min_p: float) -> None:
+        self._runner = runner
+        self._followers = followers
+        self._source = source
+        self._width = width
+        self._min_p = min_p
+
+    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+        plans = [Plan(job, self._min_p) for job in jobs]
+        active = plans
+        while active:
+            out = self._runner.forward([plan.follower.segment(plan.tree, len(plan.newest)) for plan in active])
+            rows = [(plan, node) for plan in active for node in plan.newest]
+            views = [plan.view for plan, _ in rows]
+            paths = [plan.path_tokens(node) for plan, node in rows]
+            for (plan, node), guesses in zip(rows, best_guesses(out.logits_RV, views, paths, self._width), strict=True):
+                plan.offer(node, guesses)
+            active = [plan for plan in active if not self._finished(plan)]
+        return [plan.draft(self._source) for plan in plans]
+
+    def _finished(self, plan: Plan) -> bool:
+        """Grow the plan; when no further forward can help it, its likeliest path stays in the draft model's cache."""
+        ran = plan.tree
+        left = plan.budget - len(ran)
+        if left > self._width and plan.grow(self._width):
+            return False
+        self._followers.keep(plan.follower, plan.likeliest_path(), ran)
+        plan.grow(left)
+        return True
+
+
+class Plan:
+    """A draft in the making: nodes so far, and candidates for more of them, the likeliest path first."""
+
+    def __init__(self, job: Job, min_p: float) -> None:
+        self.view = job.view
+        self.follower = job.follower
+        self.budget = job.budget
+        self.tokens: list[int] = []
+        self.newest: list[int] = [-1]  # nodes that have not run yet; at first the root
+        self._min_p = min_p
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self._reach: list[float] = []  # probability of the path to each node
+        self._candidates: list[tuple[float, int, int, int, float]] = []  # -reach, order, parent, token, score
+        self._offered = 0
+
+    @property
+    def tree(self) -> Tree:
+        return Tree(tuple(self.tokens), tuple(self._parents))
+
+    def offer(self, parent: int, guesses: Sequence[Guess]) -> None:
+        """Candidates for children of ``parent``; those below ``min_p`` are dropped."""
+        reach = self._reach[parent] if parent >= 0 else 1.0
+        for token, probability in guesses:
+            if reach * probability >= self._min_p:
+                self._offered += 1
+                heapq.heappush(self._candidates, (-reach * probability, self._offered, parent, token, probability))
+
+    def grow(self, count: int) -> list[int]:
+        """Turn up to ``count`` candidates into nodes; returns their tokens."""
+        first = len(self.tokens)
+        for _ in range(min(count, len(self._candidates))):
+            reach, _, parent, token, score = heapq.heappop(self._candidates)
+            self.tokens.append(token)
+            self._parents.append(parent)
+            self._scores.append(score)
+            self._reach.append(-reach)
+        self.newest = list(range(first, len(self.tokens)))
+        return self.tokens[first:]
+
+    def path_tokens(self, node: int) -> list[int]:
+        return [self.tokens[place] for place in trees.path_to(self.tree, node)]
+
+    def likeliest_path(self) -> tuple[int, ...]:
+        """From the root to the leaf that comes of taking the likeliest child each time."""
+        families = trees.children(self.tree)
+        node, path = -1, []
+        while families[node]:
+            node = max(families[node], key=self._reach.__getitem__)
+            path.append(node)
+        return tuple(path)
+
+    def draft(self, source: str) -> Draft:
+        if not self.tokens:
+            return NO_DRAFT
+        return Draft(self.tree, sources=(source,) * len(self.tokens), scores=tuple(self._scores))

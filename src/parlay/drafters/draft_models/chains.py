@@ -1,0 +1,97 @@
+"""Continuations that a draft model writes token by token, many at once; who writes says how a token is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from parlay.drafters.draft_models.followers import Follower, Followers
+from parlay.types import Request, Runner, View
+
+
+@dataclass(slots=True)
+class Sight:
+    """A sequence of the target as its draft model reads it: in its own ids. A `View`."""
+
+    view: View
+    tokens: list[int]
+    layers: None = None
+
+    @property
+    def sequence(self) -> int:
+        return self.view.sequence
+
+    @property
+    def request(self) -> Request:
+        return self.view.request
+
+    @property
+    def prompt_length(self) -> int:
+        return self.view.prompt_length
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """One continuation, in the draft model's ids, with the probability of each."""
+
+    sight: Sight
+    follower: Follower
+    budget: int
+    ids: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    reach: float = 1.0
+
+
+Choose = Callable[[Tensor, Sequence[Chain]], list[tuple[int, float] | None]]
+"""Per row of logits and its chain, the next id and its probability; None ends the chain before it."""
+
+
+class ChainWriter:
+    """A draft model that continues sequences told in its ids. Paths less likely than ``min_p`` are not followed."""
+
+    def __init__(self, runner: Runner, min_p: float, choose: Choose) -> None:
+        self._runner = runner
+        self._min_p = min_p
+        self._choose = choose
+        self._followers = Followers(runner)
+
+    def write(self, sights: Sequence[Sight], budgets: Sequence[int]) -> list[Chain | None]:
+        """One chain each; None where the draft model has no room or nothing to read."""
+        most = self._runner.spec.max_context
+        limits = [min(budget, most - len(sight.tokens)) for sight, budget in zip(sights, budgets, strict=True)]
+        wanted = [place for place, limit in enumerate(limits) if limit > 0 and sights[place].tokens]
+        followers = self._followers.catch_up([sights[place] for place in wanted], [limits[place] for place in wanted])
+        chains = {
+            place: Chain(sights[place], follower, limits[place])
+            for place, follower in zip(wanted, followers, strict=True)
+            if follower is not None
+        }
+        self._run(list(chains.values()))
+        return [chains.get(place) for place in range(len(sights))]
+
+    def _run(self, chains: Sequence[Chain]) -> None:
+        """Token by token, all chains at once. Drafted ids join the draft model's cache as if committed."""
+        while chains:
+            out = self._runner.forward([chain.follower.segment() for chain in chains])
+            choices = self._choose(out.logits_RV, chains)
+            growing = []
+            for chain, choice in zip(chains, choices, strict=True):
+                self._followers.keep(chain.follower)
+                if choice is not None and self._grow(chain, *choice):
+                    growing.append(chain)
+            chains = growing
+
+    def _grow(self, chain: Chain, token: int, probability: float) -> bool:
+        """Whether the chain, with this token if it is likely enough, goes on."""
+        chain.reach *= probability
+        if not chain.reach >= self._min_p:  # written so that NaN ends the chain
+            return False
+        chain.ids.append(token)
+        chain.probabilities.append(probability)
+        chain.follower.pending = (token,)
+        return len(chain.ids) < chain.budget
+
+    def release(self, sequence: int) -> None:
+        self._followers.release(sequence)

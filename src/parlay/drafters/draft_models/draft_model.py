@@ -1,0 +1,137 @@
+"""Speculative decoding with a draft model (Leviathan et al. 2023, Chen et al. 2023): a smaller model writes ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from parlay.drafters.draft_models.best_first import BestChains, BestTrees
+from parlay.drafters.draft_models.drawn_chains import DrawnChains
+from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
+from parlay.drafters.draft_models.followers import Followers
+from parlay.drafters.draft_models.writing import TREE_PENDING, Job, Writer
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Runner, View
+
+SOURCE = "draft-model"
+
+_GUESSED = ("chain", "tree")
+_SHAPES: Mapping[str, tuple[str, ...]] = {
+    "rejection": ("chain",),
+    "block": ("chain",),
+    "k-seq": ("chain",),
+    "multi-candidate": ("tree", "chain"),
+    "without-replacement": ("tree", "beam"),
+}
+"""The shapes that each rule can judge, its own first. Rules that are not here take fixed guesses."""
+
+
+class DraftModel:
+    """Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
+
+    A smaller model with the target's vocabulary continues each sequence. By default it does so with the request's own
+    sampler and noise, so that it draws the target's token as often as the coupling allows: ``shape=chain`` drafts one
+    continuation; ``tree`` expands the ``width`` likeliest nodes per forward by ``width`` children each, best path
+    first, and what falls below ``min_p`` is left out (the confidence stop of assisted generation).
+
+    Under a ``rule`` that compares laws it draws from its own law instead, noise of its own: one chain; ``width``
+    chains (``k-seq``; ``multi-candidate`` with ``shape=chain``); a tree with ``branching`` children per node by depth
+    (empty: ``width`` everywhere), independent (SpecInfer) or without replacement (RSD-C, Sequoia); or a ``beam`` of
+    ``width`` nodes per level (RSD-S). Nothing that was drawn is left out: where a path falls below ``min_p``, it ends.
+    Scores are the draft model's probabilities.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        *,
+        model: str = "",
+        shape: str = "auto",
+        width: int = 3,
+        branching: tuple[str, ...] = (),
+        min_p: float = 0.1,
+        rule: str = "shared-noise",
+        lane: int = 0,
+    ) -> None:
+        self._runner = _open(resources, model)
+        self._followers = Followers(self._runner)
+        shape = _shape(rule, shape)
+        self._one_chain = shape == "chain" and rule not in ("k-seq", "multi-candidate")
+        if not self._one_chain and self._runner.spec.tree != "tree":
+            needs = "a rule that draws one chain" if rule in _SHAPES else "shape=chain"
+            raise UsageError(f"strategy {SOURCE}: {self._runner.spec.name} can't verify trees; use {needs}")
+        if branching and (shape != "tree" or rule not in _SHAPES):
+            raise UsageError(
+                f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"
+            )
+        parts = (self._runner, self._followers, SOURCE)
+        if rule not in _SHAPES:
+            self._writer: Writer = BestChains(*parts, min_p) if self._one_chain else BestTrees(*parts, width, min_p)
+        elif self._one_chain:
+            self._writer = DrawnChains(*parts, min_p, lane)
+        else:
+            self._writer = DrawnTrees(*parts, _sprout(rule, shape, width, _counts(branching)), min_p)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        room = self._runner.spec.max_context
+        limits = [min(budget, room - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
+        wanted = [place for place, limit in enumerate(limits) if limit > 0]
+        followers = self._followers.catch_up(
+            [views[place] for place in wanted],
+            [limits[place] for place in wanted],
+            *([] if self._one_chain else [TREE_PENDING]),
+        )
+        jobs = {
+            place: Job(views[place], follower, limits[place])
+            for place, follower in zip(wanted, followers, strict=True)
+            if follower is not None
+        }
+        drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
+        return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` compares its cache with the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._followers.release(sequence)
+
+
+def _open(resources: Resources, model: str) -> Runner:
+    name = model or resources.default_draft
+    if not name:
+        raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+    runner = resources.open_runner(name)
+    if runner.spec.vocab_size != resources.vocab_size:
+        raise UsageError(
+            f"strategy {SOURCE}: {name} has a vocabulary of {runner.spec.vocab_size} tokens and the target one of "
+            f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
+        )
+    return runner
+
+
+def _shape(rule: str, shape: str) -> str:
+    shapes = _SHAPES.get(rule, _GUESSED)
+    if shape == "auto":
+        return shapes[0]
+    if shape not in shapes:
+        raise UsageError(f"strategy {SOURCE}: rule={rule} can't judge shape={shape}; choose {' or '.join(shapes)}")
+    return shape
+
+
+def _sprout(rule: str, shape: str, width: int, branching: tuple[int, ...]) -> Sprout:
+    if shape == "beam":
+        return Beam(width)
+    if shape == "chain":
+        return Independent((width, 1))
+    return (Distinct if rule == "without-replacement" else Independent)(branching or (width,))
+
+
+def _counts(branching: Sequence[str]) -> tuple[int, ...]:
+    if not all(text.isdecimal() and int(text) > 0 for text in branching):
+        raise UsageError(
+            f"strategy {SOURCE}: branching={'+'.join(branching)}: expected children per node by depth, such as 3+2+1"
+        )
+    return tuple(map(int, branching))

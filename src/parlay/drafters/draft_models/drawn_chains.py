@@ -1,0 +1,97 @@
+"""Chains that a draft model draws from its own law, for rules that compare that law with the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.drafters.draft_models.followers import Followers
+from parlay.drafters.draft_models.writing import Job
+from parlay.sampling import noise
+from parlay.sampling.laws import law, pick
+from parlay.sampling.noise import Purpose
+from parlay.types import NO_DRAFT, Draft, ParlayError, Runner, View
+
+
+class DrawnChains:
+    """One continuation of each sequence, drawn token by token after the processors that the target's rows get, too.
+
+    The token that takes the path's chance below ``min_p`` is the last: it was drawn, so it stays. Drawers that draft
+    for one sequence together differ in ``lane``, and so in all they draw.
+    """
+
+    def __init__(self, runner: Runner, followers: Followers, source: str, min_p: float, lane: int = 0) -> None:
+        self._runner = runner
+        self._followers = followers
+        self._source = source
+        self._min_p = min_p
+        self._lane = lane
+
+    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+        """Drawn tokens join the draft model's cache as if committed."""
+        plans = [_Chain(job, self._lane) for job in jobs]
+        active = plans
+        while active:
+            out = self._runner.forward([plan.job.follower.segment() for plan in active])
+            for plan, logits_V in zip(active, out.logits_RV, strict=True):
+                self._followers.keep(plan.job.follower)
+                plan.job.follower.pending = plan.draw(logits_V)
+            active = [plan for plan in active if plan.goes_on(self._min_p)]
+        return [plan.draft(self._source) for plan in plans]
+
+
+class _Chain:
+    def __init__(self, job: Job, lane: int) -> None:
+        self.job = job
+        self._lane = lane
+        self._tokens: list[int] = []
+        self._laws: list[Tensor] = []
+        self._scores: list[float] = []
+        self._reach = 1.0
+
+    def draw(self, logits_V: Tensor) -> tuple[int, ...]:
+        """One more token; none where the logits are unusable."""
+        law_V = drawable(logits_V, self.job.view, self._tokens)
+        if law_V is None:
+            return ()
+        token = draw_token(law_V, self.job.view, len(self._tokens), self._lane)
+        self._tokens.append(token)
+        self._laws.append(law_V)
+        self._scores.append(float(law_V[token]))
+        self._reach *= self._scores[-1]
+        return (token,)
+
+    def goes_on(self, min_p: float) -> bool:
+        return bool(self.job.follower.pending) and len(self._tokens) < self.job.budget and self._reach >= min_p
+
+    def draft(self, source: str) -> Draft:
+        if not self._tokens:
+            return NO_DRAFT
+        return Draft(
+            trees.chain_tree(self._tokens),
+            law="iid",
+            sources=(source,) * len(self._tokens),
+            scores=tuple(self._scores),
+            probs=torch.stack(self._laws),
+        )
+
+
+def drawable(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor | None:
+    """The law of the request on that path, or None where the draft model's logits leave nothing to draw from."""
+    try:
+        return law(logits_V, view, path)
+    except ParlayError:
+        return None
+
+
+def stream(view: View, depth: int, number: int) -> int:
+    """Where the randomness of a draw comes from: one of this step alone, ``depth`` tokens below its root."""
+    step = len(view.tokens)
+    return noise.stream(view.request.key, step + depth, Purpose.DRAFT, step, number)
+
+
+def draw_token(law_V: Tensor, view: View, depth: int, number: int) -> int:
+    return pick(law_V.cpu().numpy(), noise.uniform_of(stream(view, depth, number)))

@@ -1,0 +1,211 @@
+"""Trees that a draft model draws from its own law: independent siblings, siblings without replacement, beams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.drafters.draft_models.drawn_chains import draw_token, drawable, stream
+from parlay.drafters.draft_models.followers import Followers
+from parlay.drafters.draft_models.writing import Job
+from parlay.sampling import noise
+from parlay.types import NO_DRAFT, Draft, Law, Runner, Tree, View
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A place where the tree may go on: a node (-1: the root), the law after it, the log-probability of its path.
+
+    ``value`` is that log-probability disturbed by noise, which only beams need.
+    """
+
+    node: int
+    law_V: Tensor
+    reach: float = 0.0
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A drawn node: its token, and where it was drawn."""
+
+    token: int
+    parent: Spot
+    value: float = 0.0
+
+    @property
+    def probability(self) -> float:
+        return float(self.parent.law_V[self.token])
+
+
+class Sprout(Protocol):
+    """Draws one level of a tree, in the order in which its nodes are to stand there."""
+
+    @property
+    def law(self) -> Law: ...
+
+    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+        """Children of the ``spots``, ``depth`` levels below the root; the first child will be node ``first``."""
+        ...
+
+
+class DrawnTrees:
+    """Level by level: the newest nodes of every tree run at once, and a `Sprout` draws their children.
+
+    A tree is cut to its budget in drawing order, which hangs on nothing drawn later. Below a node whose path has a
+    chance under ``min_p`` nothing is drawn; the node itself stays.
+    """
+
+    def __init__(self, runner: Runner, followers: Followers, source: str, sprout: Sprout, min_p: float) -> None:
+        self._runner = runner
+        self._followers = followers
+        self._source = source
+        self._sprout = sprout
+        self._min_p = min_p
+
+    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+        plans = [_Tree(job, self._sprout, math.log(self._min_p) if self._min_p else -math.inf) for job in jobs]
+        active = plans
+        while active:
+            out = self._runner.forward([plan.job.follower.segment(plan.tree, len(plan.newest)) for plan in active])
+            starts = out.starts
+            for place, plan in enumerate(active):
+                ran = plan.tree
+                plan.grow(out.logits_RV[starts[place] : starts[place + 1]])
+                if plan.finished:
+                    self._followers.keep(plan.job.follower, trees.first_path(ran), ran)
+            active = [plan for plan in active if not plan.finished]
+        return [plan.draft(self._source) for plan in plans]
+
+
+class _Tree:
+    def __init__(self, job: Job, sprout: Sprout, least_reach: float) -> None:
+        self.job = job
+        self.newest: list[int] = [-1]
+        self._sprout = sprout
+        self._least_reach = least_reach
+        self._depth = 0
+        self._nodes: list[Child] = []
+        self._reach: dict[int, float] = {-1: 0.0}
+
+    @property
+    def tree(self) -> Tree:
+        return Tree(tuple(node.token for node in self._nodes), tuple(node.parent.node for node in self._nodes))
+
+    @property
+    def finished(self) -> bool:
+        if len(self._nodes) >= self.job.budget:
+            return True
+        return all(self._reach[node] < self._least_reach for node in self.newest)
+
+    def grow(self, logits_RV: Tensor) -> None:
+        """One more level, by the logits of the newest nodes."""
+        spots = [spot for node, row_V in zip(self.newest, logits_RV, strict=True) if (spot := self._spot(node, row_V))]
+        first = len(self._nodes)
+        drawn = self._sprout.children(self.job.view, self._depth, spots, first)
+        self._nodes += drawn[: self.job.budget - first]
+        self._depth += 1
+        self.newest = list(range(first, len(self._nodes)))
+        for node in self.newest:
+            child = self._nodes[node]
+            self._reach[node] = child.parent.reach + math.log(child.probability)
+
+    def _spot(self, node: int, logits_V: Tensor) -> Spot | None:
+        reach = self._reach[node]
+        path = [self._nodes[above].token for above in trees.path_to(self.tree, node)]
+        law_V = drawable(logits_V, self.job.view, path) if reach >= self._least_reach else None
+        return None if law_V is None else Spot(node, law_V, reach, self._nodes[node].value if node >= 0 else 0.0)
+
+    def draft(self, source: str) -> Draft:
+        if not self._nodes:
+            return NO_DRAFT
+        return Draft(
+            self.tree,
+            law=self._sprout.law,
+            sources=(source,) * len(self._nodes),
+            scores=tuple(node.probability for node in self._nodes),
+            probs=torch.stack([node.parent.law_V for node in self._nodes]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Independent:
+    """So many independent children of each node by its depth, the last number repeated. Equal ones stay apart.
+
+    Greedy requests draw one child: all others would be its equals.
+    """
+
+    branching: tuple[int, ...]
+    law: Law = "iid"
+
+    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+        count = 1 if view.request.params.greedy else _at(self.branching, depth)
+        places = [spot for spot in spots for _ in range(count)]
+        return [Child(draw_token(spot.law_V, view, depth, first + place), spot) for place, spot in enumerate(places)]
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """So many children of each node without replacement, by the largest of log-probability plus Gumbel noise: RSD-C.
+
+    (Jeon et al. 2024, arXiv:2402.14160.) Fewer where the law has fewer tokens.
+    """
+
+    branching: tuple[int, ...]
+    law: Law = "without_replacement"
+
+    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+        count = _at(self.branching, depth)
+        return [
+            Child(token, spot)
+            for spot in spots
+            for token, _ in _disturbed(spot.law_V, stream(view, depth, spot.node + 1), count)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """The ``width`` best nodes of each level by disturbed log-probability of their paths: stochastic beam search.
+
+    RSD-S (Jeon et al. 2024, arXiv:2402.14160), after Kool et al. 2019 (arXiv:1903.06059): a child's value is
+    conditioned on the largest of its siblings' being that of their parent. In order of value the children of one node
+    are draws without replacement, and how many of them a level keeps tells nothing of which token comes next.
+    """
+
+    width: int
+    law: Law = "without_replacement"
+
+    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+        family = [child for spot in spots for child in self._offered(view, depth, spot)]
+        return sorted(family, key=lambda child: -child.value)[: self.width]
+
+    def _offered(self, view: View, depth: int, spot: Spot) -> list[Child]:
+        best = _disturbed(spot.law_V, stream(view, depth, spot.node + 1), self.width)
+        most = spot.reach + best[0][1]
+        return [Child(token, spot, conditioned(spot.reach + value, most, spot.value)) for token, value in best]
+
+
+def conditioned(value: float, most: float, bound: float) -> float:
+    """-log(exp(-bound) - exp(-most) + exp(-value)), in a form that neither cancels nor overflows."""
+    if value >= most:
+        return bound
+    gap = bound - value + math.log1p(-math.exp(value - most))
+    return bound - max(0.0, gap) - math.log1p(math.exp(-abs(gap)))
+
+
+def _disturbed(law_V: Tensor, state: int, count: int) -> list[tuple[int, float]]:
+    """Up to ``count`` tokens of the law with their log-probability plus Gumbel noise, the largest first."""
+    ids = law_V.nonzero()[:, 0]
+    values = law_V[ids].log() + noise.gumbel(noise.bits([state], ids))[0]
+    best = values.topk(min(count, len(values)))
+    return list(zip(ids[best.indices].tolist(), best.values.tolist(), strict=True))
+
+
+def _at(branching: Sequence[int], depth: int) -> int:
+    return branching[min(depth, len(branching) - 1)]

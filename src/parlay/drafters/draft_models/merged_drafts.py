@@ -1,0 +1,76 @@
+"""Chains of several draft models, verified as one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from parlay.drafters.draft_models.draft_model import DraftModel
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+
+SOURCE = "merged-drafts"
+
+
+class MergedDrafts:
+    """Merged drafts of several small models (SpecInfer, Miao et al. 2024, arXiv:2305.09781).
+
+    Each model draws a chain from its own law, all from the root, and gets an even part of the budget. At each node the
+    target tries the tokens of all models that agree with the text so far, in the order of ``models``, each against the
+    law it was drawn from; equal tokens of two models are one place, below which both have a say. A path of a model
+    that falls below ``min_p`` ends there.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        *,
+        models: tuple[str, ...] = (),
+        min_p: float = 0.1,
+        rule: str = "multi-candidate",
+    ) -> None:
+        if len(models) < 2 or len(set(models)) < len(models):
+            raise UsageError(f"strategy {SOURCE}: models={'+'.join(models)} must name two or more different models")
+        self._names = models
+        self._members = [
+            DraftModel(resources, model=name, rule="rejection", min_p=min_p, lane=lane)
+            for lane, name in enumerate(models)
+        ]
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        count = len(self._members)
+        parts = [
+            member.propose(views, [(budget + count - 1 - place) // count for budget in budgets])
+            for place, member in enumerate(self._members)
+        ]
+        return [self._merged(chains) for chains in zip(*parts, strict=True)]
+
+    def _merged(self, chains: Sequence[Draft]) -> Draft:
+        """Side by side, level by level, so that a cut takes from all alike."""
+        order = sorted((depth, member) for member, chain in enumerate(chains) for depth in range(len(chain)))
+        if not order:
+            return NO_DRAFT
+        place = {(depth, member): node for node, (depth, member) in enumerate(order)}
+        probs = [chains[member].probs for _, member in order]
+        return Draft(
+            Tree(
+                tuple(chains[member].tree.tokens[depth] for depth, member in order),
+                tuple(place.get((depth - 1, member), -1) for depth, member in order),
+            ),
+            law="iid",
+            sources=tuple(self._names[member] for _, member in order),
+            scores=tuple(chains[member].scores[depth] for depth, member in order),
+            probs=torch.stack([law[depth] for law, (depth, _) in zip(probs, order, strict=True) if law is not None]),
+        )
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: the members compare their caches with the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        for member in self._members:
+            member.release(sequence)

@@ -1,0 +1,171 @@
+"""Sequoia (Chen et al. 2024): a tree whose shape is the best one for how often each rank of guesses is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters.draft_models.followers import Follower, Followers
+from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.static_trees import RankRecord, Shape, best_shape
+from parlay.drafters.draft_models.writing import TREE_PENDING
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Segment, Tree, View
+
+SOURCE = "sequoia"
+_REFIT = 16  # steps that a shape is good for
+
+
+class Sequoia:
+    """Sequoia's static trees (Chen et al. 2024, arXiv:2402.12374), filled with a draft model's best tokens.
+
+    How often the draft model's token of each rank is the right one is measured, by depth, from what was committed: at
+    every node that the walk reached, and whether or not the tree held the token. The tree with the most expected
+    tokens for these numbers is drafted level by level; only its inner nodes are run. Its size is the budget, which the
+    policy sets by measured cost; its depth, at most ``levels``, is what pays if a level costs ``level_cost`` target
+    forwards. ``width`` ranks are told apart. Scores are the measured shares. In the paper they are measured once,
+    beforehand, and the tree is drawn without replacement; here it holds fixed guesses by the request's own sampler.
+    """
+
+    def __init__(
+        self, resources: Resources, *, model: str = "", width: int = 5, levels: int = 8, level_cost: float = 0.1
+    ) -> None:
+        name = model or resources.default_draft
+        if not name:
+            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+        self._runner = resources.open_runner(name)
+        spec = self._runner.spec
+        if spec.vocab_size != resources.vocab_size:
+            raise UsageError(
+                f"strategy {SOURCE}: {name} has a vocabulary of {spec.vocab_size} tokens and the target one of "
+                f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
+            )
+        if spec.tree != "tree":
+            raise UsageError(f"strategy {SOURCE}: {name} can't verify trees; choose another draft model")
+        self._width = width
+        self._level_cost = level_cost
+        self._followers = Followers(self._runner)
+        self._record = RankRecord(levels, width)
+        self._shapes: dict[int, Shape] = {}
+        self._steps_to_refit = _REFIT
+        self._plantings: dict[int, _Planting] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        most = self._runner.spec.max_context
+        limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
+        wanted = [place for place, limit in enumerate(limits) if limit > 0]
+        followers = self._followers.catch_up(
+            [views[place] for place in wanted], [limits[place] for place in wanted], TREE_PENDING
+        )
+        plantings = {
+            place: _Planting(views[place], follower, self._shape(limits[place]))
+            for place, follower in zip(wanted, followers, strict=True)
+            if follower is not None
+        }
+        self._grow(list(plantings.values()))
+        self._plantings.update({planting.view.sequence: planting for planting in plantings.values()})
+        return [plantings[place].draft() if place in plantings else NO_DRAFT for place in range(len(views))]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            planting = self._plantings.pop(observation.view.sequence, None)
+            if planting is not None:
+                self._learn(planting, tuple(observation.view.tokens[planting.length :]))
+
+    def _learn(self, planting: _Planting, committed: tuple[int, ...]) -> None:
+        for depth, token in enumerate(committed):
+            offered = planting.offered.get(committed[:depth])
+            if offered is None:
+                break
+            self._record.learn(depth, offered.index(token) if token in offered else None)
+        self._steps_to_refit -= 1
+        if self._steps_to_refit == 0:
+            self._steps_to_refit = _REFIT
+            self._shapes.clear()
+
+    def release(self, sequence: int) -> None:
+        self._plantings.pop(sequence, None)
+        self._followers.release(sequence)
+
+    def _shape(self, nodes: int) -> Shape:
+        if nodes not in self._shapes:
+            self._shapes[nodes] = best_shape(self._record.acceptance, nodes, self._level_cost)
+        return self._shapes[nodes]
+
+    def _grow(self, plantings: Sequence[_Planting]) -> None:
+        """Level by level: the newest inner nodes of every tree run at once, and their children get their tokens."""
+        while plantings:
+            out = self._runner.forward([planting.segment() for planting in plantings])
+            rows = [(planting, node) for planting in plantings for node in planting.newest]
+            views = [planting.view for planting, _ in rows]
+            paths = [planting.path(node) for planting, node in rows]
+            guesses = best_guesses(out.logits_RV, views, paths, self._width)
+            for (planting, node), path, found in zip(rows, paths, guesses, strict=True):
+                planting.fill(node, path, found)
+            for planting in plantings:
+                planting.descend()
+            for planting in plantings:
+                if not planting.newest:
+                    self._followers.keep(planting.follower, trees.first_path(planting.ran), planting.ran)
+            plantings = [planting for planting in plantings if planting.newest]
+
+
+class _Planting:
+    """A shape that is being filled with tokens."""
+
+    def __init__(self, view: View, follower: Follower, shape: Shape) -> None:
+        self.view = view
+        self.follower = follower
+        self.length = len(view.tokens)
+        self.offered: dict[tuple[int, ...], list[int]] = {}
+        """The draft model's best tokens after each path that it was run for."""
+        self.newest: list[int] = [-1]
+        self.ran = Tree()
+        self._shape = shape
+        self._children = trees.children(Tree(shape.ranks, shape.parents))
+        self._tokens: dict[int, int] = {}
+        self._rows: dict[int, int] = {-1: -1}  # node of the shape -> node of the tree that runs
+        self._filled: list[int] = []
+
+    def segment(self) -> Segment:
+        return self.follower.segment(self.ran, len(self.newest))
+
+    def path(self, node: int) -> list[int]:
+        above = []
+        while node >= 0:
+            above.append(self._tokens[node])
+            node = self._shape.parents[node]
+        return above[::-1]
+
+    def fill(self, node: int, path: Sequence[int], found: Sequence[Guess]) -> None:
+        """A node's children get the tokens of their ranks; where the model offers fewer, they are left out."""
+        self.offered[tuple(path)] = [token for token, _ in found]
+        for child in self._children[node]:
+            if self._shape.ranks[child] < len(found):
+                self._tokens[child] = found[self._shape.ranks[child]][0]
+                self._filled.append(child)
+
+    def descend(self) -> None:
+        """What was filled and has children of its own runs next."""
+        self.newest = [node for node in self._filled if self._children[node]]
+        self._filled = []
+        if self.newest:
+            self._rows.update({node: len(self.ran) + place for place, node in enumerate(self.newest)})
+            tokens = tuple(self._tokens[node] for node in self.newest)
+            parents = tuple(self._rows[self._shape.parents[node]] for node in self.newest)
+            self.ran = Tree(self.ran.tokens + tokens, self.ran.parents + parents)
+
+    def draft(self) -> Draft:
+        """The filled nodes, best first."""
+        nodes = sorted(self._tokens)
+        if not nodes:
+            return NO_DRAFT
+        places = {node: place for place, node in enumerate(nodes)} | {-1: -1}
+        tree = Tree(
+            tuple(self._tokens[node] for node in nodes), tuple(places[self._shape.parents[node]] for node in nodes)
+        )
+        return Draft(tree, sources=(SOURCE,) * len(nodes), scores=tuple(self._shape.scores[node] for node in nodes))

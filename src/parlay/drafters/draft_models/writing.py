@@ -1,0 +1,29 @@
+"""How a draft model writes: jobs in, drafts out, whatever their shape and law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from parlay.drafters.draft_models.followers import Follower
+from parlay.types import Draft, View
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to draft for, its follower in the draft runner caught up, and the most nodes there may be."""
+
+    view: View
+    follower: Follower
+    budget: int
+
+
+class Writer(Protocol):
+    """Writes all jobs at once, forward by forward."""
+
+    def write(self, jobs: Sequence[Job]) -> list[Draft]: ...
+
+
+TREE_PENDING = 8
+"""A tree's pending tokens run again at each depth, so most of a long run is fed beforehand."""

@@ -1,0 +1,1 @@
+"""Drafters that let the target correct guesses until they stand."""

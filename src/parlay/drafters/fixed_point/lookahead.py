@@ -1,0 +1,174 @@
+"""Lookahead decoding (Fu et al. 2024): n-grams from a window of Jacobi iterations, verified when their token comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters.entries import Resources
+from parlay.drafters.fixed_point.ngram_pool import NgramPool
+from parlay.drafters.history import History
+from parlay.sampling import noise
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+
+SOURCE = "lookahead"
+
+_PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
+_FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others
+_DEEPER = (0.92, 0.25, 0.25)  # likewise of the first child of another node, and of further ones
+
+
+class Lookahead:
+    """Lookahead decoding (LADE; Fu et al. 2024, arXiv:2402.02057), not the trie of that name (arXiv:2312.12728).
+
+    Two branches share each forward. The *lookahead branch* is a window of ``window`` columns and ``ngram`` - 1 rows:
+    the last rows of a Jacobi trajectory, row 0 of which begins at the root. What the target says after the last row
+    completes an n-gram in each column and becomes the next window's last row; row 0 leaves. Its nodes are probes, so
+    nothing of it is ever accepted. The *verification branch* are up to ``guesses`` n-grams that begin with the root,
+    the latest first, merged into one tree; the budget bounds these nodes, and the window comes on top.
+
+    The pool keeps ``guesses`` n-grams per first token, of the window and, with ``copy``, of prompt and output. As in
+    the reference the window moves on by one token per step, however many were committed, and begins with random
+    tokens of the prompt; unlike there, it is filled by the request's own sampler, noise included, rather than by
+    argmax, and guesses are verified from the first step on. ``window=0`` verifies n-grams of the text alone;
+    ``guesses=0`` is plain decoding. Where a runner takes no trees, or rows run out, there is no window.
+
+    The paper's settings (window, n-gram; as many guesses as columns) are 15, 5 for 7 B, 10, 5 for 13 B and 7, 5 for
+    34 B on an A100. A CPU has less arithmetic to spare beside its memory bandwidth, so the defaults here are smaller.
+    """
+
+    def __init__(
+        self, resources: Resources, *, window: int = 5, ngram: int = 4, guesses: int = 5, copy: bool = True
+    ) -> None:
+        self._columns = window
+        self._ngram = ngram
+        self._guesses = guesses
+        self._copy = copy
+        self._states: dict[int, _State] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(choices=1 if self._columns and self._guesses else 0)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 and self._guesses else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        state = self._states.get(view.sequence)
+        if state is None or not state.follow(view.tokens):
+            state = self._states[view.sequence] = self._begin(view)
+        guesses = state.pool.after(view.tokens[-1])
+        merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
+        return _with_probes(merged, *(state.window.nodes(len(merged)) if state.window else ((), ())))
+
+    def _begin(self, view: View) -> _State:
+        """Row 0 begins that much wider than the window, because each row that is added costs it a column."""
+        size = self._columns + self._ngram - 3 if self._columns else 0
+        streams = [noise.stream(view.request.key, place, _PURPOSE) for place in range(size)]
+        row = [view.tokens[stream % view.prompt_length] for stream in streams]
+        window = Window(row, self._ngram) if self._columns else None
+        state = _State(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
+        state.follow(view.tokens)
+        return state
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Move on each window that the target has seen whole."""
+        for observation in observations:
+            state = self._states.get(observation.view.sequence)
+            before = len(observation.view.tokens) - len(observation.verdict.sampled)
+            if state is not None and state.window and len(state.history.tokens) == before:
+                state.learn(_probes(observation.draft), observation.choices)
+
+    def release(self, sequence: int) -> None:
+        self._states.pop(sequence, None)
+
+
+class Window:
+    """The 2-D window: ``rows[l][i]`` stands l + i tokens after the root; row 0 lacks its column 0, the root itself.
+
+    It begins as row 0 alone, and moves on by one token per step. Until it has ``ngram`` - 1 rows a step adds one and
+    costs a column; then each step completes an n-gram per column, and the oldest row leaves.
+    """
+
+    def __init__(self, row: list[int], ngram: int) -> None:
+        self.rows = [row]
+        self._ngram = ngram
+
+    def nodes(self, first: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the window's nodes, the first of which is to be node ``first`` of the tree.
+
+        Row 0 is a chain below the root; column i of any other row hangs on column i of the row above.
+        """
+        tokens: list[int] = list(self.rows[0])
+        above = [-1, *range(first, first + len(tokens))]
+        parents = above[:-1]
+        for row in self.rows[1:]:
+            parents += above[: len(row)]
+            above = list(range(first + len(tokens), first + len(tokens) + len(row)))
+            tokens += row
+        return tokens, parents
+
+    def advance(self, root: int, new: list[int]) -> list[tuple[int, ...]]:
+        """One step on: ``new`` are the target's tokens after the last row. Returns the n-grams that it completes."""
+        rows = [*self.rows, new]
+        if len(rows) < self._ngram:
+            self.rows = [row[1:] for row in rows]
+            return []
+        self.rows = [rows[1][1:], *rows[2:]]
+        return list(zip([root, *rows[0]], *rows[1:], strict=True))
+
+
+class _State:
+    """What is held for one sequence: its text, the pool, and the window if there is one."""
+
+    def __init__(self, pool: NgramPool, window: Window | None, copied: int) -> None:
+        self.history = History()
+        self.pool = pool
+        self.window = window
+        self._copied = copied  # length of the n-grams that the pool takes from the text; 0: none
+
+    def follow(self, tokens: Sequence[int]) -> bool:
+        """Take in what was committed; False if tokens were taken back, and with them what was learnt from them."""
+        history = self.history
+        known = len(history.tokens)
+        if history.agree(tokens) < known:
+            return False
+        history.tokens.extend(tokens[known:])
+        if self._copied:
+            for end in range(max(known, self._copied - 1), len(tokens)):
+                first, *tail = tokens[end - self._copied + 1 : end + 1]
+                self.pool.add(first, tuple(tail))
+        return True
+
+    def learn(self, probes: list[int], choices: Sequence[Sequence[int]]) -> None:
+        """The window's nodes are ``probes``, if all of them were seen; ``choices`` follow the root and each node."""
+        assert self.window is not None
+        seen = [-1, *probes]
+        last = seen[-len(self.window.rows[-1]) - (len(self.window.rows) == 1) :]
+        if len(probes) != sum(map(len, self.window.rows)) or not all(choices[node + 1] for node in last):
+            return
+        for first, *tail in self.window.advance(self.history.tokens[-1], [choices[node + 1][0] for node in last]):
+            self.pool.add(first, tuple(tail))
+
+
+def _with_probes(draft: Draft, tokens: Sequence[int], parents: Sequence[int]) -> Draft:
+    """The guesses with their scores, and the window behind them."""
+    tree = Tree((*draft.tree.tokens, *tokens), (*draft.tree.parents, *parents))
+    scores = (*_scores(draft.tree), *(0.0,) * len(tokens))
+    return Draft(tree, sources=(SOURCE,) * len(tree), scores=scores, probes=len(tokens))
+
+
+def _scores(tree: Tree) -> list[float]:
+    """By rank among siblings, which stand in the order of their n-grams."""
+    scores: list[float] = []
+    ranks: dict[int, int] = {}
+    for parent in tree.parents:
+        rank = ranks[parent] = ranks.get(parent, -1) + 1
+        scores.append((_DEEPER if parent >= 0 else _FIRST)[min(rank, 2)])
+    return scores
+
+
+def _probes(draft: Draft) -> list[int]:
+    """The probes that are this drafter's."""
+    return [node for node in range(len(draft) - draft.probes, len(draft)) if draft.sources[node] == SOURCE]

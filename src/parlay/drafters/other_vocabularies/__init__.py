@@ -1,0 +1,1 @@
+"""Draft models whose tokenizer is not the target's."""

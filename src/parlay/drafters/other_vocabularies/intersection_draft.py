@@ -1,0 +1,134 @@
+"""A draft model with another vocabulary, restricted to the tokens that both have (Timor et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.history import History
+from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, intersection, open_tokenizers
+from parlay.sampling.sampler import ranked
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "intersection-draft"
+
+
+class IntersectionDraft:
+    """Token-level intersection, TLI (Timor et al. 2025, arXiv:2502.05202).
+
+    A draft model continues each sequence with tokens that the target's vocabulary has too, by their bytes, so that
+    signs for spaces do not matter. Its logits, put at the target's ids and minus infinity elsewhere, go through the
+    request's own sampler and noise: it draws the target's token as often as the coupling allows. The prompt is encoded
+    again from its text; of the output, tokens that both have are taken over as they are, the others by their text.
+    Paths whose probability, within the intersection, falls below ``min_p`` are not followed. Scores are that
+    probability.
+    """
+
+    def __init__(self, resources: Resources, *, model: str = "", min_p: float = 0.1) -> None:
+        name = model or resources.default_draft
+        if not name:
+            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+        runner = resources.open_runner(name)
+        tokenizers = open_tokenizers(resources, SOURCE, name)
+        self._codecs = codecs(*tokenizers)
+        self._vocab_size = resources.vocab_size
+        common = {
+            theirs: ours
+            for theirs, ours in intersection(*tokenizers).items()
+            if theirs < runner.spec.vocab_size and ours < resources.vocab_size
+        }
+        if not common:
+            raise UsageError(f"strategy {SOURCE}: {name} and the target have no token in common; draft by text instead")
+        self._to_theirs = {ours: theirs for theirs, ours in common.items()}
+        self._to_ours = common
+        self._theirs = torch.tensor(list(common))
+        self._ours = torch.tensor(list(common.values()))
+        self._writer = ChainWriter(runner, min_p, self._choose)
+        self._translations: dict[int, _Translation] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        places = [place for place, budget in enumerate(budgets) if budget > 0]
+        sights = [Sight(views[place], self._translate(views[place])) for place in places]
+        drafts = [NO_DRAFT] * len(views)
+        for place, chain in zip(places, self._writer.write(sights, [budgets[place] for place in places]), strict=True):
+            if chain is not None:
+                drafts[place] = trees.chain(self._path(chain), SOURCE, chain.probabilities)
+        return drafts
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` compares what it holds with the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._translations.pop(sequence, None)
+        self._writer.release(sequence)
+
+    def _translate(self, view: View) -> list[int]:
+        translation = self._translations.get(view.sequence)
+        if translation is None:
+            translation = self._translations[view.sequence] = _Translation(*self._codecs, self._to_theirs)
+        return translation.follow(view.tokens, view.prompt_length)
+
+    def _path(self, chain: Chain) -> list[int]:
+        return [self._to_ours[token] for token in chain.ids]
+
+    def _choose(self, logits_RV: Tensor, chains: Sequence[Chain]) -> list[tuple[int, float] | None]:
+        """What the request's sampler draws from the intersection, back in the draft model's ids."""
+        mapped_RV = self.map(logits_RV)
+        views = [chain.sight.view for chain in chains]
+        drawn = ranked(mapped_RV, views, [self._path(chain) for chain in chains], 1)
+        choices: list[tuple[int, float] | None] = []
+        for row_V, view, tokens in zip(mapped_RV, views, drawn, strict=True):
+            token = tokens[0] if tokens else -1
+            law_V = (row_V / (view.request.params.temperature or 1.0)).softmax(-1)
+            choices.append((self._to_theirs[token], float(law_V[token])) if token in self._to_theirs else None)
+        return choices
+
+    def map(self, logits_RV: Tensor) -> Tensor:
+        """The draft model's logits at the target's ids, float32 ``[R, V of the target]``; -inf outside both."""
+        mapped_RV = logits_RV.new_full((len(logits_RV), self._vocab_size), -torch.inf, dtype=torch.float32)
+        mapped_RV[:, self._ours.to(logits_RV.device)] = logits_RV[:, self._theirs.to(logits_RV.device)].float()
+        return mapped_RV
+
+
+class _Translation:
+    """A sequence of the target in the draft model's ids; followed as it grows."""
+
+    def __init__(self, target: Codec, drafter: Codec, to_theirs: dict[int, int]) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._to_theirs = to_theirs
+        self._history = History()
+        self._ids: list[int] = []
+        self._run: tuple[int, int] | None = None  # where tokens without a counterpart began, and their ids
+
+    def follow(self, tokens: Sequence[int], prompt_length: int) -> list[int]:
+        history = self._history
+        agreed = history.agree(tokens)
+        if agreed < max(prompt_length, len(history.tokens)):
+            history.cut(0)
+            history.tokens += tokens[:prompt_length]
+            self._ids[:] = self._drafter.begin(self._target.decode(tokens[:prompt_length])).ids
+            self._run = None
+        for place in range(len(history.tokens), len(tokens)):
+            self._add(tokens, place)
+        history.tokens += tokens[len(history.tokens) :]
+        return self._ids
+
+    def _add(self, tokens: Sequence[int], place: int) -> None:
+        known = self._to_theirs.get(tokens[place])
+        if known is not None:
+            self._ids.append(known)
+            self._run = None
+            return
+        # Characters may lie across tokens, so the run is encoded as a whole whenever it grows.
+        start, first = self._run = self._run or (place, len(self._ids))
+        self._ids[first:] = self._drafter.encode_piece(self._target.decode(tokens[start : place + 1]))

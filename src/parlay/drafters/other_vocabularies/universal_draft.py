@@ -1,0 +1,99 @@
+"""A draft model with any tokenizer, by way of text (Timor et al. 2025): decode, encode, draft, and all the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from parlay import trees
+from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.other_vocabularies.vocabularies import (
+    INCOMPLETE,
+    Retold,
+    codecs,
+    continuation,
+    open_tokenizers,
+    scores,
+)
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "universal-draft"
+
+
+class UniversalDraft:
+    """Speculative decoding over text (SLEM of Timor et al. 2025, arXiv:2502.05202; transformers' universal assisted
+    generation).
+
+    The committed tokens are decoded and encoded again for a draft model with another tokenizer; what it writes,
+    greedily, is decoded, encoded with the target's tokenizer and proposed. Cuts between tokens are looked at in windows
+    of ``window`` tokens (10 in transformers), so the draft model keeps the cache of all ids that did not change. Text
+    that ends inside a character is not drafted from. Paths whose probability falls below ``min_p`` are not followed. A
+    proposed token's score is the probability of the draft model's tokens that begin in it.
+    """
+
+    def __init__(self, resources: Resources, *, model: str = "", window: int = 10, min_p: float = 0.1) -> None:
+        name = model or resources.default_draft
+        if not name:
+            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+        self._target, self._drafter = codecs(*open_tokenizers(resources, SOURCE, name))
+        runner = resources.open_runner(name)
+        self._vocab_size = resources.vocab_size
+        self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without text
+        self._ends = frozenset(runner.spec.eos_ids)
+        self._window = window
+        self._writer = ChainWriter(runner, min_p, self._choose)
+        self._retold: dict[int, Retold] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        places = [place for place, view in enumerate(views) if budgets[place] > 0 and self._follow(view)]
+        sights = [Sight(views[place], self._retold[views[place].sequence].ids) for place in places]
+        drafts = [NO_DRAFT] * len(views)
+        for place, chain in zip(places, self._writer.write(sights, [budgets[place] for place in places]), strict=True):
+            if chain is not None:
+                drafts[place] = self._draft(views[place], chain, budgets[place])
+        return drafts
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` compares what it holds with the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._retold.pop(sequence, None)
+        self._writer.release(sequence)
+
+    def _follow(self, view: View) -> bool:
+        retold = self._retold.get(view.sequence)
+        if retold is None:
+            retold = self._retold[view.sequence] = Retold(self._target, self._drafter, self._window)
+        return retold.follow(view.tokens)
+
+    def _choose(self, logits_RV: Tensor, chains: Sequence[Chain]) -> list[tuple[int, float] | None]:
+        """The likeliest ids that have a text; the one that ends a text ends the chain."""
+        tops, ids = logits_RV[:, : self._known].float().softmax(-1).max(-1)
+        pairs = zip(ids.tolist(), tops.tolist(), strict=True)
+        return [None if token in self._ends else (token, top) for token, top in pairs]
+
+    def _draft(self, view: View, chain: Chain, budget: int) -> Draft:
+        """The chain in the target's tokens."""
+        text, begins = self._text(chain)
+        ids, ends = continuation(self._target, view.tokens, text, self._window)
+        ids = ids[:budget]
+        while ids and max(ids) >= self._vocab_size:  # a tokenizer may know more ids than its model
+            ids.pop()
+        drafted = list(zip(begins, chain.probabilities, strict=True))
+        return trees.chain(ids, SOURCE, scores(ends[: len(ids)], drafted))
+
+    def _text(self, chain: Chain) -> tuple[str, list[int]]:
+        """What the chain adds to the text, up to its last whole character, and where each of its ids begins in it."""
+        latest = chain.sight.tokens[-self._window :]
+        before = self._drafter.decode(latest)
+        texts = [self._drafter.decode([*latest, *chain.ids[:count]]) for count in range(1, len(chain.ids) + 1)]
+        if not texts or not texts[-1].startswith(before):
+            return "", [0] * len(texts)
+        begins = [max(0, len(text) - len(before)) for text in (before, *texts[:-1])]
+        return texts[-1][len(before) :].rstrip(INCOMPLETE), begins

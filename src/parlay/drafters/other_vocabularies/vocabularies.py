@@ -1,0 +1,212 @@
+"""Two tokenizers beside each other: text in ids and back, what they have in common, sequences told in other ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.history import History
+from parlay.drafters.other_vocabularies.letters import Speller
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+INCOMPLETE = "�"
+"""What ids that end inside a character decode to."""
+
+_LONGEST_CHARACTER = 4  # bytes, so no more tokens than that
+_ANCHOR = "\n"
+
+
+class Encoded(NamedTuple):
+    """Ids of a text, and where in it each ends."""
+
+    ids: list[int]
+    ends: list[int]
+
+
+class Codec:
+    """A tokenizer that adds nothing and tidies nothing up. ``left_out`` ids have no text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, left_out: Collection[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._left_out = frozenset(left_out)
+        self.size = len(tokenizer)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [token for token in ids if token not in self._left_out] if self._left_out else list(ids)
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def encode(self, text: str) -> Encoded:
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return Encoded(list(encoding["input_ids"]), [end for _, end in encoding["offset_mapping"]])
+
+    def begin(self, text: str) -> Encoded:
+        """The ids of a text that a sequence begins with; a tokenizer that opens texts with a token of its own does."""
+        encoded = self.encode(text)
+        opening = list(self._tokenizer("", verbose=False)["input_ids"])[:1]
+        if not opening or opening == encoded.ids[:1] or opening[0] != self._tokenizer.bos_token_id:
+            return encoded
+        return Encoded([*opening, *encoded.ids], [0, *encoded.ends])
+
+    def encode_piece(self, text: str) -> list[int]:
+        """The ids of a text that continues another: not as at a beginning, where some put a space before it."""
+        before, both = self.encode(_ANCHOR).ids, self.encode(_ANCHOR + text).ids
+        return both[len(before) :] if before and both[: len(before)] == before else self.encode(text).ids
+
+    def ends_inside_a_character(self, ids: Sequence[int]) -> bool:
+        return self.decode(ids[-_LONGEST_CHARACTER:]).endswith(INCOMPLETE)
+
+
+def codecs(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> tuple[Codec, Codec]:
+    """Those of the target and of the draft model. Special tokens that the draft model lacks have no text for it."""
+    known = drafter.get_vocab()
+    lost = [token for token, text in _specials(target).items() if text not in known]
+    return Codec(target, lost), Codec(drafter)
+
+
+def open_tokenizers(
+    resources: Resources, strategy: str, model: str
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """The target's and the draft model's. Raises UsageError where one is missing or can't tell offsets."""
+    if resources.tokenizer is None or resources.open_tokenizer is None:
+        raise UsageError(f"strategy {strategy}: the target has no tokenizer here; load it with one")
+    target, drafter = resources.tokenizer, resources.open_tokenizer(model)
+    for owner, tokenizer in (("the target", target), (model, drafter)):
+        if not tokenizer.is_fast:
+            raise UsageError(f"strategy {strategy}: the tokenizer of {owner} has no tokenizer.json, which is needed")
+    return target, drafter
+
+
+def _specials(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    return {token: tokenizer.convert_ids_to_tokens(token) for token in tokenizer.all_special_ids}
+
+
+class Retold:
+    """A sequence of the target in the draft model's ids, by way of its text; followed as it grows.
+
+    After new tokens the text is encoded again from ``window`` ids before its former end, and joined to what was there
+    at the last place where both cuts agree: so a token at the seam that only the longer text shows is put right, and
+    everything before it stays, in the draft model's cache too.
+    """
+
+    def __init__(self, target: Codec, drafter: Codec, window: int) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._window = window
+        self._history = History()
+        self._text = ""
+        self._ends: list[int] = []
+        self.ids: list[int] = []
+
+    def follow(self, tokens: Sequence[int]) -> bool:
+        """Whether `ids` now tell all of ``tokens``; they can't where these end inside a character."""
+        if self._target.ends_inside_a_character(tokens):
+            return False
+        history = self._history
+        agreed = history.agree(tokens)
+        delta = self._new_text(tokens, agreed) if 0 < agreed == len(history.tokens) else None
+        if delta is None:
+            self._begin(self._target.decode(tokens))
+        elif delta:
+            self._extend(delta)
+        history.cut(agreed)
+        history.tokens += tokens[agreed:]
+        return bool(self.ids)
+
+    def _new_text(self, tokens: Sequence[int], known: int) -> str | None:
+        """What the tokens after the first ``known`` add; None if they change the text before them."""
+        start = max(0, known - self._window)
+        before, after = self._target.decode(tokens[start:known]), self._target.decode(tokens[start:])
+        return after[len(before) :] if after.startswith(before) else None
+
+    def _begin(self, text: str) -> None:
+        self._text = text
+        ids, self._ends = self._drafter.begin(text)
+        self.ids[:] = ids
+
+    def _extend(self, delta: str) -> None:
+        self._text += delta
+        first = len(self.ids) - self._window
+        while first > 0 and not self._join(first):
+            first -= len(self.ids) - first
+        if first <= 0:
+            self._begin(self._text)
+
+    def _join(self, first: int) -> bool:
+        """Encode again from the id ``first`` on; False where no later cut is the same as before."""
+        if self._ends[first] == self._ends[first - 1]:
+            return False  # within a character, or within a stretch that the tokenizer tells as bytes
+        start = self._ends[first - 1]
+        ids, ends = self._drafter.encode(self._text[start:])
+        ends = [start + end for end in ends]
+        kept, used = _seam(Encoded(self.ids[first:], self._ends[first:]), Encoded(ids, ends))
+        if kept:
+            self.ids[first + kept :] = ids[used:]
+            self._ends[first + kept :] = ends[used:]
+        return kept > 0
+
+
+def _seam(old: Encoded, new: Encoded) -> tuple[int, int]:
+    """How many of the old ids stay, and how many of the new ones they replace: up to the last id that both have."""
+    cuts = {(token, end): place + 1 for place, (token, end) in enumerate(zip(*old, strict=True)) if _cut(old, place)}
+    seams = [
+        (cuts[token, end], place + 1)
+        for place, (token, end) in enumerate(zip(*new, strict=True))
+        if (token, end) in cuts and _cut(new, place)
+    ]
+    return max(seams, default=(0, 0))
+
+
+def _cut(encoded: Encoded, place: int) -> bool:
+    """Whether a character ends with the token at ``place``."""
+    return place + 1 == len(encoded.ends) or encoded.ends[place + 1] > encoded.ends[place]
+
+
+def continuation(codec: Codec, tokens: Sequence[int], text: str, window: int) -> Encoded:
+    """Ids that go on from ``tokens`` with ``text``, cut as far as can be like the whole of both."""
+    before = codec.decode(tokens[-window:])
+    ids, ends = codec.encode(before + text)
+    first = next((place for place, end in enumerate(ends) if end > len(before)), len(ids))
+    start = ends[first - 1] if first else 0
+    if first == len(ids) or start == len(before):
+        return Encoded(ids[first:], [end - len(before) for end in ends[first:]])
+    # A token of the whole reaches over the seam, but its first part is committed: only the rest is open.
+    rest = ends[first] - len(before)
+    piece = codec.encode_piece(text[:rest])
+    return Encoded(
+        [*piece, *ids[first + 1 :]], [*([rest] * len(piece)), *(end - len(before) for end in ends[first + 1 :])]
+    )
+
+
+def scores(ends: Sequence[int], drafted: Sequence[tuple[int, float]]) -> list[float]:
+    """Per token that ends at ``ends`` the chance of what is new in it.
+
+    ``drafted``: where each token of the draft model begins, and its probability, which counts where it begins.
+    """
+    result = []
+    for start, end in pairwise((0, *ends)):
+        chance = 1.0
+        for begin, probability in drafted:
+            if start <= begin < end:
+                chance *= probability
+        result.append(chance)
+    return result
+
+
+def intersection(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> dict[int, int]:
+    """Id in the draft model's vocabulary -> id of the token with the same bytes in the target's. One to one."""
+    known = spelled(target)
+    return {token: known[text] for text, token in spelled(drafter).items() if text in known}
+
+
+def spelled(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
+    """The vocabulary by the bytes that each token stands for; of equals the first, whole pieces before single bytes."""
+    speller = Speller(tokenizer)
+    result: dict[bytes, int] = {}
+    last: dict[bytes, int] = {}
+    for piece, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]):
+        (last if speller.is_byte(piece) else result).setdefault(speller.spell(piece), number)
+    return last | result

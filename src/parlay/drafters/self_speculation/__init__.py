@@ -1,0 +1,1 @@
+"""Drafters that use a part of the target's own layers."""

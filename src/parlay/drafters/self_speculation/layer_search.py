@@ -1,0 +1,165 @@
+"""Which of a target's sub-layers to leave out: a search that runs beside generation, on text that is committed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from parlay.drafters.self_speculation.skipping import layers_of
+from parlay.sampling.sampler import ranked
+from parlay.types import Request, Skip, Sublayer, View
+
+_STARTUP = 10  # sets that are tried at random before the estimator is asked
+_GOOD = 0.2  # part of the tried sets that counts as good
+_DRAWS = 24  # sets drawn from the good ones' law, of which the likeliest to be good is tried
+
+
+class ParzenSearch:
+    """Sets of sub-layers to try next: Bayesian optimisation by a tree-structured Parzen estimator (Bergstra 2011).
+
+    The tried sets are split into the better and the others; each part gives every sub-layer a chance to be in a set.
+    New sets are drawn by the chances of the better part, and the one whose chances there exceed those elsewhere most
+    is tried. It fits yes-or-no choices and noisy values, which the papers' Gaussian processes must be bent to, and
+    costs under a millisecond. ``size`` is how many sub-layers each set has; None: any number.
+    """
+
+    def __init__(self, sublayers: Sequence[Sublayer], size: int | None = None, seed: int = 0) -> None:
+        self._sublayers = tuple(sublayers)
+        self._size = size
+        self._chance = random.Random(seed)
+        self._tried: dict[Skip, float] = {}
+
+    def learn(self, skip: Skip, value: float) -> None:
+        self._tried[skip] = value
+
+    def random(self) -> Skip:
+        """Any set, each size as likely as another where sizes differ."""
+        size = self._size if self._size is not None else self._chance.randint(0, len(self._sublayers))
+        return frozenset(self._chance.sample(self._sublayers, size))
+
+    def likely(self) -> Skip:
+        """A set not tried yet that is like the good ones and unlike the others; a random one where that fails."""
+        if len(self._tried) < _STARTUP:
+            return self.random()
+        order = sorted(self._tried, key=self._tried.__getitem__, reverse=True)
+        split = max(1, round(_GOOD * len(order)))
+        good, others = self._chances(order[:split]), self._chances(order[split:])
+        drawn = [skip for _ in range(_DRAWS) if (skip := self._draw(good)) not in self._tried]
+        return max(drawn, key=lambda skip: self._evidence(skip, good, others), default=None) or self.random()
+
+    def _chances(self, sets: Sequence[Skip]) -> dict[Sublayer, float]:
+        """How likely each sub-layer is to be in one of such sets; as if one more had it and one more lacked it."""
+        counts = Counter(sublayer for skip in sets for sublayer in skip)
+        return {sublayer: (counts[sublayer] + 1) / (len(sets) + 2) for sublayer in self._sublayers}
+
+    def _draw(self, chances: dict[Sublayer, float]) -> Skip:
+        if self._size is None:
+            return frozenset(sublayer for sublayer, chance in chances.items() if self._chance.random() < chance)
+        # Without replacement by weight: the largest of u^(1/w), weights being the odds (Efraimidis and Spirakis 2006).
+        keys = {each: math.log(self._chance.random()) * (1 - p) / p for each, p in chances.items()}
+        return frozenset(sorted(keys, key=keys.__getitem__, reverse=True)[: self._size])
+
+    def _evidence(self, skip: Skip, good: dict[Sublayer, float], others: dict[Sublayer, float]) -> float:
+        return sum(
+            math.log(good[each] / others[each] if each in skip else (1 - good[each]) / (1 - others[each]))
+            for each in self._sublayers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A search is over after so many probes, so many without a better set, or with a set this good."""
+
+    probes: int
+    patience: int
+    enough: float = math.inf
+
+
+class OnlineSearch:
+    """Tries one set per call on the latest output of one sequence, and remembers the best for all to come.
+
+    Every ``every``-th set is the estimator's, the others are random; the first is ``start``. ``worth`` values a set by
+    its agreement. Values come from different texts, so the best one may have been lucky: a set is only a guess at
+    what pays, and text never depends on it. Requests that no store may learn from are not looked at.
+    """
+
+    def __init__(
+        self,
+        start: Skip,
+        search: ParzenSearch,
+        halt: Halt,
+        *,
+        every: int,
+        window: int,
+        worth: Callable[[float, Skip], float] = lambda agreed, _: agreed,
+    ) -> None:
+        self.best = start
+        self.value = -math.inf
+        self.probes = 0
+        self._search, self._halt, self._worth = search, halt, worth
+        self._every, self._window = every, window
+        self._stale = 0
+
+    @property
+    def over(self) -> bool:
+        halt = self._halt
+        return self.probes >= halt.probes or self._stale >= halt.patience or self.value >= halt.enough
+
+    def step(self, views: Sequence[View]) -> None:
+        """One probe, if there is one to do and an output long enough to do it on."""
+        if self.over:
+            return
+        view = next((view for view in views if self._fit(view)), None)
+        if view is None:
+            return
+        skip = self._candidate()
+        value = self._worth(agreement(view, self._window, skip), skip)
+        self._search.learn(skip, value)
+        self.probes += 1
+        self._stale += 1
+        if value > self.value:
+            self.best, self.value, self._stale = skip, value, 0
+
+    def _fit(self, view: View) -> bool:
+        return view.request.store and len(view.tokens) - view.prompt_length >= self._window
+
+    def _candidate(self) -> Skip:
+        if self.probes == 0:
+            return self.best
+        return self._search.likely() if self.probes % self._every == 0 else self._search.random()
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A sequence as it was when it had fewer tokens."""
+
+    sequence: int
+    request: Request
+    tokens: Sequence[int]
+    prompt_length: int
+    layers: None = None
+
+
+def agreement(view: View, window: int, skip: Skip) -> float:
+    """Share of the last ``window`` tokens of the output that the request's sampler chooses without ``skip`` too.
+
+    One forward: row i sees the true tokens before it, the latest of them through the same few sub-layers.
+    """
+    logits_RV = layers_of(view).forward([view], [()], skip, rows=window + 1)[:-1]
+    start = len(view.tokens) - window
+    past = _Past(view.sequence, view.request, view.tokens[:start], view.prompt_length)
+    truth = list(view.tokens[start:])
+    chosen = ranked(logits_RV, [past] * window, [truth[:end] for end in range(window)], 1)
+    return sum(tokens == (token,) for tokens, token in zip(chosen, truth, strict=True)) / window
+
+
+def speedup(agreed: float, skip: Collection[Sublayer], layers: int, most: int = 8) -> float:
+    """Expected speed over plain decoding, for the best length of chains up to ``most`` (Leviathan et al. 2023, eq. 3).
+
+    A row costs what the sub-layers that it passes do. In the Llama lineage an MLP is about twice an attention.
+    """
+    cost = 1 - sum(2 if half == "mlp" else 1 for half, _ in skip) / (3 * layers)
+    return max(sum(agreed**i for i in range(length + 1)) / (length * cost + 1) for length in range(1, most + 1))

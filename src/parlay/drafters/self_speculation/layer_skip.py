@@ -1,0 +1,112 @@
+"""Draft & Verify (Zhang et al. 2023): the target, some of its sub-layers left out, writes ahead for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch, speedup
+from parlay.drafters.self_speculation.skipping import Plan, middle, named, skippable, write_ahead
+from parlay.types import Draft, Needs, Observation, Skip, View
+
+SOURCE = "layer-skip"
+RATIO = 0.45  # of the inner sub-layers, where none are named
+
+_MATCH_DECAY = 0.5  # of the match rate, per step; the paper's beta 1
+_STEP = 0.01  # by which the threshold wants to move
+_THRESHOLD_DECAY = 0.9  # of the threshold, per step; the paper's beta 2
+
+
+class LayerSkip:
+    """Draft & Verify (Zhang et al. 2023, arXiv:2309.08168): self-speculation without training.
+
+    Left out are the attentions of the layers listed in ``attention`` and the MLPs of those in ``mlp``; where none are
+    named, the share ``ratio`` of the inner sub-layers, from the middle of the model (0: none). With ``search`` the
+    drafter looks for better sets while it generates: so many sets are tried, one per step, each on the last ``window``
+    tokens of an output, by the speed that their agreement promises. The paper searches 1,000 sets beforehand, on
+    calibration texts, by measured time.
+
+    A chain ends after the token at which the largest probability is below a threshold. That begins at ``threshold``
+    for greedy requests and ``threshold_sampled`` for others, and moves by each sequence's own matches so that the
+    share ``acceptance`` of what is drafted is accepted. Scores are the probabilities.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        *,
+        attention: tuple[str, ...] = (),
+        mlp: tuple[str, ...] = (),
+        ratio: float = RATIO,
+        search: int = 0,
+        window: int = 32,
+        threshold: float = 0.8,
+        threshold_sampled: float = 0.5,
+        acceptance: float = 0.9,
+    ) -> None:
+        target = skippable(SOURCE, resources)
+        given = named(SOURCE, target, attention, mlp)
+        if given and ratio != RATIO:
+            raise UsageError(f"strategy {SOURCE}: name the layers to skip or their ratio, not both")
+
+        def worth(agreed: float, skip: Skip) -> float:
+            return speedup(agreed, skip, target.num_layers)
+
+        self._search = OnlineSearch(
+            given or middle(target, ratio),
+            ParzenSearch(target.sublayers),
+            Halt(probes=search, patience=search),
+            every=1,
+            window=window,
+            worth=worth,
+        )
+        self._thresholds = (threshold, threshold_sampled)
+        self._acceptance = acceptance
+        self._stops: dict[int, _Stop] = {}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(layers=True)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        self._search.step(views)
+        stops = [self._stop(view) for view in views]
+        plans = [Plan(view, budget, stop.threshold) for view, budget, stop in zip(views, budgets, stops, strict=True)]
+        write_ahead(plans, self._search.best)
+        for stop, plan in zip(stops, plans, strict=True):
+            stop.full = len(plan.tokens) == plan.budget
+        return [plan.chain(SOURCE) for plan in plans]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Moves each sequence's threshold by the nodes that were its own."""
+        for observation in observations:
+            own = {node for node, source in enumerate(observation.draft.sources) if source == SOURCE}
+            if own:
+                accepted = len(own.intersection(observation.verdict.path))
+                self._stop(observation.view).learn(accepted / len(own), self._acceptance)
+
+    def release(self, sequence: int) -> None:
+        self._stops.pop(sequence, None)
+
+    def _stop(self, view: View) -> _Stop:
+        if view.sequence not in self._stops:
+            threshold = self._thresholds[0 if view.request.params.greedy else 1]
+            self._stops[view.sequence] = _Stop(threshold, self._acceptance)
+        return self._stops[view.sequence]
+
+
+@dataclass(slots=True)
+class _Stop:
+    """When one sequence's chains end. ``full``: the last one ended for its length."""
+
+    threshold: float
+    matched: float
+    full: bool = False
+
+    def learn(self, rate: float, wanted: float) -> None:
+        """Raise the threshold while too little is accepted; lower it otherwise, unless chains are cut off anyway."""
+        self.matched = _MATCH_DECAY * self.matched + (1 - _MATCH_DECAY) * rate
+        move = _STEP if self.matched < wanted else 0.0 if self.full else -_STEP
+        moved = _THRESHOLD_DECAY * self.threshold + (1 - _THRESHOLD_DECAY) * (self.threshold + move)
+        self.threshold = min(max(moved, 0.0), 1.0)

@@ -1,0 +1,86 @@
+"""SWIFT (Xia et al. 2024): the target drafts for itself, and finds out meanwhile which sub-layers it can spare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch
+from parlay.drafters.self_speculation.skipping import Plan, inner, middle, skippable, write_ahead
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+
+SOURCE = "swift"
+
+
+class Swift:
+    """SWIFT (Xia et al. 2024, arXiv:2410.06916): layer skipping, the set found on the fly.
+
+    Sets of the share ``ratio`` of the inner sub-layers are tried, one per step, by one parallel forward over the last
+    ``window`` tokens of an output: how many of them come out the same. Every ``every``-th set is the estimator's and
+    the others are random, until one agrees on the share ``enough``, ``patience`` sets in a row were no better, or
+    ``probes`` were tried. The best set serves all later requests too; at first it is the middle of the model.
+
+    A draft is a chain that ends after the token at which the largest probability is below ``threshold``, with the
+    ``width`` best tokens at each of its steps as leaves beside it, likeliest path first. Scores are the probabilities.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        *,
+        ratio: float = 0.45,
+        window: int = 32,
+        every: int = 25,
+        enough: float = 0.95,
+        patience: int = 300,
+        probes: int = 1000,
+        threshold: float = 0.8,
+        width: int = 10,
+    ) -> None:
+        target = skippable(SOURCE, resources)
+        start = middle(target, ratio)
+        if not start:
+            raise UsageError(
+                f"strategy {SOURCE}: ratio={ratio:g} leaves out none of the {len(inner(target))} inner sub-layers of "
+                f"{target.name}: raise it, or choose another strategy if there are none"
+            )
+        self._search = OnlineSearch(
+            start,
+            ParzenSearch(inner(target), len(start)),
+            Halt(probes, patience, enough),
+            every=every,
+            window=window,
+        )
+        self._threshold = threshold
+        self._width = min(width, resources.vocab_size)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(layers=True)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        self._search.step(views)
+        plans = [Plan(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
+        write_ahead(plans, self._search.best, self._width)
+        return [comb(plan) for plan in plans]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: sets are tried on committed tokens when there is something to propose."""
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing of a sequence."""
+
+
+def comb(plan: Plan) -> Draft:
+    """The chain and the other guesses beside each of its nodes, as many as the budget holds, likeliest path first."""
+    reach = 1.0
+    guesses: list[tuple[float, int, int, int, float]] = []  # -probability of the path, step, rank, token, probability
+    for step, level in enumerate(plan.levels):
+        guesses += [(-reach * chance, step, rank, token, chance) for rank, (token, chance) in enumerate(level)]
+        reach *= level[0][1]
+    guesses = sorted(guesses)[: plan.budget]  # a chain's node is at least as likely as all below it, and a step earlier
+    if not guesses:
+        return NO_DRAFT
+    spine = {-1: -1} | {step: node for node, (_, step, rank, _, _) in enumerate(guesses) if rank == 0}
+    tree = Tree(tuple(token for *_, token, _ in guesses), tuple(spine[step - 1] for _, step, *_ in guesses))
+    return Draft(tree, sources=(SOURCE,) * len(guesses), scores=tuple(chance for *_, chance in guesses))

@@ -1,0 +1,1 @@
+"""Drafters that remember outputs of other requests, or search a corpus."""

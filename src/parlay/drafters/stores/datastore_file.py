@@ -1,0 +1,234 @@
+"""A datastore: the tokens of a corpus and their suffix array, in one file that is mapped, never loaded.
+
+Layout, little endian: a preamble of 32 bytes (`_PREAMBLE`: magic, version, CRC-32 of all that follows it, length of the
+header, size of the file); a JSON header, padded with spaces; the tokens, u16 or u32; the suffix array, u32 or u64. Each
+array begins at a multiple of 8. After each document stands a border, the first id outside the vocabulary, so that no
+match runs over it; the text ends with one. Suffixes that begin with a border are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from parlay.drafters.stores.suffix_array import Integers, suffix_array
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+VERSION = 1
+_MAGIC = b"PARLAYDS"
+_PREAMBLE = struct.Struct("<8sIIQQ")
+_CHECKED_FROM = 16  # what follows the checksum
+_ALIGNMENT = 8
+
+
+class BadDatastore(ParlayError):
+    """A file that is no datastore, or a damaged one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a datastore holds. ``fingerprint`` tells which tokenizer its ids belong to, ``tokenizer`` is a name for it;
+    both are empty where ids came from elsewhere.
+
+    ``tokens`` counts the ids stored, a border for each document included.
+    """
+
+    vocab_size: int
+    tokens: int
+    documents: int
+    tokenizer: str = ""
+    fingerprint: str = ""
+
+    @property
+    def suffixes(self) -> int:
+        return self.tokens - self.documents
+
+    @property
+    def token_type(self) -> np.dtype[Any]:
+        """The smallest type that holds every id and the border."""
+        return np.dtype("<u2" if self.vocab_size <= 0xFFFF else "<u4")
+
+    @property
+    def suffix_type(self) -> np.dtype[Any]:
+        return np.dtype("<u4" if self.tokens <= 2**32 else "<u8")
+
+    def offsets(self, header_bytes: int) -> tuple[int, int, int]:
+        """Where the tokens begin, the suffix array, and where the file ends."""
+        tokens_at = _PREAMBLE.size + header_bytes
+        suffixes_at = _aligned(tokens_at + self.tokens * self.token_type.itemsize)
+        return tokens_at, suffixes_at, suffixes_at + self.suffixes * self.suffix_type.itemsize
+
+
+class Datastore:
+    """Finds where runs of tokens occur in a corpus. Arrays are read-only and may be mapped from a file."""
+
+    def __init__(self, header: Header, tokens: Integers, suffixes: Integers) -> None:
+        self.header = header
+        self.tokens = tokens
+        self.suffixes = suffixes
+        self._token_view = tokens.data
+        self._suffix_view = suffixes.data
+
+    @classmethod
+    def build(
+        cls,
+        documents: Sequence[Integers],
+        vocab_size: int,
+        *,
+        tokenizer: str = "",
+        fingerprint: str = "",
+        sorted_more: Callable[[int], object] = bool,
+    ) -> Self:
+        """A datastore of documents given as ids; ``sorted_more`` is told how many more suffixes are in place.
+
+        Raises ValueError for ids outside the vocabulary, and when there are none at all.
+        """
+        documents = [document for document in documents if len(document)]
+        if not documents:
+            raise ValueError("the corpus holds no text")
+        if min(int(ids.min()) for ids in documents) < 0 or max(int(ids.max()) for ids in documents) >= vocab_size:
+            raise ValueError(f"the corpus holds token ids outside the vocabulary of {vocab_size}")
+        total = sum(map(len, documents)) + len(documents)
+        header = Header(vocab_size, total, len(documents), tokenizer, fingerprint)
+        border = np.array([vocab_size], header.token_type)
+        tokens = np.concatenate([part.astype(header.token_type) for ids in documents for part in (ids, border)])
+        suffixes = suffix_array(tokens, sorted_more)[: header.suffixes]  # borders sort last
+        return cls(header, tokens, suffixes.astype(header.suffix_type))
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Maps a file that `write` made, after a check of every byte. Raises BadDatastore with one line otherwise."""
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except OSError as error:
+            raise BadDatastore(f"can't read the datastore {path}: {error.strerror}") from error
+        header, header_bytes = _read_header(path, content)
+        tokens_at, suffixes_at, _ = header.offsets(header_bytes)
+        tokens = np.frombuffer(content, header.token_type, header.tokens, tokens_at)
+        return cls(header, tokens, np.frombuffer(content, header.suffix_type, header.suffixes, suffixes_at))
+
+    def write(self, path: Path) -> None:
+        """Write it all or, whatever happens, nothing: a file of that name is replaced in the end. Raises OSError."""
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        pieces = self._pieces()
+        checksum = 0
+        for piece in pieces:
+            checksum = zlib.crc32(piece, checksum)
+        try:
+            with part.open("xb") as file:
+                file.write(_PREAMBLE.pack(_MAGIC, VERSION, checksum, 0, 0)[:_CHECKED_FROM])
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _pieces(self) -> list[bytes | memoryview]:
+        """All that follows the checksum."""
+        header = json.dumps(asdict(self.header)).encode()
+        header = header.ljust(_aligned(_PREAMBLE.size + len(header)) - _PREAMBLE.size)
+        tokens_at, suffixes_at, size = self.header.offsets(len(header))
+        preamble = _PREAMBLE.pack(_MAGIC, VERSION, 0, len(header), size)[_CHECKED_FROM:]
+        padding = bytes(suffixes_at - tokens_at - self.tokens.nbytes)
+        return [preamble, header, self.tokens.data.cast("B"), padding, self.suffixes.data.cast("B")]
+
+    def longest(self, tokens: Sequence[int], shortest: int) -> tuple[int, int, int]:
+        """The longest end of ``tokens`` that occurs here with more after it: its length, and which suffixes begin so.
+
+        The length is 0 if not even ``shortest`` tokens of the end occur. Where an end occurs, so do all shorter ones:
+        few lengths need a look.
+        """
+        low, high = shortest - 1, len(tokens)
+        found = 0, 0, 0
+        while low < high:
+            length = (low + high + 1) // 2
+            start, end = self.find(tokens[-length:])
+            if start < end:
+                low, found = length, (length, start, end)
+            else:
+                high = length - 1
+        return found
+
+    def find(self, query: Sequence[int]) -> tuple[int, int]:
+        """The range of suffixes that begin with ``query`` and go on in the same document; empty where none does."""
+        tokens, suffixes, border = self._token_view, self._suffix_view, self.header.vocab_size
+        wanted, length = list(query), len(query)
+
+        def beginning(suffix: int) -> list[int]:
+            return tokens[suffix : suffix + length].tolist()
+
+        start = bisect_left(suffixes, wanted, key=beginning)
+        if start == len(suffixes) or beginning(suffixes[start]) != wanted:
+            return start, start
+        length += 1  # those that end with the query come last, because a border is larger than any id
+        return start, bisect_left(suffixes, [*wanted, border], start, key=beginning)
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The same for tokenizers that mean the same by every id."""
+    digest = hashlib.sha256()
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        digest.update(f"{number}\t{token}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id of the tokenizer."""
+    return 1 + max(int(number) for number in tokenizer.get_vocab().values())
+
+
+def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[Header, int]:
+    """The header and its length, after all checks that a file must pass before anything else in it is believed."""
+    if len(content) < _PREAMBLE.size or content[: len(_MAGIC)] != _MAGIC:
+        raise BadDatastore(f"{path} is no datastore: make one with `parlay datastore build`")
+    _, version, checksum, header_bytes, size = _PREAMBLE.unpack_from(content)
+    if version != VERSION:
+        raise BadDatastore(f"{path} is a datastore of version {version}, not {VERSION}: build it again")
+    with memoryview(content) as view:
+        intact = zlib.crc32(view[_CHECKED_FROM:]) == checksum
+    if size != len(content) or not intact:
+        what = "cut short" if size > len(content) else "damaged (its checksum does not match)"
+        raise BadDatastore(f"{path} is {what}: copy or build it again")
+    try:
+        header = _parse(content[_PREAMBLE.size : _PREAMBLE.size + header_bytes])
+    except ValueError:
+        raise BadDatastore(f"{path} has a header that makes no sense: build it again") from None
+    if header.offsets(header_bytes)[-1] != size:
+        raise BadDatastore(f"{path} has a header that does not fit its size: build it again")
+    return header, header_bytes
+
+
+def _parse(text: bytes) -> Header:
+    """Raises ValueError for anything but a header that makes sense."""
+    values = json.loads(text)
+    names = {field.name: field.type for field in fields(Header)}
+    if not isinstance(values, dict) or values.keys() != names.keys():
+        raise ValueError
+    if any(type(values[name]).__name__ != kind for name, kind in names.items()):
+        raise ValueError
+    header = Header(**values)
+    if not 0 < header.documents < header.tokens or not 0 < header.vocab_size < 2**32:
+        raise ValueError
+    return header
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,115 @@
+"""SAM decoding (Hu et al. 2024): copies from the longest match, in this request or in past ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay import trees
+from parlay.drafters import catalogue
+from parlay.drafters.combined import members
+from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.stores.output_store import OutputStores, StoreOptions
+from parlay.drafters.stores.suffix_tree import NOTHING, Growth, grow
+from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "suffix-automaton"
+
+_DEPTH = 64  # matches and drafts in past outputs have at most so many tokens together
+
+
+class SuffixAutomaton:
+    """SAM decoding (Hu et al. 2024, arXiv:2411.10666).
+
+    A dynamic suffix automaton of the request's references, prompt and output, and a static one, here of the outputs
+    of past requests (`OutputStores`), each know the longest end of the text that they hold. The longer match is
+    copied from, the static one only if it is more than ``bias`` tokens longer: the dynamic one from where it occurred
+    first, the static one along the tokens that followed most often. Matches of fewer than ``min_match`` tokens leave
+    the draft to the drafter ``fallback``, as the authors leave it to token recycling or EAGLE-2; without one they are
+    copied all the same. Matches longer than 64 tokens count as 64.
+
+    Defaults are the authors': ``min_match=5,bias=5``.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        *,
+        min_match: int = 5,
+        bias: int = 5,
+        fallback: tuple[str, ...] = (),
+        store: str = "",
+        max_tokens: int = 250_000,
+        save_every: int = 8,
+    ) -> None:
+        self._min_match = min_match
+        self._bias = bias
+        if len(fallback) > 1:
+            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter or none")
+        self._fallback = members.build(SOURCE, catalogue.parse(fallback[0]), resources) if fallback else None
+        self._texts = LiveTexts(_DEPTH)
+        self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
+        resources.closing.callback(self._stores.save)
+
+    @property
+    def needs(self) -> Needs:
+        return self._fallback.needs if self._fallback is not None else Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        drafts = [NO_DRAFT] * len(views)
+        left: list[int] = []
+        for place, (view, budget) in enumerate(zip(views, budgets, strict=True)):
+            if budget > 0:
+                length, drafts[place] = self._copy(view, budget)
+                if length < self._min_match:
+                    left.append(place)
+        if self._fallback is not None and left:
+            given = self._fallback.propose([views[place] for place in left], [budgets[place] for place in left])
+            for place, draft in zip(left, given, strict=True):
+                drafts[place] = draft if len(draft) else drafts[place]
+        return drafts
+
+    def _copy(self, view: View, budget: int) -> tuple[int, Draft]:
+        """The length of the match that counts, the bias taken off, and what followed it."""
+        text = self._texts.of(view)
+        place, length = text.follow(view.tokens).first_copy()
+        past = self._stores.of(view.request)
+        state, past_length = past.match(view.tokens) if past is not None else (0, 0)
+        if past is not None and past_length - self._bias > length:
+            return past_length - self._bias, _likeliest(past, state, past_length, budget, view)
+        return length, _verbatim(text, place, length, budget, view)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self._stores.observe(observations)
+        if self._fallback is not None:
+            self._fallback.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._texts.release(sequence)
+        self._stores.release(sequence)
+        if self._fallback is not None:
+            self._fallback.release(sequence)
+
+
+def _verbatim(text: LiveText, place: int, length: int, budget: int, view: View) -> Draft:
+    """What stands at ``place``, up to the end of that text or the first stop token."""
+    if length == 0:
+        return NO_DRAFT
+    tokens: list[int] = []
+    for token in text.text[place : place + budget]:
+        if token == END:
+            break
+        tokens.append(token)
+        if token in view.request.stop_ids:
+            break
+    return trees.chain(tokens, SOURCE, [chance(1.0, length + depth) for depth in range(len(tokens))])
+
+
+def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: View) -> Draft:
+    """Along the most frequent tokens, from the longest end of the match that anything followed."""
+    growth = Growth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
+    for end, shortest, longest in past.ends(state, length):
+        found = grow(past, end, growth.match_length(shortest, longest, past.depth), growth, NOTHING.score)
+        if found is not None:
+            return found.draft(SOURCE)
+    return NO_DRAFT

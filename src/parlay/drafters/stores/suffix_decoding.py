@@ -1,0 +1,74 @@
+"""SuffixDecoding (Oliaro et al. 2024): what most often followed the latest tokens, in this request or in past ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay.drafters.entries import Resources
+from parlay.drafters.stores.output_store import OutputStores, StoreOptions
+from parlay.drafters.stores.suffix_tree import NOTHING, Growth, speculate
+from parlay.drafters.stores.suffixes import LiveTexts
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+SOURCE = "suffix-decoding"
+
+
+class SuffixDecoding:
+    """SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975).
+
+    Two suffix trees with counts: one of the request's references, prompt and output, one of the outputs of past
+    requests (`OutputStores`). For each end of the text, of m = 1, 2, ... tokens, that occurred before, a tree of at
+    most ``min(k, factor * m + offset)`` continuations grows best first by path probability, the product of the shares
+    in which each token followed; nodes below ``min_prob`` are left out. The tree of the largest sum of path
+    probabilities is the draft; ties go to the longer match, then to the request's own text. ``shape=path`` follows the
+    likeliest token only. Match and continuation together have at most ``depth`` tokens.
+
+    The authors' setting is the default. Shares leave out the end of the text, which nothing has followed yet.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        *,
+        depth: int = 64,
+        factor: float = 1.0,
+        offset: float = 0.0,
+        min_prob: float = 0.1,
+        shape: str = "tree",
+        store: str = "",
+        max_tokens: int = 250_000,
+        save_every: int = 8,
+    ) -> None:
+        self._factor = factor
+        self._offset = offset
+        self._min_prob = min_prob
+        self._branching = shape == "tree"
+        self._texts = LiveTexts(depth)
+        self._stores = OutputStores(depth, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
+        resources.closing.callback(self._stores.save)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        request = view.request
+        text = self._texts.of(view)
+        growth = Growth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
+        own = text.follow(view.tokens)
+        best = speculate(own, own.window, own.window_length, growth, NOTHING)
+        past = self._stores.of(request)
+        if past is not None:
+            best = speculate(past, *past.match(view.tokens), growth, best)
+        return best.draft(SOURCE)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self._stores.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._texts.release(sequence)
+        self._stores.release(sequence)

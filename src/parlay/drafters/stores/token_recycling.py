@@ -1,0 +1,178 @@
+"""Token recycling (Luo et al. 2024): what the target nearly chose after a token is tried when the token comes again."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parlay.drafters.entries import Resources
+from parlay.drafters.stores.store_files import Saving, StoreFile
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, View
+
+SOURCE = "token-recycling"
+WIDTH = 8  # candidates kept per token
+
+_RATES = (0.4, 0.12, 0.072, 0.043, 0.026, 0.016, 0.009, 0.006)
+"""How often each candidate is right: under these the best tree of 80 nodes is 6 deep, like the authors'."""
+
+Row = tuple[int, ...]
+
+
+class TokenRecycling:
+    """Token recycling (Luo et al. 2024, arXiv:2408.08696).
+
+    An adjacency matrix holds for every token the eight tokens that the target liked best when it came last. Each
+    verified row, rejected ones included, replaces the row of its token; rows on the accepted path have the last word.
+    The draft fills a static tree breadth first from the matrix: of each node's children the better ranked get more
+    room, 80 nodes and depth 6 by default. Other budgets have the best tree of their own size.
+
+    The matrix is shared by the requests of one tenant (``salt``); one with ``store=False`` reads it and keeps what it
+    learns to itself. It takes 32 bytes for each token of the vocabulary; of more than ``tenants`` the one that was
+    longest without a request is forgotten.
+    """
+
+    def __init__(self, resources: Resources, *, tenants: int = 16, store: str = "", save_every: int = 8) -> None:
+        self._vocab_size = resources.vocab_size
+        self._tenants = tenants
+        self._matrices: OrderedDict[str, _Matrix] = OrderedDict()
+        self._private: dict[int, dict[int, Row]] = {}
+        self._told: set[int] = set()
+        file = StoreFile(Path(store), "choices", self._vocab_size, SOURCE) if store else None
+        self._saving = Saving(file, save_every, self._lists)
+        if file is not None:
+            for salt, (tokens, candidates) in file.load().items():
+                self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
+        resources.closing.callback(self._saving.save)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(choices=WIDTH)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    def _propose(self, view: View, budget: int) -> Draft:
+        matrix = self._matrices.get(view.request.salt)
+        private = self._private.get(view.sequence, {})
+        stops = view.request.stop_ids
+
+        def choices(token: int) -> Row:
+            if token in stops:
+                return ()
+            return private.get(token) or (matrix.row(token) if matrix is not None else ())
+
+        return _fill(template(budget), view.tokens[-1], choices)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            request, sequence = observation.view.request, observation.view.sequence
+            if request.store:
+                matrix = self._matrix(request)
+                self._told.add(sequence)
+                for token, choices in _seen(observation):
+                    matrix.learn(token, choices)
+            else:
+                self._private.setdefault(sequence, {}).update(_seen(observation))
+
+    def release(self, sequence: int) -> None:
+        self._private.pop(sequence, None)
+        if sequence in self._told:
+            self._told.remove(sequence)
+            self._saving.changed()
+
+    def _lists(self) -> dict[str, list[array[int]]]:
+        return {salt: matrix.lists() for salt, matrix in self._matrices.items()}
+
+    def _matrix(self, request: Request) -> _Matrix:
+        """The tenant's matrix, now the latest used; another tenant's may have to go for it."""
+        if request.salt not in self._matrices:
+            self._matrices[request.salt] = _Matrix(self._vocab_size)
+        self._matrices.move_to_end(request.salt)
+        while len(self._matrices) > self._tenants:
+            self._matrices.popitem(last=False)
+        return self._matrices[request.salt]
+
+
+class _Matrix:
+    """Rows of candidates by token; entries are token + 1, so that untouched memory says unknown."""
+
+    def __init__(self, vocab_size: int, tokens: Sequence[int] = (), candidates: Sequence[int] = ()) -> None:
+        self._rows_VK: NDArray[np.int32] = np.zeros((vocab_size, WIDTH), np.int32)
+        _, firsts, widths = np.unique(np.asarray(tokens, np.int32), return_index=True, return_counts=True)
+        ranks = np.arange(len(tokens)) - np.repeat(firsts, widths)
+        self._rows_VK[np.asarray(tokens, np.int32), ranks] = np.asarray(candidates, np.int32) + 1
+
+    def row(self, token: int) -> Row:
+        return tuple([entry - 1 for entry in self._rows_VK[token].tolist() if entry])
+
+    def learn(self, token: int, choices: Row) -> None:
+        entries = [choice + 1 for choice in choices[:WIDTH]]
+        self._rows_VK[token] = entries + [0] * (WIDTH - len(entries))
+
+    def lists(self) -> list[array[int]]:
+        """The token of every entry, and its candidate, row by row and best first."""
+        tokens, ranks = np.nonzero(self._rows_VK)
+        candidates = self._rows_VK[tokens, ranks] - 1
+        return [array("i", tokens.tolist()), array("i", candidates.tolist())]
+
+
+def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
+    """Tokens of the verified rows with what the target preferred after each; those of the true text come last."""
+    if not observation.choices:
+        return
+    tokens, sampled = observation.view.tokens, observation.verdict.sampled
+    tree, path = observation.draft.tree, set(observation.verdict.path)
+    nodes = zip(range(len(tree)), tree.tokens, observation.choices[1:], strict=True)
+    known = [(node in path, token, choices) for node, token, choices in nodes if choices]
+    yield from ((token, choices) for accepted, token, choices in known if not accepted)
+    # A stop may have cut what was sampled; the root's token can't be told then, and nothing follows any more.
+    if observation.choices[0] and len(tokens) > len(sampled) and tuple(tokens[-len(sampled) :]) == sampled:
+        yield tokens[-len(sampled) - 1], observation.choices[0]
+    yield from ((token, choices) for accepted, token, choices in known if accepted)
+
+
+@lru_cache(maxsize=64)
+def template(size: int) -> tuple[tuple[int, int], ...]:
+    """The tree of that many nodes with the most accepted tokens under `_RATES`, breadth first: parent and rank."""
+    frontier: list[tuple[float, tuple[int, ...]]] = [(-rate, (rank,)) for rank, rate in enumerate(_RATES)]
+    heapq.heapify(frontier)
+    paths: list[tuple[int, ...]] = []
+    for _ in range(size):
+        reach, path = heapq.heappop(frontier)
+        paths.append(path)
+        for rank, rate in enumerate(_RATES):
+            heapq.heappush(frontier, (reach * rate, (*path, rank)))
+    paths.sort(key=lambda path: (len(path), path))
+    place = {path: node for node, path in enumerate(paths)} | {(): -1}
+    return tuple((place[path[:-1]], path[-1]) for path in paths)
+
+
+def _fill(shape: Sequence[tuple[int, int]], root: int, choices: Callable[[int], Row]) -> Draft:
+    """The shape with tokens in it, without the nodes for which there is no candidate and what would hang below them."""
+    rows = {-1: choices(root)}  # by place in the shape
+    nodes = {-1: -1}
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    inner = {parent for parent, _ in shape}
+    for place, (parent, rank) in enumerate(shape):
+        row = rows.get(parent, ())
+        if rank >= len(row):
+            continue
+        nodes[place] = len(tokens)
+        tokens.append(row[rank])
+        parents.append(nodes[parent])
+        scores.append(_RATES[rank])
+        if place in inner:
+            rows[place] = choices(row[rank])
+    if not tokens:
+        return NO_DRAFT
+    return Draft(Tree(tuple(tokens), tuple(parents)), sources=(SOURCE,) * len(tokens), scores=tuple(scores))
