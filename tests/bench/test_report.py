@@ -98,10 +98,21 @@ def test_modelled_speeds_stand_apart_and_are_called_so() -> None:
     assert [table.title for table in section.tables] == ["m", "m; modelled, not measured"]
 
 
+BEYOND = tuple(str(place) for place in acceptance.POSITIONS[1:])
+
+
 def test_acceptance_is_by_position_where_enough_was_proposed() -> None:
     counted = row("x", proposed_by_position=(100, 50, 3), accepted_by_position=(80, 10))
     (line,) = lines(acceptance.by_position([counted]))
     assert (line["1"], line["2"], line["3"], line["all"]) == ("0.80", "0.20", "", "0.59")
+
+
+def test_what_is_proposed_often_enough_over_all_workloads_alone_has_no_chart() -> None:
+    seldom = [row("x", kind, proposed_by_position=(12,), accepted_by_position=(6,)) for kind in ("edit", "copy")]
+    section = acceptance.by_position(seldom)
+    assert isinstance(section, Section)
+    assert list(section.parts) == section.tables
+    assert lines(section) == [{"strategy": "x", "all": "0.50", "1": "0.50"} | dict.fromkeys(BEYOND, "")]
 
 
 def test_costs_are_those_of_one_row() -> None:

@@ -39,7 +39,8 @@ def by_position(rows: Sequence[Row]) -> Section | Missing:
         panels=tuple(panels[:PANELS]),
         top=1.0,
     )
-    return Section(TITLE, TEXT.format(fewest=FEWEST), (chart, _table(own, names)))
+    shown = [chart] if panels else []  # often enough over all workloads need not be so in any
+    return Section(TITLE, TEXT.format(fewest=FEWEST), (*shown, _table(own, names)))
 
 
 def _chosen(names: int, panels: int) -> str:
