@@ -86,6 +86,8 @@ def test_text_that_cannot_be_told_ends_its_own_request_only(service: AsyncLLM, p
         broken = await service.submit(job)
         output = await service.generate(PROMPTS[0], SHORT)
         assert [sample.token_ids for sample in output.outputs] == plain(PROMPTS[0], SHORT)
+        assert broken.take() == []
+        assert "can't be made into text" in str(broken.error)
         with pytest.raises(Exception, match="can't be made into text"):
             await broken.wait()
         with pytest.raises(Exception, match="can't be made into text"):

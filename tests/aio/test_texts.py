@@ -121,3 +121,28 @@ def test_a_drafter_that_raises_leaves_the_text_as_it_is_and_is_counted(service: 
     assert [sample.token_ids for sample in output.outputs] == plain(PROMPTS[0], params)
     assert output.outputs[0].metrics.drafter_faults == 1
     assert service.stats().drafter_faults == before + 1
+
+
+def test_one_reader_of_several_jobs_gets_all_that_waits_at_once_and_in_order(service: AsyncLLM, plain: Plain) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+    async def read() -> tuple[list[list[int]], int]:
+        bell = asyncio.Event()
+        jobs = [service.llm.job(prompt, params, RequestOptions(strategy="none")) for prompt in PROMPTS]
+        streams = [await service.submit(job, bell=bell) for job in jobs]
+        tokens: list[list[int]] = [[] for _ in jobs]
+        takes, ended = 0, 0
+        while ended < len(jobs):
+            await bell.wait()
+            bell.clear()
+            await asyncio.sleep(0.02)  # a slow reader
+            takes += 1
+            for mine, stream in zip(tokens, streams, strict=True):
+                for event in stream.take():
+                    mine += event.token_ids
+                    ended += event.output is not None
+        return tokens, takes
+
+    tokens, takes = asyncio.run(read())
+    assert [(tuple(mine),) for mine in tokens] == [tuple(plain(prompt, params)) for prompt in PROMPTS]
+    assert takes < 40  # fewer than there were steps

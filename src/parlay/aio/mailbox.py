@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parlay.outputs import StreamEvent
 from parlay.requests import Job
@@ -23,43 +23,31 @@ class Busy(ParlayError):
 
 
 class Mailbox:
-    """One job's messages. It belongs to the event loop that it is made in, and so does every call but `Ticket`'s."""
+    """One job's messages. It belongs to the event loop that it is made in, and so does every call but `Ticket`'s.
 
-    def __init__(self) -> None:
+    ``bell`` is set by whatever comes. Mailboxes with one reader may share it.
+    """
+
+    def __init__(self, bell: asyncio.Event | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        self.bell = bell or asyncio.Event()
         self.taken: asyncio.Future[None] = self.loop.create_future()
         self.over: asyncio.Future[None] = self.loop.create_future()
         """Wait for it under `asyncio.shield`: others do too."""
         self.error: Exception | None = None
-        self._events: deque[StreamEvent] = deque()
-        self._reader: asyncio.Future[None] | None = None
+        self.events: deque[StreamEvent] = deque()
+        """Those that have not been read."""
 
     def put(self, message: Message) -> None:
         if isinstance(message, StreamEvent):
-            self._events.append(message)
+            self.events.append(message)
             if message.output is not None:
                 self._end()
         elif message is not None:
             self._fail(message)
         elif not self.taken.done():
             self.taken.set_result(None)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    async def get(self) -> StreamEvent | None:
-        """The next event, or None behind the last; raises what ended the job early."""
-        while not self._events:
-            if self.over.done():
-                if self.error is not None:
-                    raise self.error
-                return None
-            self._reader = self.loop.create_future()
-            await self._reader
-        return self._events.popleft()
-
-    def discard(self) -> None:
-        """Forget what has not been read."""
-        self._events.clear()
+        self.bell.set()
 
     def _fail(self, error: Exception) -> None:
         self.error = error
@@ -80,5 +68,5 @@ class Ticket:
     whole: bool
     """Only the finished output is wanted: no message before the last."""
     deadline: float | None
+    mailbox: Mailbox
     timed_out: bool = False
-    mailbox: Mailbox = field(default_factory=Mailbox)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Self, TypeVar
 
-from parlay.aio.mailbox import Closed, Ticket
+from parlay.aio.mailbox import Closed, Mailbox, Ticket
 from parlay.aio.stream import JobStream
 from parlay.aio.worker import EngineThread, Worker
 from parlay.llm import LLM, RequestFailed
@@ -48,17 +48,21 @@ class AsyncLLM:
         thread = EngineThread()
         return cls(thread.call(make).result(), max_waiting=max_waiting, thread=thread)
 
-    async def submit(self, job: Job, *, timeout: float | None = None, whole: bool = False) -> JobStream:
+    async def submit(
+        self, job: Job, *, timeout: float | None = None, whole: bool = False, bell: asyncio.Event | None = None
+    ) -> JobStream:
         """Queue what `LLM.job` made ready, and return when the engine has taken it.
 
         After ``timeout`` seconds the job ends with what there is of it; the stream then says ``timed_out``. With
-        ``whole`` the stream has one event, the last: that costs less where nobody reads along.
+        ``whole`` the stream has one event, the last: that costs less where nobody reads along. Whoever reads several
+        streams at once, by `JobStream.take`, gives them one ``bell``, which is set when there is something to read.
 
         Raises ValueError or ParlayError for what can't run, `Busy` and `Closed`.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout:g}")
-        ticket = Ticket(job, whole, None if timeout is None else time.monotonic() + timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ticket = Ticket(job, whole, deadline, Mailbox(bell))
         self._worker.submit(ticket)
         try:
             await ticket.mailbox.taken
@@ -124,7 +128,7 @@ class AsyncLLM:
         return self._worker.capacity
 
     def stats(self) -> EngineStats:
-        """How many requests wait and run, and what has been counted since the start."""
+        """How many requests wait and run, and what has been counted since the start; never long out of date."""
         return self._worker.stats
 
     async def between_steps(self, function: Callable[[LLM], T]) -> T:

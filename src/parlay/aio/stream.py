@@ -23,14 +23,29 @@ class JobStream(AsyncIterator[StreamEvent]):
         self._ticket = ticket
 
     async def __anext__(self) -> StreamEvent:
-        try:
-            event = await self._ticket.mailbox.get()
-        except asyncio.CancelledError:
-            self._worker.abort(self._ticket)
-            raise
-        if event is None:
-            raise StopAsyncIteration
-        return event
+        mailbox = self._ticket.mailbox
+        while not mailbox.events:
+            if mailbox.over.done():
+                raise mailbox.error or StopAsyncIteration
+            mailbox.bell.clear()
+            try:
+                await mailbox.bell.wait()
+            except asyncio.CancelledError:
+                self._worker.abort(self._ticket)
+                raise
+        return mailbox.events.popleft()
+
+    def take(self) -> list[StreamEvent]:
+        """All events that wait to be read."""
+        events = self._ticket.mailbox.events
+        taken = list(events)
+        events.clear()
+        return taken
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended the job early, if anything did; no event comes after it."""
+        return self._ticket.mailbox.error
 
     async def wait(self) -> RequestOutput:
         """Let the job run to its end, its events unread, and return the whole output. Cancelling this ends the job."""
@@ -47,7 +62,7 @@ class JobStream(AsyncIterator[StreamEvent]):
         if not mailbox.over.done():
             self._worker.abort(self._ticket)
             await asyncio.shield(mailbox.over)
-        mailbox.discard()
+        mailbox.events.clear()
 
     @property
     def output(self) -> RequestOutput:

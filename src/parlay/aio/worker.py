@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _Letters = list[tuple[Ticket, Message]]
 
+_STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
+
 
 class EngineThread:
     """The thread in which a model is loaded and run: OpenMP's threads spin at barriers only where no more of them are
@@ -78,6 +80,7 @@ class Worker:
         self._deadlines: dict[Ticket, float] = {}
         self._outbox: dict[asyncio.AbstractEventLoop, _Letters] = {}
         self._until: float | None = None
+        self._stats_due = 0.0
         thread.last(self._run)
 
     # --------------------------------------------------------------------------------------------------- any thread
@@ -133,7 +136,7 @@ class Worker:
                 self._expire()
                 if self._owners:
                     self._step()
-                self._stats = self._ledger.read()
+                self._count()
                 self._deliver()
         except Exception:
             logger.exception("the engine thread failed; all requests end")
@@ -143,8 +146,17 @@ class Worker:
         """Make the calls that have come in; with nothing else to do, wait for one."""
         if not self._owners and self._until is None:
             self._inbox.get()()
+            self._stats_due = 0.0
         while not self._inbox.empty():
             self._inbox.get()()
+            self._stats_due = 0.0
+
+    def _count(self) -> None:
+        """Read the statistics when samples have come or gone, or now and then: it is too much work for each step."""
+        now = time.monotonic()
+        if now >= self._stats_due:
+            self._stats = self._ledger.read()
+            self._stats_due = now + _STALE_SECONDS
 
     def _add(self, ticket: Ticket) -> None:
         try:
@@ -213,6 +225,7 @@ class Worker:
             del self._owners[event.request]
             self._leave(1)
             self._ledger.count(event)
+            self._stats_due = 0.0
         try:
             news = ticket.job.event(sample, event)
         except Exception as error:
@@ -226,6 +239,7 @@ class Worker:
 
     def _break(self, ticket: Ticket, error: Exception) -> None:
         """End a job without an output."""
+        self._stats_due = 0.0
         self._deadlines.pop(ticket, None)
         for sample in ticket.job.samples:
             if self._owners.pop(sample.request.id, None) is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,8 +22,8 @@ from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 
 T = TypeVar("T")
-Events = AsyncGenerator[tuple[int, StreamEvent]]
-"""Which job, and what a step added to it."""
+News = list[tuple[int, StreamEvent]]
+"""Which job, and what a step added to it; as much as has come."""
 
 _RETRY_SECONDS = 1
 
@@ -45,6 +44,7 @@ class Run:
     """Names of fields that errors may begin with."""
     began: float = field(default_factory=time.monotonic)
     _streams: list[JobStream] = field(default_factory=list)
+    _bell: asyncio.Event = field(default_factory=asyncio.Event)
     _firsts: dict[int, float] = field(default_factory=dict)
     _recorded: set[int] = field(default_factory=set)
 
@@ -55,7 +55,8 @@ class Run:
         """
         try:
             for job in self.jobs:
-                self._streams.append(await self.served.engine.submit(job, timeout=self.timeout, whole=whole))
+                submitted = self.served.engine.submit(job, timeout=self.timeout, whole=whole, bell=self._bell)
+                self._streams.append(await submitted)
         except BaseException as error:
             await self.close()
             if isinstance(error, ValueError | ParlayError) and not isinstance(error, Busy | Closed):
@@ -64,7 +65,10 @@ class Run:
 
     async def outputs(self) -> list[RequestOutput]:
         """All results, in the order of the jobs. Raises ApiError when one of them has none."""
-        outputs = await _faults(asyncio.gather(*(stream.wait() for stream in self._streams)))
+        try:
+            outputs = await asyncio.gather(*(stream.wait() for stream in self._streams))
+        except ParlayError as error:
+            raise _fault(error) from error
         for place, output in enumerate(outputs):
             self._record(place, output)
         for place, stream in enumerate(self._streams):
@@ -72,25 +76,39 @@ class Run:
                 self._check(place, index, stream)
         return outputs
 
-    async def events(self) -> Events:
-        """What each step adds. Raises ApiError for a sample that failed or was ended early."""
-        merged = _one(self._streams[0]) if len(self._streams) == 1 else _merge(self._streams)
-        async with aclosing(merged):
-            async for place, event in merged:
-                if event.token_ids and place not in self._firsts:
-                    self._firsts[place] = time.monotonic() - self.began
-                if event.finish_reason is not None:
-                    self._check(place, event.index, self._streams[place])
-                if event.output is not None:
-                    self._record(place, event.output)
-                yield place, event
+    @property
+    def told(self) -> bool:
+        """Whether `heed` has seen the end of every job."""
+        return len(self._recorded) == len(self.jobs)
+
+    async def news(self) -> News:
+        """What steps have added since the last call, all of it; not for jobs that have been told to their end.
+
+        Raises ApiError for a job that can't go on.
+        """
+        while not (found := [(place, event) for place, one in enumerate(self._streams) for event in one.take()]):
+            for stream in self._streams:
+                if stream.error is not None:
+                    raise _fault(stream.error)
+            self._bell.clear()
+            await self._bell.wait()
+        return found
+
+    def heed(self, place: int, event: StreamEvent) -> None:
+        """Note an event that is about to be told. Raises ApiError for a sample that failed or was ended early."""
+        if place not in self._firsts and event.token_ids:
+            self._firsts[place] = time.monotonic() - self.began
+        if event.finish_reason is not None:
+            self._check(place, event.index, self._streams[place])
+        if event.output is not None:
+            self._record(place, event.output)
 
     async def close(self) -> None:
         """End what is still under way, and record it. May be called again."""
         for stream in self._streams:
             await stream.aclose()
         for place, job in enumerate(self.jobs):
-            if job.finished:
+            if job.finished and place not in self._recorded:
                 self._record(place, job.output())
 
     def _record(self, place: int, output: RequestOutput) -> None:
@@ -141,51 +159,6 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _one(stream: JobStream) -> Events:
-    async for event in _faults_of(stream):
-        yield 0, event
-
-
-async def _merge(streams: Sequence[JobStream]) -> Events:
-    """The events of several streams as they come."""
-    queue: asyncio.Queue[tuple[int, StreamEvent] | Exception | None] = asyncio.Queue()
-
-    async def read(place: int, stream: JobStream) -> None:
-        try:
-            async for event in _faults_of(stream):
-                queue.put_nowait((place, event))
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    readers = [asyncio.create_task(read(place, stream)) for place, stream in enumerate(streams)]
-    try:
-        for _ in readers:
-            while (item := await queue.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _faults_of(stream: JobStream) -> AsyncGenerator[StreamEvent]:
-    try:
-        async for event in stream:
-            yield event
-    except ParlayError as error:
-        raise _fault(error) from error
-
-
-async def _faults(work: asyncio.Future[list[T]]) -> list[T]:
-    try:
-        return await work
-    except ParlayError as error:
-        raise _fault(error) from error
-
-
-def _fault(error: ParlayError) -> ApiError:
+def _fault(error: Exception) -> ApiError:
     """What goes wrong once a job is under way is not the client's doing."""
     return ApiError(500, str(error), code="generation_failed")

@@ -19,7 +19,6 @@ from parlay.serve.calls import Arguments, Begin, CallReader, Delta, Text
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import ChatChunks, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
-from parlay.serve.running import Events
 from parlay.serve.tools import FORMATS, PLAIN, Format, answer_form, call_schema, conversation
 
 MARKED, LLAMA = FORMATS
@@ -265,13 +264,8 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
     shape = ChatShape(model="m", speller=Speller(None), logprobs=False, calls=PLAIN, names=NAMES)
 
     async def decode() -> tuple[list[Any], RequestOutput]:
-        stream = await engine.submit(job)
-
-        async def events() -> Events:
-            async for event in stream:
-                yield 0, event
-
-        return [chunk async for chunk in ChatChunks(job, shape, wants_usage=False).run(events())], stream.output
+        stream, told = await engine.submit(job), ChatChunks(job, shape, wants_usage=False)
+        return [chunk async for event in stream for chunk in told.tell(0, event)], stream.output
 
     chunks, output = asyncio.run(decode())
     assert output.outputs[0].text == CALL

@@ -15,9 +15,8 @@ from parlay.requests import Job
 from parlay.serve.calls import Arguments, Begin, CallReader, Delta, Text
 from parlay.serve.replies.logprobs import ChatLogprobs, chat_logprobs
 from parlay.serve.replies.spelling import Speller
-from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, usage
-from parlay.serve.running import Events
-from parlay.serve.sse import Chunks
+from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, last_chunks, usage
+from parlay.serve.sse import Chunk
 from parlay.serve.tools import Format
 from parlay.types import FinishReason, TokenLogprobs
 
@@ -131,7 +130,7 @@ def finish_word(reason: FinishReason, *, called: bool = False) -> Finish:
 
 
 class ChatChunks:
-    """The chunks of a stream, from what each step adds."""
+    """The chunks of a stream, from what each step adds: the role of each choice, then what comes."""
 
     def __init__(self, job: Job, shape: ChatShape, *, wants_usage: bool) -> None:
         self._shape = shape
@@ -140,17 +139,26 @@ class ChatChunks:
         self._tokens = [0] * len(job.samples)
         self._wants_usage = wants_usage
 
-    async def run(self, events: Events) -> Chunks:
-        """The role of each choice, then what comes; the last chunk carries what is known of the whole."""
-        for index in range(len(self._samples)):
-            yield self._chunk([_delta_choice(index, {"role": "assistant", "content": ""})])
-        async for _, event in events:
-            choice = self._choice(event)
-            whole = extras([event.output]) if event.output is not None else None
-            if choice is not None:
-                yield self._chunk([choice]) | (whole or {} if not self._wants_usage else {})
-            if event.output is not None and self._wants_usage:
-                yield self._chunk([]) | {"usage": usage([event.output])} | extras([event.output])
+    @property
+    def shared(self) -> Chunk:
+        return {
+            "id": self._shape.id,
+            "object": "chat.completion.chunk",
+            "created": self._shape.created,
+            "model": self._shape.model,
+            "system_fingerprint": None,
+        }
+
+    def opening(self) -> Sequence[Chunk]:
+        role = {"role": "assistant", "content": ""}
+        return [{"choices": [_delta_choice(index, role)]} for index in range(len(self._samples))]
+
+    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        del place  # there is one job
+        choice = self._choice(event)
+        if event.output is not None:
+            return last_chunks(choice, [event.output], wants_usage=self._wants_usage)
+        return [{"choices": [choice]}] if choice is not None else []
 
     def _choice(self, event: StreamEvent) -> dict[str, object] | None:
         """None for a step that has nothing to tell yet."""
@@ -177,24 +185,15 @@ class ChatChunks:
 
     def _delta(self, event: StreamEvent) -> dict[str, object]:
         reader = self._readers[event.index]
+        text = event.text
         if reader is None:
-            return {"content": event.text} if event.text else {}
-        deltas = reader.feed(event.text)
+            return {"content": text} if text else {}
+        deltas = reader.feed(text)
         if event.finish_reason is not None:
             deltas += reader.finish()
         text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
         calls = _call_deltas(deltas)
         return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
-
-    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
-        return {
-            "id": self._shape.id,
-            "object": "chat.completion.chunk",
-            "created": self._shape.created,
-            "model": self._shape.model,
-            "choices": choices,
-            "system_fingerprint": None,
-        }
 
 
 def _delta_choice(index: int, delta: Mapping[str, object]) -> dict[str, object]:

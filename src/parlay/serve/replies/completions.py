@@ -15,9 +15,8 @@ from parlay.requests import Job
 from parlay.serve.replies.chat import finish_word
 from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable
 from parlay.serve.replies.spelling import Offsets, Speller
-from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, usage
-from parlay.serve.running import Events
-from parlay.serve.sse import Chunks
+from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, last_chunks, usage
+from parlay.serve.sse import Chunk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,7 +108,7 @@ def _logprobs(
 
 
 class CompletionChunks:
-    """The chunks of a stream, from what each step adds."""
+    """The chunks of a stream, from what each step adds: the echo if it is wanted, then what comes."""
 
     def __init__(self, jobs: Sequence[Job], shape: CompletionShape, *, wants_usage: bool) -> None:
         self._jobs = jobs
@@ -120,32 +119,38 @@ class CompletionChunks:
         self._offsets = [[shape.offsets() for _ in range(shape.n)] for _ in jobs]
         self._outputs: dict[int, RequestOutput] = {}
 
-    async def run(self, events: Events) -> Chunks:
-        """The echo if it is wanted, then what comes; the last chunk carries what is known of the whole."""
-        for place in range(len(self._jobs) if self._shape.echoes is not None else 0):
-            for sample in range(self._shape.n):
-                yield self._chunk([_text_choice(self._shape.index(place, sample), self._shape.echo(place))])
-        async for place, event in events:
-            if event.output is not None:
-                self._outputs[place] = event.output
-            choice = self._choice(place, event)
-            last = self._whole() if len(self._outputs) == len(self._jobs) else {}
-            if choice is not None:
-                yield self._chunk([choice]) | (last if not self._wants_usage else {})
-            if last and self._wants_usage:
-                yield self._chunk([]) | last
+    @property
+    def shared(self) -> Chunk:
+        return {
+            "id": self._shape.id,
+            "object": "text_completion",
+            "created": self._shape.created,
+            "model": self._shape.model,
+            "system_fingerprint": None,
+        }
 
-    def _whole(self) -> dict[str, object]:
-        outputs = [self._outputs[place] for place in range(len(self._jobs))]
-        counts: dict[str, object] = {"usage": usage(outputs)} if self._wants_usage else {}
-        return counts | dict(extras(outputs))
+    def opening(self) -> Sequence[Chunk]:
+        return [
+            {"choices": [_text_choice(self._shape.index(place, sample), echo)]}
+            for place, echo in enumerate(self._shape.echoes or ())
+            for sample in range(self._shape.n)
+        ]
+
+    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        choice = self._choice(place, event)
+        if event.output is not None:
+            self._outputs[place] = event.output
+            if len(self._outputs) == len(self._jobs):
+                outputs = [self._outputs[each] for each in range(len(self._jobs))]
+                return last_chunks(choice, outputs, wants_usage=self._wants_usage)
+        return [{"choices": [choice]}] if choice is not None else []
 
     def _choice(self, place: int, event: StreamEvent) -> dict[str, object] | None:
         """None for a step that has nothing to tell yet."""
-        logprobs = self._logprobs(place, event)
-        if event.finish_reason is None and not event.text and logprobs is None:
+        logprobs, text = self._logprobs(place, event), event.text
+        if event.finish_reason is None and not text and logprobs is None:
             return None
-        choice = _text_choice(self._shape.index(place, event.index), event.text)
+        choice = _text_choice(self._shape.index(place, event.index), text)
         choice["logprobs"] = logprobs
         choice["finish_reason"] = finish_word(event.finish_reason) if event.finish_reason else None
         choice["parlay"] = {"pieces": [[piece.text, piece.source] for piece in event.pieces]}
@@ -160,16 +165,6 @@ class CompletionChunks:
         for token in self._jobs[place].samples[event.index].committed[first:last]:
             table.add(token.token, token.logprobs)
         return table.columns
-
-    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
-        return {
-            "id": self._shape.id,
-            "object": "text_completion",
-            "created": self._shape.created,
-            "model": self._shape.model,
-            "choices": choices,
-            "system_fingerprint": None,
-        }
 
 
 def _text_choice(index: int, text: str) -> dict[str, object]:

@@ -99,6 +99,13 @@ def extras(outputs: Sequence[RequestOutput]) -> Extras:
     }
 
 
+def last_chunks(choice: object, outputs: Sequence[RequestOutput], *, wants_usage: bool) -> list[dict[str, object]]:
+    """The last choice of a stream, and what is known of the whole: with usage, in a chunk without choices."""
+    if not wants_usage:
+        return [{"choices": [choice], **extras(outputs)}]
+    return [{"choices": [choice]}, {"choices": [], "usage": usage(outputs), **extras(outputs)}]
+
+
 def summary(samples: Sequence[CompletionOutput]) -> Summary:
     steps = sum(sample.metrics.steps for sample in samples)
     seeds = {sample.seed for sample in samples}

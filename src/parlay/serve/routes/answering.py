@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from parlay.outputs import RequestOutput
 from parlay.serve.errors import responses
-from parlay.serve.running import ClientGone, Events, Run, while_client_waits
+from parlay.serve.running import ClientGone, Run, while_client_waits
 from parlay.serve.sse import MEDIA_TYPE, Chunks, EventStream
 
 _CLIENT_GONE = 499  # for the log: nobody reads the answer
@@ -32,10 +32,10 @@ async def _finish(run: Run) -> list[RequestOutput]:
         await run.close()
 
 
-async def answer_streamed(run: Run, chunks: Callable[[Events], Chunks]) -> Response:
+async def answer_streamed(run: Run, chunks: Chunks) -> Response:
     """What can't run is refused before the stream begins. Raises ApiError, Busy and Closed."""
     await run.start()
-    return EventStream(run, chunks(run.events()))
+    return EventStream(run, chunks)
 
 
 _EVENT = {

@@ -32,7 +32,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         job, shape = await run_in_threadpool(_prepare, served, body, request, settings)
         run = make_run(served, [job], body, request, settings)
         if body.stream:
-            return await answer_streamed(run, ChatChunks(job, shape, wants_usage=body.wants_usage).run)
+            return await answer_streamed(run, ChatChunks(job, shape, wants_usage=body.wants_usage))
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes

@@ -33,7 +33,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         jobs, shape = await run_in_threadpool(_prepare, served, body, request, settings)
         run = make_run(served, jobs, body, request, settings)
         if body.stream:
-            return await answer_streamed(run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage).run)
+            return await answer_streamed(run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage))
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes
