@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import torch
@@ -28,7 +29,7 @@ from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
 from benchmarks.serving import over_api
 from benchmarks.serving.load_page import EDITOR, LOAD, PLAIN, page
-from benchmarks.serving.over_api import Asking
+from benchmarks.serving.over_api import LIMIT, Asking
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
@@ -37,7 +38,6 @@ STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
 GENERATOR = Path(__file__).with_name("generator.py")
 MEASURES = ("ttft", "itl", "tpot", "e2el")
 PERCENTILES = (50, 99)
-LIMIT = 1200.0
 
 logger = logging.getLogger("benchmarks")
 
@@ -140,9 +140,9 @@ def measure(results: Results, setup: Setup, model: str, options: argparse.Namesp
         logger.info("load on %s", model)
         load(results, options.vllm, model, directory, url, quick=options.quick)
         logger.info("%s over the Python API", model)
-        with setup.llm(model) as llm, httpx.Client(base_url=url, timeout=LIMIT) as client:
+        with setup.llm(model) as llm:
             for strategy in STRATEGIES:
-                asking = Asking(model, strategy, 16 if options.quick else 128, llm, client)
+                asking = Asking(model, strategy, 16 if options.quick else 128, llm, urlsplit(url).netloc)
                 over_api.compare(results, asking, prompts(setup, model), setup.scale.rounds)
 
 

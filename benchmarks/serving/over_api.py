@@ -1,19 +1,23 @@
-"""What the server costs: the same requests through it and through the Python API, one at a time and interleaved."""
+"""What the server costs: the same requests through it and through the Python API, one at a time and interleaved.
+
+The client is Python's own, the lightest at hand: it shares the cores with the server, and its work counts against it.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-
-import httpx
+from http.client import HTTPConnection, HTTPResponse
 
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.results import Block, Results, Row
 from parlay import LLM, SamplingParams
 
 PART = "over the API"
+LIMIT = 1200.0
 API, STREAMED, WHOLE = "Python API", "server, streamed", "server, whole"
 
 
@@ -28,13 +32,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How all requests are made: greedy, so many tokens, whatever the model would end with."""
+    """How all requests are made: greedy, so many tokens, whatever the model would end with.
+
+    ``server`` is a host and its port. Each request has a connection of its own, made before the clock starts.
+    """
 
     model: str
     strategy: str
     tokens: int
     llm: LLM
-    client: httpx.Client
+    server: str
 
     def api(self, prompt: Prompt) -> Answer:
         params = SamplingParams(temperature=0.0, max_tokens=self.tokens, ignore_eos=True)
@@ -44,25 +51,32 @@ class Asking:
         return Answer(output.outputs[0].text, len(output.outputs[0].token_ids), seconds)
 
     def whole(self, prompt: Prompt) -> Answer:
-        began = time.perf_counter()
-        reply = self.client.post("/v1/completions", json=self._body(prompt))
-        seconds = time.perf_counter() - began
-        reply.raise_for_status()
-        told = reply.json()
+        with closing(self._connection()) as connection:
+            began = time.perf_counter()
+            read = _post(connection, self._body(prompt)).read()
+            seconds = time.perf_counter() - began
+        told = json.loads(read)
         return Answer(told["choices"][0]["text"], told["usage"]["completion_tokens"], seconds)
 
     def streamed(self, prompt: Prompt) -> Answer:
         """Chunks are read as they come, and understood when the clock has stopped."""
         body = self._body(prompt) | {"stream": True, "stream_options": {"include_usage": True}}
-        began = time.perf_counter()
-        with self.client.stream("POST", "/v1/completions", json=body) as reply:
-            read = list(reply.iter_raw())
-        seconds = time.perf_counter() - began
-        reply.raise_for_status()
+        read: list[bytes] = []
+        with closing(self._connection()) as connection:
+            began = time.perf_counter()
+            reply = _post(connection, body)
+            while some := reply.read1():
+                read.append(some)
+            seconds = time.perf_counter() - began
         lines = b"".join(read).splitlines()
         chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
         text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
         return Answer(text, chunks[-1]["usage"]["completion_tokens"], seconds)
+
+    def _connection(self) -> HTTPConnection:
+        connection = HTTPConnection(self.server, timeout=LIMIT)
+        connection.connect()
+        return connection
 
     def _body(self, prompt: Prompt) -> dict[str, object]:
         return {
@@ -74,6 +88,15 @@ class Asking:
             "strategy": self.strategy,
             "store": False,
         }
+
+
+def _post(connection: HTTPConnection, body: dict[str, object]) -> HTTPResponse:
+    """Raises ValueError for an answer that is an error."""
+    connection.request("POST", "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    if reply.status != 200:
+        raise ValueError(f"the server answered {reply.status}: {reply.read().decode()}")
+    return reply
 
 
 def compare(results: Results, asking: Asking, prompts: Sequence[Prompt], rounds: int) -> None:

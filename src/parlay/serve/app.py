@@ -61,20 +61,21 @@ async def shut_down(app: FastAPI) -> None:
 
 
 def _add_routes(app: FastAPI) -> None:
+    """They are looked through in this order, so what is asked most comes first."""
     registry, settings = app.state.registry, app.state.settings
     any_time = errors.responses(500, *([403] if settings.hosts else []))
-    app.include_router(page.router())
-    app.include_router(health.router(registry, settings, app.state.gate), responses=any_time)
     lock = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if settings.keys else []
     refusals = any_time | (errors.responses(401) if settings.keys else {})
     for router in (
+        completions.router(registry, settings),
+        chat.router(registry, settings),
         models.router(registry),
         tokens.router(registry),
         health.guarded(app.state.recorder),
-        completions.router(registry, settings),
-        chat.router(registry, settings),
     ):
         app.include_router(router, dependencies=lock, responses=refusals)
+    app.include_router(page.router())
+    app.include_router(health.router(registry, settings, app.state.gate), responses=any_time)
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
