@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
+from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 Chunk = Mapping[str, object]
 MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
-
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Chunks(Protocol):
@@ -81,9 +79,9 @@ async def _lines(run: Run, chunks: Chunks) -> AsyncGenerator[bytes]:
 
 
 def _encode(chunk: Chunk) -> bytes:
-    return f"data: {_JSON.encode(chunk)}\n\n".encode()
+    return b"data: " + to_json(chunk) + b"\n\n"
 
 
 def _more(head: bytes, chunk: Chunk) -> bytes:
     """An event that begins with ``head``, an encoded object without its end."""
-    return head + f",{_JSON.encode(chunk)[1:]}\n\n".encode()
+    return head + b"," + to_json(chunk)[1:] + b"\n\n"

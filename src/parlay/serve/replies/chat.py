@@ -175,11 +175,11 @@ class ChatChunks:
         return choice
 
     def _entries(self, event: StreamEvent) -> list[TokenLogprobs]:
-        """The log-probabilities of the event's tokens."""
-        first = self._tokens[event.index]
-        self._tokens[event.index] = last = first + len(event.token_ids)
+        """The log-probabilities of the event's tokens, if they are wanted."""
         if not self._shape.logprobs:
             return []
+        first = self._tokens[event.index]
+        self._tokens[event.index] = last = first + len(event.token_ids)
         committed = self._samples[event.index].committed[first:last]
         return [token.logprobs for token in committed if token.logprobs is not None]
 

@@ -157,10 +157,10 @@ class CompletionChunks:
         return choice
 
     def _logprobs(self, place: int, event: StreamEvent) -> CompletionLogprobs | None:
+        if not self._shape.logprobs or not event.token_ids:
+            return None
         first = self._tokens[place][event.index]
         self._tokens[place][event.index] = last = first + len(event.token_ids)
-        if not self._shape.logprobs or first == last:
-            return None
         table = CompletionTable(self._speller, self._offsets[place][event.index])
         for token in self._jobs[place].samples[event.index].committed[first:last]:
             table.add(token.token, token.logprobs)
