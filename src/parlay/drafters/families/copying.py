@@ -34,9 +34,7 @@ ENTRIES = (
         when="many requests look alike, and chains are enough",
         reference="llama.cpp, example `lookup`, github.com/ggml-org/llama.cpp",
         parameters={
-            "static": Parameter(
-                str, "", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none"
-            ),
+            "static": Parameter(str, "", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none"),
             "remember": Parameter(int, 200_000, "tokens of past requests that are kept", low=0, high=10_000_000),
             **budget(16),
         },
