@@ -238,6 +238,42 @@ def test_two_that_compute_the_same_text_end_up_with_one_copy() -> None:
     store.check()
 
 
+def test_a_text_computed_again_gets_the_pages_that_a_released_one_left() -> None:
+    store, text = Store(SHAPE, 1000), list(range(64))
+    for name in (0, 1):
+        store.open(name, text)
+        assert store.reserve(name, 64)
+    for name in (0, 1):
+        write(store.stage(name, tuple(text), ()), [], tuple(text), Tree())
+        store.keep(name, ())
+        if name == 0:
+            store.release(0)
+        store.check()
+    assert (store.held, store.spare) == (4 * SHAPE.page_bytes, 0)
+
+
+def test_a_fork_between_a_forward_and_its_keep_shares_full_pages_only() -> None:
+    store, text = Store(SHAPE, 1000), list(range(40))
+    filled(store, 0, text)
+    assert store.reserve(0, 48)
+    write(store.stage(0, tuple(range(8)), ()), text, tuple(range(8)), Tree())
+    store.fork(0, 1)
+    store.check()
+    assert store.length(1) == 32
+    assert store.keep(0, ()) == 48
+    assert bool((read(store, 1) == code(text[:32])[:, None]).all())
+
+
+def test_what_is_cut_off_stays_where_other_texts_go_on_from_it() -> None:
+    store = Store(SHAPE, 1000)
+    filled(store, 0, list(range(48)))
+    store.release(0)
+    assert store.open(1, [*range(32), 99]) == 32
+    store.truncate(1, 16)
+    store.check()
+    assert store.match_prefix([*range(48), 1]) == 48
+
+
 def test_writing_into_a_found_page_does_not_spoil_what_others_would_find_there() -> None:
     store = Store(SHAPE, 1000)
     filled(store, 0, list(range(64)))

@@ -12,7 +12,7 @@
 #include "lanes.h"
 
 #define QUERIES 8         /* at most, that share what is loaded of the keys */
-#define FORWARD 32        /* keys fetched before their values are needed */
+#define FORWARD 64        /* keys fetched before their values are needed: four pages, each a stream of its own */
 #define VECTORS 2         /* of keys, too */
 #define STRIP (VECTORS * LANES)
 #define MOST_SCORES 65536 /* of one tile of rows: they should stay in the second-level cache */
