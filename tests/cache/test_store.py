@@ -150,7 +150,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 def filled(store: Store, name: int, tokens: list[int], salt: str = "") -> None:
