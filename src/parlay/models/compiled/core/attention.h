@@ -224,9 +224,9 @@ INLINE void mix_some(const int bf16, const int width, const int count, const Wor
         const char *one = row_at(work->segment, work->values, key, bytes), *ahead = one;
         if (key + FORWARD < to) ahead = row_at(work->segment, work->values, key + FORWARD, bytes);
         for (; key < end; key += step, one += step * bytes, ahead += step * bytes) {
-            if (first == 0) /* fetches for the queries after it, too */
+            UNROLL for (int b = 0; b < width * LANES * (bf16 ? 2 : 4); b += 64)
                 UNROLL for (int k = 0; k < step; k++)
-                    UNROLL for (int b = 0; b < width * LANES * (bf16 ? 2 : 4); b += 64)
+                    if (!first) /* for the queries after these, too */
                         __builtin_prefetch(ahead + k * bytes + at * (bf16 ? 2 : 4) + b);
             mix_step(bf16, width, count, work, first, at, key, one, key + 1 < end ? one + bytes : one, totals);
         }
