@@ -12,7 +12,7 @@ from parlay.types import OutOfRoom
 
 SHAPE = Shape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
 SMALL = Shape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
-PAGE = 16 * SHAPE.slot_bytes
+PAGE = SHAPE.page_bytes
 
 
 def pair(pages: int) -> tuple[Store, Store]:

@@ -56,6 +56,25 @@ def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
     return weights
 
 
+def scatter(runner: NativeRunner) -> None:
+    """Take pages in turns and give most of them back in another order: those of later texts lie all over the place."""
+    names = list(range(-100, 0))
+    for name in names:
+        runner.open(name, (0,))
+    for tokens in (16, 32, 48):
+        assert all(runner.reserve(name, tokens) for name in names)
+    random.Random(0).shuffle(names)
+    for name in names[10:]:
+        runner.release(name)
+    runner.open(0, (0,))
+    runner.reserve(0, 160)
+    addresses = [page.address for page in runner._store._live[0].table]
+    runner.release(0)
+    steps = {after - before for before, after in itertools.pairwise(addresses)}
+    assert len(steps) > 5
+    assert min(steps) < 0
+
+
 class Bench:
     """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
 
@@ -68,6 +87,7 @@ class Bench:
             config, random_weights(config), dtype=dtype, device=torch.device("cpu"), max_tokens_cached=16384
         )
         self.names = itertools.count()
+        scatter(self.runner)
 
     def whole(self, tokens: Sequence[int]) -> Tensor:
         """``[len(tokens), V]`` from one forward that shares nothing with any other."""

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from parlay.cache import Rows
 from parlay.models.attention import ExactAttention
 from parlay.models.attention_form import Form, Heads
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig, RopeConfig, read_config
+from parlay.models.gathered import Gathered
 from parlay.models.kernels import choose_dtype
 from parlay.models.native import NativeRunner
 from parlay.models.rope import Rope
@@ -136,7 +136,7 @@ def test_masked_and_exact_attention_agree_on_chains_and_trees() -> None:
         buffer[:, :, :, :start] = torch.randn(1, 2, 2, start, 16)
         results = []
         for attention in (ExactAttention(heads, Form(4, 192), rope, torch.float32), MaskedAttention(heads, rope)):
-            place = Rows(buffer.clone(), start, start + pending + attention.gap(nodes))
+            place = Gathered(buffer.clone(), start, start + pending + attention.gap(nodes))
             out = torch.zeros(rows, 96)
             attention.plan(place, pending, nodes, 0, out)(0, qkv)
             results.append(out)

@@ -10,7 +10,7 @@ _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 
 
 class Holder(Protocol):
-    """What holds bytes of a budget: ``held`` in all, ``spare`` of them by texts that nobody uses now."""
+    """What holds bytes of a budget: ``held`` in all, ``spare`` of them for texts that nobody uses now."""
 
     @property
     def held(self) -> int: ...
@@ -18,7 +18,7 @@ class Holder(Protocol):
     def spare(self) -> int: ...
 
     def drop_spare(self) -> bool:
-        """Give up the text that went unused for longest; False when there is none."""
+        """Give up some of the text that went unused for longest; False when there is none."""
         ...
 
     def drop_used(self) -> bool:
@@ -60,7 +60,7 @@ class Budget:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody holds; below 0 while scratch overdraws."""
+        """Bytes that nobody holds; below 0 while the copy of a page overdraws."""
         return self.total - sum(holder.held for holder in self._holders)
 
     def room(self, taker: Holder) -> int:

@@ -14,6 +14,8 @@ from torch import Tensor
 LEAST = 1 << 20
 """Bytes of a buffer that gets pages of its own; smaller ones come from the heap."""
 
+_HUGE = 2 << 20  # the system's large pages begin at multiples of this
+
 
 def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of zeros, whose memory is the system's again when nobody holds it any more.
@@ -24,7 +26,9 @@ def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
     count = math.prod(size) * dtype.itemsize
     if sys.platform != "linux" or device.type != "cpu" or count < LEAST:
         return torch.zeros(*size, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages = mmap.mmap(-1, count + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without huge pages; with them, first touch is five times as quick
         pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(*size)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    begin = -whole.data_ptr() % _HUGE  # what lies before is never touched, so it takes no memory
+    return whole[begin : begin + count].view(dtype).view(*size)

@@ -1,98 +1,73 @@
-"""One text's cached keys and values, in a buffer of its own that grows."""
+"""One text's cached tokens, and the pages that hold their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from parlay.cache.buffers import zeros
-
-BLOCK = 16
-"""Tokens per block, the unit of prefix reuse."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What one token takes, and how the slots of a sequence are laid out.
-
-    A buffer has a multiple of ``stride`` slots, zeros where nothing was written, so that attention may read up to the
-    next multiple beyond the last key. So many slots are a page, the unit of memory.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-    stride: int = BLOCK
-
-    @property
-    def slot_bytes(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-
-    def padded(self, tokens: int) -> int:
-        """Slots of the pages that hold so many tokens."""
-        return -(-tokens // self.stride) * self.stride
+from parlay.cache.pages import BLOCK, Page, Table, pages_for
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows of the last forward that are not committed: pending tokens at ``start``, nodes from ``nodes_at`` on."""
+    """Rows of the last forward that are not committed: pending tokens behind the committed ones, then nodes."""
 
     pending: tuple[int, ...]
     nodes: tuple[int, ...]
-    nodes_at: int
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Tokens and their rows ``[layers, 2, kv_heads, slots, D]``, keys then values: slot i belongs to token i.
-
-    ``hashes`` name its full blocks from the front.
-    """
+    """Slot i of ``table`` belongs to token i. The first ``indexed`` pages are full and can be found by other texts."""
 
     salt: str
-    rows: Tensor
+    table: Table = field(default_factory=Table)
     tokens: list[int] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
+    indexed: int = 0
     staged: Staged | None = None
 
     @property
-    def slots(self) -> int:
-        return self.rows.shape[3]
+    def tail(self) -> Page | None:
+        """The page that the last tokens fill in part."""
+        return self.table[len(self.tokens) // BLOCK] if len(self.tokens) % BLOCK else None
 
     def commit(self, path: Sequence[int]) -> None:
         """Append the staged pending tokens and the nodes of ``path``, moved to follow them."""
         assert self.staged is not None, "keep without a forward"
         staged, self.staged = self.staged, None
-        first = len(self.tokens) + len(staged.pending)
-        sources = [staged.nodes_at + node for node in path]
-        moved = [index for index, source in enumerate(sources) if source != first + index]
-        if moved:
-            begin = moved[0]
-            taken = torch.tensor(sources[begin:], device=self.rows.device)
-            self.rows[:, :, :, first + begin : first + len(path)] = self.rows.index_select(3, taken)
         self.tokens.extend(staged.pending)
+        first = len(self.tokens)
+        for index, node in enumerate(path):  # nodes rise along a path, so no row is overwritten before it was moved
+            if node != index:
+                self.table.row(first + index).copy_(self.table.row(first + node))
         self.tokens.extend(staged.nodes[node] for node in path)
 
-    def copy_rows(self, source: Entry, length: int) -> None:
-        """Become a copy of the first ``length`` tokens of ``source``; slots must be there."""
-        self.rows[:, :, :, :length] = source.rows[:, :, :, :length]
-        self.tokens = source.tokens[:length]
+    @contextmanager
+    def putting_back(self, start: int) -> Iterator[None]:
+        """Committed rows from ``start`` on may be overwritten meanwhile, those of full pages in copies of these.
 
+        The last page must be the entry's own. In it rows beyond the committed ones stay as they are left.
+        """
+        length = len(self.tokens)
+        full = range(start // BLOCK, length // BLOCK)
+        before = [self.table.lend(number, Page(self.table[number].rows.clone())) for number in full]
+        tail = self.tail if start < length else None
+        rows = tail.rows[:, :, :, : length % BLOCK].clone() if tail else None
+        try:
+            yield
+        finally:
+            for number, page in zip(full, before, strict=True):
+                self.table.lend(number, page)
+            if tail and rows is not None:
+                tail.rows[:, :, :, : length % BLOCK] = rows
 
-def new_entry(shape: Shape, salt: str = "") -> Entry:
-    size = (shape.num_layers, 2, shape.num_kv_heads, 0, shape.head_dim)
-    return Entry(salt, zeros(size, shape.dtype, shape.device))
-
-
-def resize(entry: Entry, slots: int) -> None:
-    """Move to a buffer of ``slots`` slots, which must hold the committed rows."""
-    layers, two, heads, _, head_dim = entry.rows.shape
-    length = len(entry.tokens)
-    moved = zeros((layers, two, heads, slots, head_dim), entry.rows.dtype, entry.rows.device)
-    moved[:, :, :, :length] = entry.rows[:, :, :, :length]
-    entry.rows = moved
+    def check(self) -> None:
+        """The tokens have pages, and rows that are not committed lie in pages of its own."""
+        self.table.check()
+        assert len(self.table) >= pages_for(len(self.tokens)), "an entry holds more tokens than it has slots"
+        if self.staged is not None:
+            rows = len(self.staged.pending) + len(self.staged.nodes)
+            end = pages_for(len(self.tokens) + rows)
+            own = [self.table[number].users == 1 for number in range(len(self.tokens) // BLOCK, end)]
+            assert all(own), "rows that are not committed lie in a page that others use"

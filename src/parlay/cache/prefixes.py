@@ -1,66 +1,123 @@
-"""Finds the cached text that shares the longest beginning with a new one."""
+"""Finds the cached pages that hold the longest beginning of a new text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
-from parlay.cache.entry import BLOCK, Entry
+from parlay.cache.entry import Entry
+from parlay.cache.pages import BLOCK, Page
+
+_NEAREST = 64
+"""How many pages, the newest first, are compared where none holds just the tokens that come next."""
+
+Level = dict[tuple[int, ...], Page]
+"""Pages that may follow one beginning of a text, by their tokens."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """``level`` holds the page under its ``tokens``; pages in ``after`` follow it. ``salt``: of first pages only."""
+
+    tokens: tuple[int, ...]
+    level: Level
+    salt: str | None
+    after: Level = field(default_factory=dict)
 
 
 class PrefixIndex:
-    """Full blocks of committed tokens by the hash of everything up to their end, salt included.
+    """A tree of pages for each salt: from its root to a page lie the pages of one text from its beginning.
 
-    Hashes only nominate: what is reused is compared token by token.
+    A step of the way is chosen by the hash of its tokens and proved by comparing them, so a page is found by those of
+    all its text. Of full pages with the same text there is one: who computes it again gets that one instead. The
+    last, unfinished page of a released text is a leaf. Whoever uses a page uses those before it.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, dict[Entry, None]] = {}  # the last is asked first
+        self._roots: dict[str, Level] = {}
+        self._known: dict[Page, _Known] = {}
 
-    def extend(self, entry: Entry) -> None:
-        """Index the entry's full blocks that are not yet."""
-        for digest in _chain(entry.tokens, entry.salt, entry.hashes):
-            entry.hashes.append(digest)
-            self._holders.setdefault(digest, {})[entry] = None
+    def __contains__(self, page: Page) -> bool:
+        return page in self._known
 
-    def cut(self, entry: Entry, length: int) -> None:
-        """Forget the entry's blocks that do not end within ``length`` tokens."""
-        kept = length // BLOCK
-        for digest in entry.hashes[kept:]:
-            holders = self._holders[digest]
-            del holders[entry]
-            if not holders:
-                del self._holders[digest]
-        del entry.hashes[kept:]
+    def tokens_of(self, page: Page) -> int:
+        """How many tokens the page is known for."""
+        return len(self._known[page].tokens) if page in self._known else 0
 
-    def find(self, tokens: Sequence[int], salt: str) -> tuple[Entry | None, int]:
-        """The best holder of a beginning of ``tokens``, and how many tokens, fewer than all, it shares with them."""
-        best: Entry | None = None
-        for digest in _chain(tokens, salt, []):
-            holders = self._holders.get(digest)
-            if holders is None:
+    def has_more(self, page: Page) -> bool:
+        """Whether a known page follows this one."""
+        return page in self._known and bool(self._known[page].after)
+
+    def find(self, tokens: Sequence[int], salt: str) -> tuple[list[Page], int]:
+        """The pages of the longest known beginning of ``tokens``, and its length, which is less than all of them.
+
+        The last page may hold other tokens after these.
+        """
+        found: list[Page] = []
+        level, length, most = self._roots.get(salt, {}), 0, len(tokens) - 1
+        while length < most:
+            block = tuple(tokens[length : min(length + BLOCK, most)])
+            page, shared = self._nearest(level, block)
+            if page is None:
                 break
-            best = next(reversed(holders))
-        if best is None or best.salt != salt:
-            return None, 0
-        return best, _shared(best.tokens, tokens[:-1])
+            found.append(page)
+            length += shared
+            if shared < BLOCK:
+                break
+            level = self._known[page].after
+        return found, length
 
-    def check(self, entries: Sequence[Entry]) -> None:
-        """Every indexed block belongs to a known entry, and every entry's hashes are those of its tokens."""
-        known = set(entries)
-        for digest, holders in self._holders.items():
-            assert holders.keys() <= known, "a block is indexed under an entry that is gone"
-            assert all(digest in holder.hashes for holder in holders), "a block is indexed that its entry lacks"
+    def _nearest(self, level: Level, block: tuple[int, ...]) -> tuple[Page | None, int]:
+        """The page that shares most first tokens with the block, and how many; None where none shares any."""
+        page = level.get(block)
+        if page is not None:
+            return page, len(block)
+        others = ((_shared(key, block), other) for key, other in islice(reversed(level.items()), _NEAREST))
+        shared, page = max(others, key=lambda pair: pair[0], default=(0, None))
+        return (page, shared) if shared else (None, 0)
+
+    def add(self, entry: Entry, number: int) -> Page:
+        """The page that is known with the text of the entry's page: that one, now known, or another."""
+        level = self._known[entry.table[number - 1]].after if number else self._roots.setdefault(entry.salt, {})
+        tokens = tuple(entry.tokens[number * BLOCK : (number + 1) * BLOCK])
+        page = level.setdefault(tokens, entry.table[number])
+        if page not in self._known:
+            self._known[page] = _Known(tokens, level, None if number else entry.salt)
+        return page
+
+    def remove(self, page: Page) -> list[Page]:
+        """Forget a page and all that follow it; returns those."""
+        known = self._known.pop(page)
+        del known.level[known.tokens]
+        if known.salt is not None and not known.level:
+            del self._roots[known.salt]
+        followers: list[Page] = []
+        levels = [known.after]
+        while levels:
+            for follower in levels.pop().values():
+                followers.append(follower)
+                levels.append(self._known.pop(follower).after)
+        return followers
+
+    def check(self, entries: Iterable[Entry], spare: Sequence[Page]) -> None:
+        """Every page is known where its text says; who uses one uses those before it; spare ones leave last first."""
+        place = {page: number for number, page in enumerate(spare)}
+        for page, known in self._known.items():
+            assert known.level[known.tokens] is page, "a page is known by tokens that are not its own"
+            assert len(known.tokens) == BLOCK or not known.after, "a page follows one that is not full"
+            assert page.users or page in place, "a known page is neither used nor spare"
+            assert sum(each.users for each in known.after.values()) <= page.users, "a page is used without those before"
+            assert all(each in self._known for each in known.after.values()), "a page can be found that is not known"
+            if page in place:
+                ends_first = all(place[each] < place[page] for each in known.after.values())
+                assert ends_first, "a beginning leaves before its end"
+        assert place.keys() <= self._known.keys(), "a spare page can't be found"
+        assert all(self._roots.values()), "a salt is remembered that no page has"
         for entry in entries:
-            assert entry.hashes == list(_chain(entry.tokens, entry.salt, [])), "an entry's hashes are not its tokens'"
-            assert all(entry in self._holders[digest] for digest in entry.hashes), "an entry can't be found"
-
-
-def _chain(tokens: Sequence[int], salt: str, known: Sequence[int]) -> Iterator[int]:
-    """Digests of the full blocks after the ``known`` ones, each over its tokens and the digest before it."""
-    digest = known[-1] if known else hash(salt)
-    for begin in range(len(known) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
-        digest = hash((digest, *tokens[begin : begin + BLOCK]))
-        yield digest
+            assert entry.indexed == len(entry.tokens) // BLOCK, "full pages are not indexed"
+            found = self.find([*entry.tokens[: entry.indexed * BLOCK], -1], entry.salt)[0]
+            assert found[: entry.indexed] == list(entry.table)[: entry.indexed], "an entry's pages are not its tokens'"
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:

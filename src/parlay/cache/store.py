@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from torch import Tensor
+from itertools import islice
 
 from parlay.cache.budget import Budget, format_bytes
-from parlay.cache.entry import Entry, Shape, Staged, new_entry, resize
+from parlay.cache.entry import Entry, Staged
+from parlay.cache.pages import BLOCK, Page, Pool, Shape, Table, pages_for
 from parlay.cache.prefixes import PrefixIndex
 from parlay.types import OutOfRoom
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where a forward writes and reads one sequence: ``buffer`` ``[layers, 2, kv_heads, slots, D]``, keys then values.
+    """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
 
-    Committed rows fill slots 0 to ``start - 1``. Pending rows go to ``start`` and on, nodes to ``nodes_at`` and on;
-    the slots between are free for the forward.
+    Committed rows fill slots 0 to ``start - 1``. Pending rows go to ``start`` and on, nodes follow them.
     """
 
-    buffer: Tensor
+    table: Table
     start: int
-    nodes_at: int
 
 
 class Store:
-    """Cached rows of many sequences, in memory that a budget grants.
+    """Cached rows of many sequences, in pages that a budget grants.
 
-    Committed rows change only in `keep` and `truncate`. A released sequence's rows stay as a reusable prefix until
-    their room is needed, least recently used first; those of a live one are never taken, but for the target's sake in
-    a drafter's store. Buffers count in whole, what they have to spare included; beyond them there is for a moment the
-    old buffer of one that grows.
+    A page may stand in several tables; then it is copied before anything is written to it. Committed rows change only
+    in `keep` and `truncate`. A released sequence's pages stay as reusable prefixes until their room is needed, least
+    recently used first, the end of a text before its beginning; those of a live one are never taken, but for the
+    target's sake in a drafter's store. Every page counts once, however many sequences share it.
     """
 
     def __init__(self, shape: Shape, max_tokens: int, budget: Budget | None = None) -> None:
@@ -42,45 +41,41 @@ class Store:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
         self._shape = shape
         self._live: dict[int, Entry] = {}
-        self._reusable: dict[Entry, None] = {}  # least recently used first
+        self._spare: dict[Page, None] = {}  # pages that nobody uses, least recently used first
         self._index = PrefixIndex()
-        self._slots = self._spare_slots = 0
+        self._pool = Pool(shape)
         self._budget = budget or Budget()
-        self._budget.join(self, self._bytes(shape.padded(max_tokens)), self._bytes(shape.stride))
+        self._budget.join(self, pages_for(max_tokens) * shape.page_bytes, shape.page_bytes)
 
     # ------------------------------------------------------------------------------------------------- sequences
 
     def match_prefix(self, tokens: Sequence[int], salt: str = "") -> int:
-        """How many of ``tokens``, fewer than all, `open` would find cached, room permitting."""
+        """How many of ``tokens``, fewer than all, `open` would find cached."""
         return self._index.find(tokens, salt)[1]
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached beginning of ``tokens``; returns its length, fewer than all."""
-        self._check_free(sequence)
-        donor, length = self._index.find(tokens, salt)
-        if donor in self._reusable and (length == len(donor.tokens) or not self._fits_beside(donor, length)):
-            self._adopt(sequence, donor, length)
-        else:
-            self._begin(sequence, salt, donor, length)
-        return self.length(sequence)
+        pages, length = self._index.find(tokens, salt)
+        self._begin(sequence, salt, pages, tokens[:length])
+        return length
 
     def fork(self, sequence: int, copy: int) -> None:
-        """Begin ``copy`` with the cached tokens of ``sequence``, or as many of them as there is room for."""
-        self._check_free(copy)
+        """Begin ``copy`` with the cached tokens of ``sequence``, in the same pages.
+
+        Between a forward and its `keep` those of full pages only: the last page is being written to.
+        """
         source = self._entry(sequence)
-        self._begin(copy, source.salt, source, len(source.tokens))
+        length = len(source.tokens) if source.staged is None else source.indexed * BLOCK
+        self._begin(copy, source.salt, source.table, source.tokens[:length])
 
     def release(self, sequence: int) -> None:
         """End a sequence; its committed rows stay reusable. Unknown names are ignored."""
         entry = self._live.pop(sequence, None)
         if entry is None:
             return
-        entry.staged = None
-        if entry.hashes:
-            self._shrink(entry, spare=0.25)
-            self._retire(entry)
-        else:
-            self._drop(entry)
+        if entry.tail is not None and entry.tail not in self._index:
+            self._index.add(entry, entry.indexed)
+        self._cut(entry, 0)
 
     def length(self, sequence: int) -> int:
         """How many tokens of the sequence are cached."""
@@ -91,6 +86,8 @@ class Store:
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Make room for ``tokens`` in all, scratch included; False while others hold it.
 
+        Where the next row goes to a page that others use too, that is room for a copy of this page as well; where they
+        may find it, if that can be had.
         Raises OutOfRoom when even an empty cache could not hold so many.
         """
         entry = self._entry(sequence)
@@ -99,15 +96,17 @@ class Store:
                 f"a sequence of {tokens} tokens does not fit a cache of {self.capacity()}, which is "
                 f"{format_bytes(self._budget.total)}: allow more memory"
             )
-        return self._widen(entry, tokens)
+        shared = entry.tail is not None and entry.tail.users > 1
+        if self._grow(entry, pages_for(tokens) + (shared or self._is_wanted(entry))):
+            return True
+        return not shared and self._grow(entry, pages_for(tokens))
 
-    def stage(self, sequence: int, pending: tuple[int, ...], nodes: tuple[int, ...], gap: int = 0) -> Rows:
-        """Scratch rows for one forward: pending tokens, ``gap`` free slots, then tree nodes. Commits nothing."""
+    def stage(self, sequence: int, pending: tuple[int, ...], nodes: tuple[int, ...]) -> Rows:
+        """Scratch rows for one forward: pending tokens, then tree nodes. Commits nothing."""
         entry = self._entry(sequence)
-        start = len(entry.tokens)
-        self._make_slots(sequence, start + len(pending) + len(nodes), gap)
-        entry.staged = Staged(pending, nodes, start + len(pending) + gap)
-        return Rows(entry.rows, start, entry.staged.nodes_at)
+        self._make_writable(entry, sequence, len(entry.tokens) + len(pending) + len(nodes))
+        entry.staged = Staged(pending, nodes)
+        return Rows(entry.table, len(entry.tokens))
 
     @contextmanager
     def scratch(self, sequence: int, start: int, count: int) -> Iterator[Rows]:
@@ -117,19 +116,20 @@ class Store:
         """
         entry = self._entry(sequence)
         entry.staged = None
-        self._make_slots(sequence, start + count)
-        length = len(entry.tokens)
-        committed = entry.rows[:, :, :, start:length].clone()  # empty unless the rows begin before its end
-        try:
-            yield Rows(entry.rows, start, start + count)
-        finally:
-            entry.rows[:, :, :, length - committed.shape[3] : length] = committed
+        self._make_writable(entry, sequence, start + count)
+        with entry.putting_back(start):
+            yield Rows(entry.table, start)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""
         entry = self._entry(sequence)
         entry.commit(path)
-        self._index.extend(entry)
+        for number in range(entry.indexed, len(entry.tokens) // BLOCK):
+            known = self._index.add(entry, number)
+            if known is not entry.table[number]:  # one page for one text, whoever computed it first
+                self._spare.pop(known, None)
+                self._let_go(entry.table.replace(number, known))
+            entry.indexed += 1
         return len(entry.tokens)
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -137,59 +137,61 @@ class Store:
         entry = self._entry(sequence)
         entry.staged = None
         if length < len(entry.tokens):
-            self._index.cut(entry, max(length, 0))
-            del entry.tokens[max(length, 0) :]
-            self._shrink(entry, spare=0.5)
+            self._cut(entry, max(length, 0), forget=True)
+            tail = entry.tail
+            if tail is not None and tail.users == 1 and tail in self._index and not self._index.has_more(tail):
+                self._index.remove(tail)
         return len(entry.tokens)
 
     # ---------------------------------------------------------------------------------------------------- budget
 
     def room(self) -> int:
         """How many tokens could be reserved now, reusable prefixes given up."""
-        return self._whole_pages(self._budget.room(self))
+        return self._budget.room(self) // self._shape.page_bytes * BLOCK
 
     def capacity(self) -> int:
         """How many tokens all sequences together could ever hold."""
-        return self._whole_pages(self._budget.total)
+        return self._budget.total // self._shape.page_bytes * BLOCK
 
     @property
     def held(self) -> int:
-        """Bytes of all buffers."""
-        return self._bytes(self._slots)
+        """Bytes of all pages in use or reusable, each counted once."""
+        return self._pool.taken * self._shape.page_bytes
 
     @property
     def spare(self) -> int:
-        """Bytes of reusable prefixes."""
-        return self._bytes(self._spare_slots)
+        """Bytes of reusable pages that nobody uses."""
+        return len(self._spare) * self._shape.page_bytes
 
     def drop_spare(self) -> bool:
-        """Give up the reusable prefix that went unused for longest; False when there is none."""
-        oldest = next(iter(self._reusable), None)
+        """Give up the reusable page that went unused for longest; False when there is none."""
+        oldest = next(iter(self._spare), None)
         if oldest is not None:
-            self._revive(oldest)
             self._drop(oldest)
         return oldest is not None
 
     def drop_used(self) -> bool:
         """Forget what is cached of the live sequence that was opened first; False when none holds anything."""
-        oldest = next((entry for entry in self._live.values() if entry.slots), None)
+        oldest = next((entry for entry in self._live.values() if len(entry.table)), None)
         if oldest is not None:
-            self._drop(oldest)
+            oldest.staged = None
+            self._cut(oldest, 0, forget=True)
         return oldest is not None
 
     def check(self) -> None:
         """Prove the invariants; AssertionError names the broken one."""
-        entries = [*self._live.values(), *self._reusable]
-        assert len(set(entries)) == len(entries), "an entry is held twice"
-        assert self._slots == sum(entry.slots for entry in entries), "slots are lost or counted twice"
-        assert self._spare_slots == sum(entry.slots for entry in self._reusable), "spare slots are counted wrongly"
-        buffers = [entry.rows.data_ptr() for entry in entries if entry.slots]
-        assert len(set(buffers)) == len(buffers), "two entries share a buffer"
+        entries = list(self._live.values())
+        uses = Counter(page for entry in entries for page in entry.table)
+        assert all(page.users == count for page, count in uses.items()), "a page's users are counted wrongly"
+        assert not any(page.users for page in self._spare), "a spare page is in use"
+        self._pool.check([*uses, *self._spare])
         for entry in entries:
-            assert len(entry.tokens) <= entry.slots, "an entry holds more tokens than it has slots"
-            assert entry.slots % self._shape.stride == 0, "a buffer ends within a page"
-        assert all(entry.staged is None for entry in self._reusable), "a released sequence has scratch rows"
-        self._index.check(entries)
+            entry.check()
+            exposed = entry.staged is not None and entry.tail is not None and entry.tail in self._index
+            assert not exposed, "rows that are not committed lie in a page that others may find"
+        self._index.check(entries, list(self._spare))
+
+    # ----------------------------------------------------------------------------------------------------- pages
 
     def _entry(self, sequence: int) -> Entry:
         try:
@@ -197,84 +199,80 @@ class Store:
         except KeyError:
             raise ValueError(f"sequence {sequence} is not open") from None
 
-    def _make_slots(self, sequence: int, rows: int, gap: int = 0) -> None:
-        """Slots for ``rows`` reserved rows, and ``gap`` more. Raises ValueError for rows that are not reserved."""
-        entry = self._entry(sequence)
-        if rows > entry.slots:
-            room = entry.slots
-            raise ValueError(f"sequence {sequence} has room for {room} tokens and needs {rows}: reserve them first")
-        if rows + gap > entry.slots and not self._widen(entry, rows + gap):
-            self._resize(entry, self._shape.padded(rows + gap))  # a gap is short: at worst a page too much for a moment
-
-    def _check_free(self, sequence: int) -> None:
+    def _begin(self, sequence: int, salt: str, pages: Iterable[Page], tokens: Sequence[int]) -> None:
+        """Open an entry with ``tokens``, which the first of these pages hold."""
         if sequence in self._live:
             raise ValueError(f"sequence {sequence} is open already: release it first")
+        entry = self._live[sequence] = Entry(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
+        for page in islice(pages, pages_for(len(tokens))):
+            self._spare.pop(page, None)
+            entry.table.append(page)
 
-    def _begin(self, sequence: int, salt: str, donor: Entry | None, length: int) -> None:
-        """Open an entry with a copy of the donor's first ``length`` tokens, or of as many as there is room for."""
-        entry = self._live[sequence] = new_entry(self._shape, salt)
-        if donor is None:
+    def _make_writable(self, entry: Entry, sequence: int, rows: int) -> None:
+        """See that rows behind the committed ones lie in pages of the entry alone, that nobody can find.
+
+        Raises ValueError for rows that are not reserved.
+        """
+        reserved = len(entry.table)
+        if rows > reserved * BLOCK:
+            raise ValueError(
+                f"sequence {sequence} has room for {reserved * BLOCK} tokens and needs {rows}: reserve them first"
+            )
+        tail, rows = entry.tail, max(rows, len(entry.tokens))
+        if tail is None:
             return
-        reusable = donor in self._reusable
-        if reusable:
-            self._revive(donor)  # out of reach of eviction while it is read
-        length = min(length, self.room())
-        self._widen(entry, length)
-        if reusable:
-            self._retire(donor)
-        entry.copy_rows(donor, length)
-        self._index.extend(entry)
+        if tail.users > 1 or (self._is_wanted(entry) and len(entry.table) > pages_for(rows)):
+            copy = self._page_for_copy(entry, rows)
+            copy.rows.copy_(tail.rows)
+            self._let_go(entry.table.replace(len(entry.tokens) // BLOCK, copy))
+        elif tail in self._index:
+            for follower in self._index.remove(tail):
+                del self._spare[follower]
+                self._pool.give(follower)
 
-    def _fits_beside(self, donor: Entry, length: int) -> bool:
-        return self._shape.padded(length) + donor.slots <= self.room()
+    def _is_wanted(self, entry: Entry) -> bool:
+        """Whether the entry's last page is known for tokens that the entry does not have."""
+        return entry.tail is not None and self._index.tokens_of(entry.tail) > len(entry.tokens) % BLOCK
 
-    def _adopt(self, sequence: int, donor: Entry, length: int) -> None:
-        """The released donor itself goes on as the sequence, cut to what they share."""
-        self._revive(donor)
-        self._live[sequence] = donor
-        self.truncate(sequence, length)
-
-    # ---------------------------------------------------------------------------------------------------- memory
-
-    def _widen(self, entry: Entry, slots: int) -> bool:
-        """Make room for ``slots`` slots; all or nothing. Where much is free, for half as many again as there were."""
-        more = self._shape.padded(slots) - entry.slots
-        if more <= 0:
-            return True
-        ample = min(self._bytes(entry.slots), self._budget.free) // 2
-        more = max(more, self._whole_pages(ample))
-        if not self._budget.make_room(self._bytes(more), self):
+    def _grow(self, entry: Entry, pages: int) -> bool:
+        """Let the entry have so many pages; all or nothing."""
+        more = pages - len(entry.table)
+        if more > 0 and not self._budget.make_room(more * self._shape.page_bytes, self):
             return False
-        self._resize(entry, entry.slots + more)
+        for _ in range(more):
+            entry.table.append(self._pool.take())
         return True
 
-    def _shrink(self, entry: Entry, spare: float) -> None:
-        """Move to a smaller buffer where more than that part of this one is of no use, which pays for the copy."""
-        needed = self._shape.padded(len(entry.tokens))
-        if entry.slots - needed > spare * entry.slots:
-            self._resize(entry, needed)
+    def _page_for_copy(self, entry: Entry, rows: int) -> Page:
+        """A page that `reserve` took beyond these rows. If the last one was shared since then: one too much for now."""
+        if len(entry.table) > pages_for(rows):
+            return entry.table.pop()
+        self._budget.make_room(self._shape.page_bytes, self)
+        return self._pool.take()
 
-    def _resize(self, entry: Entry, slots: int) -> None:
-        self._slots += slots - entry.slots
-        resize(entry, slots)
+    def _cut(self, entry: Entry, length: int, *, forget: bool = False) -> None:
+        """Leave the entry its first ``length`` tokens and their pages. Others go, the end first.
 
-    def _retire(self, entry: Entry) -> None:
-        """What nobody uses now is the most recently used of all that nobody uses."""
-        self._reusable[entry] = None
-        self._spare_slots += entry.slots
+        What can be found stays as spare, unless it is to be forgotten and nothing follows it.
+        """
+        del entry.tokens[length:]
+        entry.indexed = min(entry.indexed, length // BLOCK)
+        while len(entry.table) > pages_for(length):
+            page = entry.table.pop()
+            self._let_go(page, keep=not forget or self._index.has_more(page))
 
-    def _revive(self, entry: Entry) -> None:
-        del self._reusable[entry]
-        self._spare_slots -= entry.slots
+    def _let_go(self, page: Page, *, keep: bool = True) -> None:
+        """What nobody uses now is the most recently used of all that nobody uses, if it can be found."""
+        if page.users:
+            return
+        if keep and page in self._index:
+            self._spare[page] = None
+        else:
+            self._drop(page)
 
-    def _drop(self, entry: Entry) -> None:
-        self._index.cut(entry, 0)
-        entry.tokens.clear()
-        entry.staged = None
-        self._resize(entry, 0)
-
-    def _bytes(self, slots: int) -> int:
-        return slots * self._shape.slot_bytes
-
-    def _whole_pages(self, size: int) -> int:
-        return size // self._bytes(self._shape.stride) * self._shape.stride
+    def _drop(self, page: Page) -> None:
+        """Give a page back that nobody uses."""
+        self._spare.pop(page, None)
+        if page in self._index:
+            self._index.remove(page)
+        self._pool.give(page)

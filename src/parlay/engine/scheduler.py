@@ -128,7 +128,7 @@ class Scheduler:
         if leader is not None and leader.cached < leader.prompt_length:
             return False  # a sample of the same prompt is prefilling: fork it when it is done
         if self._refused is not None and self._refused[0] is sequence and self._runner.room() <= self._refused[1]:
-            return False  # to open it is to copy a prefix, which is not done in vain at each step
+            return False  # to open it is to look its prefix up, which is not done in vain at each step
         self._open(sequence, leader)
         try:
             fits = self._fits(sequence)

@@ -1,7 +1,7 @@
 """Exact attention of one sequence's new rows over its cached keys.
 
 A head group's queries are folded into the rows of one product: ``[kv_heads, rows * group, D]`` against keys
-``[kv_heads, S, D]``, which are stored in the sequence's buffer first and read from there without a copy.
+``[kv_heads, S, D]``, which are stored in the sequence's buffer first and read from there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.cache import Rows
 from parlay.models.attention_form import Form, Heads
+from parlay.models.gathered import Gathered
 from parlay.models.rope import Rope
 from parlay.types import Tree
 
@@ -49,7 +49,7 @@ class ExactAttention:
         """Free slots wanted between pending rows and nodes: where the paths of a branching tree are laid out."""
         return 0 if trees.is_chain(tree) else max(trees.depths(tree))
 
-    def plan(self, rows: Rows, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
+    def plan(self, rows: Gathered, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
         heads = self._heads
         count = pending + len(tree)
@@ -67,7 +67,7 @@ class ExactAttention:
         tiles = [self._tile(rows, queries, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
         return _Plan(parts, tiles)
 
-    def _tile(self, rows: Rows, queries: Tensor, out: Tensor, run: _Run) -> _Tile:
+    def _tile(self, rows: Gathered, queries: Tensor, out: Tensor, run: _Run) -> _Tile:
         group, length, first = self._heads.group, len(run.rows), run.rows[0]
         padded = _round_up(length * group, self._form.rows)
         keys = _round_up(run.position + length, self._form.keys)
@@ -115,7 +115,7 @@ class _Moves:
     targets: tuple[Tensor, ...]
 
     @staticmethod
-    def of(rows: Rows, run: _Run) -> _Moves | None:
+    def of(rows: Gathered, run: _Run) -> _Moves | None:
         if not run.sources:
             return None
         targets = rows.buffer[:, :, :, run.place : run.place + len(run.sources)].unbind(0)
@@ -211,7 +211,7 @@ class _Plan:
 
 
 def _parts(
-    heads: Heads, rows: Rows, pending: int, *, begin: int, queries: Tensor, turns: tuple[Tensor, Tensor]
+    heads: Heads, rows: Gathered, pending: int, *, begin: int, queries: Tensor, turns: tuple[Tensor, Tensor]
 ) -> list[_Part]:
     """Pending rows and nodes, which may lie apart, in blocks that torch does not split between threads."""
     query_turns, kv_turns = turns
@@ -242,7 +242,7 @@ def row_depths(pending: int, tree: Tree) -> list[int]:
     return [*range(pending), *(pending - 1 + depth for depth in trees.depths(tree))]
 
 
-def _tree_runs(rows: Rows, pending: int, tree: Tree) -> list[_Run]:
+def _tree_runs(rows: Gathered, pending: int, tree: Tree) -> list[_Run]:
     """Pending rows, then for each leaf the nodes of its path that no earlier path had."""
     base = rows.start + pending
     runs = [_Run(tuple(range(pending)), rows.start)]

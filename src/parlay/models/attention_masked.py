@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay import trees
-from parlay.cache import Rows
 from parlay.models.attention import Attend, row_depths
 from parlay.models.attention_form import Heads
+from parlay.models.gathered import Gathered
 from parlay.models.rope import Rope
 from parlay.types import Tree
 
@@ -24,7 +24,7 @@ class MaskedAttention:
         """Nodes follow the pending rows at once."""
         return 0
 
-    def plan(self, rows: Rows, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
+    def plan(self, rows: Gathered, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
         count = pending + len(tree)
         depths: range | list[int] = range(count) if trees.is_chain(tree) else row_depths(pending, tree)

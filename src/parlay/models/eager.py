@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -13,10 +14,10 @@ from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
 from parlay.models.decoder import build
 from parlay.models.forward import Kernels, Result, Work
+from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
 from parlay.models.linear import padded
 from parlay.models.rope import Rope
-from parlay.types import Tree
 
 
 class EagerForward:
@@ -39,25 +40,22 @@ class EagerForward:
             ExactAttention(heads, form, rope, compute) if form is not None else MaskedAttention(heads, rope)
         )
         self._device = device
+        self._stride = form.keys if form is not None else 1
         self._kernels = Kernels(
             exactness=judged.exactness,
             reason=f"{judged.reason}; int8 weights as they are in that dtype" if int8 else judged.reason,
             cache_dtype=compute if form is not None else dtype,
-            stride=form.keys if form is not None else 16,
         )
 
     @property
     def kernels(self) -> Kernels:
         return self._kernels
 
-    def gap(self, tree: Tree) -> int:
-        return self._attention.gap(tree)
-
     def run(self, work: Work) -> Result:
         ids, last = work.ids, len(self._decoder.layers)
-        with torch.inference_mode():
+        with torch.inference_mode(), ExitStack() as buffers:
             rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
-            plan = partial(self._plan, work)
+            plan = partial(self._plan, work, buffers)
             hidden, tapped = self._decoder.run(torch.tensor(rows, device=self._device), plan, work.taps, work.skip)
             if last in work.taps:
                 hidden = tapped[last] = self._decoder.norm(hidden)
@@ -68,13 +66,15 @@ class EagerForward:
             logits = self._decoder.head(hidden)[: len(work.wanted)].float()
         return Result(logits, {layer: states[: len(ids)] for layer, states in tapped.items()})
 
-    def _plan(self, work: Work, out: Tensor) -> Sequence[Attend]:
+    def _plan(self, work: Work, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
         """How each segment attends, into its rows of ``out``."""
         attends: list[Attend] = []
         begin = 0
         for segment, place in zip(work.segments, work.places, strict=True):
-            rows = out[begin : begin + segment.rows]
-            attends.append(self._attention.plan(place, len(segment.pending), segment.tree, begin, rows))
+            pending, tree = len(segment.pending), segment.tree
+            gap = self._attention.gap(tree)
+            rows = buffers.enter_context(gathered(place, pending, len(tree), gap=gap, stride=self._stride))
+            attends.append(self._attention.plan(rows, pending, tree, begin, out[begin : begin + segment.rows]))
             begin += segment.rows
         return attends
 

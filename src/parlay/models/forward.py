@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Rows
-from parlay.types import Exactness, Segment, Skip, Tree
+from parlay.types import Exactness, Segment, Skip
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``reason``: which kernels run, and why, in one line. ``stride``: slots to which cached keys are padded."""
+    """``reason``: which kernels run, and why, in one line."""
 
     exactness: Exactness
     reason: str
     cache_dtype: torch.dtype
-    stride: int
 
 
 class Work(NamedTuple):
@@ -46,10 +45,6 @@ class Forward(Protocol):
 
     @property
     def kernels(self) -> Kernels: ...
-
-    def gap(self, tree: Tree) -> int:
-        """Free slots wanted between pending rows and the nodes of a tree."""
-        ...
 
     def run(self, work: Work) -> Result:
         """Run the rows; keys and values go to their places."""

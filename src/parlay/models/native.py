@@ -55,7 +55,6 @@ class NativeRunner:
             head_dim=config.head_dim,
             dtype=kernels.cache_dtype,
             device=device,
-            stride=kernels.stride,
         )
         self._store = Store(shape, max_tokens_cached, budget)
         self._max_context, self._num_layers = config.max_context, config.num_layers
@@ -96,7 +95,7 @@ class NativeRunner:
         return self._store.truncate(sequence, length)
 
     def fork(self, sequence: int, copy: int) -> None:
-        """Begin ``copy`` with the cached tokens of ``sequence``, or as many as there is room for."""
+        """Begin ``copy`` with the cached tokens of ``sequence``, in the same memory."""
         self._store.fork(sequence, copy)
 
     def release(self, sequence: int) -> None:
@@ -155,8 +154,7 @@ class NativeRunner:
         return Output(result.logits, starts, result.taps)
 
     def _stage(self, segment: Segment) -> Rows:
-        gap = self._forward.gap(segment.tree)
-        place = self._store.stage(segment.sequence, segment.pending, segment.tree.tokens, gap)
+        place = self._store.stage(segment.sequence, segment.pending, segment.tree.tokens)
         if place.start + segment.rows > self._max_context + len(segment.tree):
             raise ValueError(f"position {place.start + segment.rows} lies beyond the context of {self._max_context}")
         return place

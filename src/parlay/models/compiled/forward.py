@@ -14,7 +14,7 @@ from parlay.models.compiled.weights import Weights
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Kernels, Result, Work
 from parlay.models.rope import inverse_frequencies
-from parlay.types import Exactness, Skip, Tree
+from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
 _LINE = 64
@@ -55,17 +55,11 @@ class CompiledForward:
             exactness=Exactness.BITS,
             reason=f"compiled decoder ({lanes}), {width}: rows do not depend on their company",
             cache_dtype=dtype,
-            stride=16,
         )
 
     @property
     def kernels(self) -> Kernels:
         return self._kernels
-
-    def gap(self, tree: Tree) -> int:
-        """Nodes follow the pending rows at once: attention finds each path where it lies."""
-        del tree
-        return 0
 
     def run(self, work: Work) -> Result:
         segments, parents = self._segments(work)
@@ -102,7 +96,7 @@ class CompiledForward:
         begin = 0
         for at, segment, place in zip(laid, work.segments, work.places, strict=True):
             nodes = len(segment.tree)
-            at.cache, at.slots, at.start = place.buffer.data_ptr(), place.buffer.shape[3], place.start
+            at.pages, at.start = place.table.address, place.start
             at.pending, at.nodes, at.begin = len(segment.pending), nodes, begin
             if nodes:
                 parents.append((ctypes.c_int32 * nodes)(*segment.tree.parents))

@@ -37,8 +37,8 @@ class Model(Structure):
 
 class Segment(Structure):
     _fields_ = [
-        ("cache", c_void_p),
-        *((name, c_int64) for name in ("slots", "start", "pending", "nodes", "begin")),
+        ("pages", c_void_p),
+        *((name, c_int64) for name in ("start", "pending", "nodes", "begin")),
         ("parents", c_void_p),
     ]
 

@@ -2,7 +2,8 @@
  *
  * A row sees the keys of its path, in order: committed tokens and pending rows up to itself, or all of these and then
  * the nodes from the root down to itself. Key number p of a path is summed at the same place whatever rows share the
- * work: scores go to memory, the softmax and the mix of values run over them by p.
+ * work: scores go to memory, the softmax and the mix of values run over them by p. Nor does it matter which pages of
+ * the cache hold the keys: they are read where they lie, a vector of them never from two pages.
  */
 #ifndef PARLAY_ATTENTION_H
 #define PARLAY_ATTENTION_H
@@ -11,7 +12,7 @@
 #include "lanes.h"
 
 #define QUERIES 8         /* at most, that share what is loaded of the keys */
-#define FORWARD 32        /* keys fetched before their values are needed */
+#define FORWARD 64        /* keys fetched before their values are needed: four pages, each a stream of its own */
 #define VECTORS 2         /* of keys, too */
 #define STRIP (VECTORS * LANES)
 #define MOST_SCORES 65536 /* of one tile of rows: they should stay in the second-level cache */
@@ -33,7 +34,7 @@ typedef struct {
 typedef struct {
     const Segment *segment;
     Heads heads;
-    const char *keys, *values;
+    int64_t keys, values;           /* where those of its head begin in each page */
     const uint32_t *const *queries; /* by query: words of it */
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][columns] */
@@ -42,6 +43,12 @@ typedef struct {
 } Work;
 
 INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
+
+/* A slot's row among those that begin at `part` of each page. */
+INLINE char *row_at(const Segment *segment, int64_t part, int64_t slot, int64_t bytes)
+{
+    return segment->pages[(uint64_t)slot / PAGE] + part + (uint64_t)slot % PAGE * bytes;
+}
 
 INLINE int64_t depth_of(const Segment *segment, int64_t node)
 {
@@ -92,18 +99,33 @@ INLINE void score_some(const int bf16, const int count, const Work *work, const 
         score_some(0, COUNT, work, columns, q, key);                                                                 \
     q += COUNT
 
+/* Where LANES keys from `key` on lie; those beyond the last stand for it: their scores are not used. */
+INLINE void place_rows(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots,
+                       const uint32_t **rows)
+{
+    const int64_t bytes = row_bytes(&work->heads), ahead = key + 2 * STRIP;
+    if (slots || key + LANES > to) {
+        for (int i = 0; i < LANES; i++) {
+            int64_t seen = key + i < to ? key + i : to - 1;
+            rows[i] = (const uint32_t *)row_at(work->segment, work->keys, slots ? slots[seen - from] : seen, bytes);
+        }
+        return;
+    }
+    const char *first = row_at(work->segment, work->keys, key, bytes);
+    for (int i = 0; i < LANES; i++) rows[i] = (const uint32_t *)(first + i * bytes);
+    if (ahead >= to) return;
+    first = row_at(work->segment, work->keys, ahead, bytes);
+    for (int64_t i = 0; i < LANES * bytes; i += 64) __builtin_prefetch(first + i);
+}
+
 /* Keys from..to of queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
 static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     uint32_t columns[LONGEST_WORDS * STRIP] __attribute__((aligned(64)));
-    const int64_t bytes = row_bytes(&work->heads);
     for (int64_t key = from; key < to; key += STRIP) {
         const uint32_t *rows[STRIP];
-        for (int i = 0; i < STRIP; i++) /* keys beyond the last stand for it: their scores are not used */
-            rows[i] = (const uint32_t *)(work->keys + (key + i >= to ? (slots ? slots[to - 1 - from] : to - 1)
-                                                       : slots       ? slots[key + i - from]
-                                                                     : key + i) * bytes);
-        for (int64_t i = 0; i < STRIP * bytes; i += 64) __builtin_prefetch((const char *)rows[0] + 2 * STRIP * bytes + i);
+        for (int v = 0; v < VECTORS; v++)
+            place_rows(work, key + v * LANES, from, to, slots, rows + v * LANES);
         for (int v = 0; v < VECTORS; v++)
             transpose(rows + v * LANES, work->heads.words, columns + v * work->heads.words * LANES);
         for (int64_t q = first; q < last;) {
@@ -166,28 +188,47 @@ INLINE void value_words(const int bf16, const int width, const char *first, cons
     }
 }
 
-/* Adds keys from..to (from is even) of `count` queries to their sums, LANES * width numbers of the head from `at` on. */
+/* Adds one step along the keys, from `key` on, to the sums of `count` queries. */
+INLINE void mix_step(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
+                     int64_t key, const char *one, const char *two, vf (*totals)[4])
+{
+    vu values[4];
+    value_words(bf16, width, one, two, at, work->heads.head_dim, values);
+    UNROLL for (int i = 0; i < count; i++) {
+        const uint32_t *weights = (const uint32_t *)(work->scores + (first + i) * work->columns);
+        vu weight = splat_word(weights[bf16 ? key / 2 : key]);
+        UNROLL for (int w = 0; w < width; w++) totals[i][w] = dot(bf16, totals[i][w], values[w], weight);
+    }
+}
+
+/* Adds keys from..to of `count` queries to their sums, LANES * width numbers of the head from `at` on. `from` is even,
+ * and without slots it begins a page. A second key that is not there has no weight. */
 INLINE void mix_some(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
                      int64_t from, int64_t to, const int64_t *slots)
 {
     vf totals[QUERIES][4];
-    const int64_t dim = work->heads.head_dim, bytes = row_bytes(&work->heads);
+    const int64_t bytes = row_bytes(&work->heads);
+    const int step = bf16 ? 2 : 1;
     float *sums[QUERIES];
     UNROLL for (int i = 0; i < count; i++) {
-        sums[i] = work->mixed + (first + i) * (dim + LANES) + at;
+        sums[i] = work->mixed + (first + i) * (work->heads.head_dim + LANES) + at;
         UNROLL for (int w = 0; w < width; w++) totals[i][w] = load(sums[i] + w * LANES);
     }
-    for (int64_t key = from; key < to; key += bf16 ? 2 : 1) {
-        int64_t next = key + 1 < to ? key + 1 : key; /* a second key that is not there has no weight */
-        const char *one = work->values + (slots ? slots[key - from] : key) * bytes;
-        const char *two = work->values + (slots ? slots[next - from] : next) * bytes;
-        vu values[4];
-        UNROLL for (int b = 0; b < width * LANES * (bf16 ? 2 : 4); b += 64)
-            __builtin_prefetch(one + FORWARD * bytes + at * (bf16 ? 2 : 4) + b);
-        value_words(bf16, width, one, two, at, dim, values);
-        UNROLL for (int i = 0; i < count; i++) {
-            vu weight = splat_word(((const uint32_t *)(work->scores + (first + i) * work->columns))[bf16 ? key / 2 : key]);
-            UNROLL for (int w = 0; w < width; w++) totals[i][w] = dot(bf16, totals[i][w], values[w], weight);
+    for (int64_t key = from; slots && key < to; key += step) {
+        const char *one = row_at(work->segment, work->values, slots[key - from], bytes);
+        const char *two = key + 1 < to ? row_at(work->segment, work->values, slots[key + 1 - from], bytes) : one;
+        mix_step(bf16, width, count, work, first, at, key, one, two, totals);
+    }
+    for (int64_t key = from; !slots && key < to;) {
+        int64_t end = key + PAGE < to ? key + PAGE : to;
+        const char *one = row_at(work->segment, work->values, key, bytes), *ahead = one;
+        if (key + FORWARD < to) ahead = row_at(work->segment, work->values, key + FORWARD, bytes);
+        for (; key < end; key += step, one += step * bytes, ahead += step * bytes) {
+            UNROLL for (int b = 0; b < width * LANES * (bf16 ? 2 : 4); b += 64)
+                UNROLL for (int k = 0; k < step; k++)
+                    if (!first) /* for the queries after these, too */
+                        __builtin_prefetch(ahead + k * bytes + at * (bf16 ? 2 : 4) + b);
+            mix_step(bf16, width, count, work, first, at, key, one, key + 1 < end ? one + bytes : one, totals);
         }
     }
     UNROLL for (int i = 0; i < count; i++)

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#define PAGE 16 /* tokens of a page of the cache */
+
 enum { WEIGHT_F32, WEIGHT_BF16, WEIGHT_I8 };
 
 /* y = W x (* scale) (+ bias). Outputs lie in panels of `panel` outputs, padded with zeros: [out / panel][in][panel]. */
@@ -36,9 +38,10 @@ typedef struct {
 
 /* New rows of one sequence: `pending` committed tokens, then the nodes of a tree below the last of them. */
 typedef struct {
-    void *cache; /* [layers][2][kv_heads][slots][head_dim]; row i of the segment has slot start + i */
-    int64_t slots, start, pending, nodes, begin; /* begin: its first row among those of all segments */
-    const int32_t *parents;                      /* per node; -1: the last pending row */
+    char *const *pages; /* of PAGE tokens each: [layers][2][kv_heads][PAGE][head_dim]; row i of the segment is token
+                           start + i of its sequence */
+    int64_t start, pending, nodes, begin; /* begin: its first row among those of all segments */
+    const int32_t *parents;               /* per node; -1: the last pending row */
 } Segment;
 
 typedef struct {

@@ -1,0 +1,161 @@
+"""Pages of cached rows: the slabs that they are cut from, how often each is used, and the table of one sequence's."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.cache.buffers import zeros
+
+BLOCK = 16
+"""Tokens of a page, which is the unit of memory and of prefix reuse. The compiled decoder counts on it."""
+
+_SLAB_BYTES, _SLAB_PAGES = 4 << 20, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What one page holds: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return self.num_layers, 2, self.num_kv_heads, BLOCK, self.head_dim
+
+    @property
+    def page_bytes(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * BLOCK * self.head_dim * self.dtype.itemsize
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // BLOCK)
+
+
+class Page:
+    """``rows`` ``[layers, 2, kv_heads, BLOCK, D]`` lie in one piece at ``address``; ``users`` counts tables with it."""
+
+    __slots__ = ("address", "rows", "users")
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows, self.users = rows, 0
+        self.address = rows.data_ptr()
+
+
+class Table:
+    """The pages of one sequence in order, and their addresses as the compiled decoder reads them."""
+
+    def __init__(self) -> None:
+        self._pages: list[Page] = []
+        self._addresses = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __getitem__(self, number: int) -> Page:
+        return self._pages[number]
+
+    def __iter__(self) -> Iterator[Page]:
+        return iter(self._pages)
+
+    @property
+    def address(self) -> int:
+        """Where the addresses lie; good until a page is added."""
+        return self._addresses.buffer_info()[0]
+
+    def append(self, page: Page) -> None:
+        page.users += 1
+        self._pages.append(page)
+        self._addresses.append(page.address)
+
+    def pop(self) -> Page:
+        """Take the last page out. What nobody uses then is for the caller to keep or give back."""
+        page = self._pages.pop()
+        self._addresses.pop()
+        page.users -= 1
+        return page
+
+    def replace(self, number: int, page: Page) -> Page:
+        """Put a page in another's place, which is taken out as by `pop`."""
+        before = self.lend(number, page)
+        page.users += 1
+        before.users -= 1
+        return before
+
+    def lend(self, number: int, page: Page) -> Page:
+        """Put a page in another's place for a while: that one counts as used as before."""
+        before = self._pages[number]
+        self._pages[number], self._addresses[number] = page, page.address
+        return before
+
+    def row(self, slot: int) -> Tensor:
+        """``[layers, 2, kv_heads, D]``: what is cached of one token."""
+        return self._pages[slot // BLOCK].rows[:, :, :, slot % BLOCK]
+
+    def check(self) -> None:
+        """The addresses are those of the pages."""
+        assert list(self._addresses) == [page.address for page in self._pages], "a table points to other pages"
+
+
+class _Slab:
+    """Memory of ``count`` pages; ``free`` are those that are not taken."""
+
+    def __init__(self, shape: Shape, count: int) -> None:
+        memory = zeros((count, *shape.size), shape.dtype, shape.device)
+        self.count = count
+        self.free = [Page(rows) for rows in reversed(memory.unbind(0))]
+
+
+class Pool:
+    """Hands pages out from slabs of a few MiB. A slab of which no page is taken is the system's again.
+
+    The slab that has had free pages for longest is asked first, so that the others may empty. Rows are as they were
+    left: nobody may read one that was not written.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._count = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // shape.page_bytes)))
+        self._open: dict[_Slab, None] = {}  # those with free pages
+        self._taken: dict[Page, _Slab] = {}
+
+    @property
+    def taken(self) -> int:
+        return len(self._taken)
+
+    def take(self) -> Page:
+        """A page that nobody uses."""
+        slab = next(iter(self._open), None) or _Slab(self._shape, self._count)
+        page = slab.free.pop()
+        if slab.free:
+            self._open[slab] = None
+        else:
+            self._open.pop(slab, None)
+        self._taken[page] = slab
+        return page
+
+    def give(self, page: Page) -> None:
+        """Take back a page that nobody uses and that can't be found."""
+        slab = self._taken.pop(page)
+        slab.free.append(page)
+        self._open[slab] = None
+        if len(slab.free) == slab.count:
+            del self._open[slab]
+
+    def check(self, used: Collection[Page]) -> None:
+        """``used`` are the pages taken, each once, and none of them is free."""
+        free = [page for slab in self._open for page in slab.free]
+        assert len(used) == len(self._taken), "pages are lost, or used twice"
+        assert self._taken.keys() == set(used), "a page is used that was given back"
+        assert self._taken.keys().isdisjoint(free), "a page is both free and taken"
+        assert len(set(free)) == len(free), "a page is free twice"
+        assert not any(page.users for page in free), "a free page is in use"

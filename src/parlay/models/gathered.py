@@ -1,0 +1,53 @@
+"""A sequence's pages as one buffer, for torch's operators: gathered before a forward, new rows put back after it.
+
+This copies all that is cached of each sequence in every forward. The compiled decoder reads pages where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.cache import BLOCK, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """``buffer`` ``[layers, 2, kv_heads, slots, D]``, keys then values, zeros where nothing is cached.
+
+    Committed rows fill slots 0 to ``start - 1``. Pending rows go to ``start`` and on, nodes to ``nodes_at`` and on;
+    the slots between are free for the forward.
+    """
+
+    buffer: Tensor
+    start: int
+    nodes_at: int
+
+
+@contextmanager
+def gathered(rows: Rows, pending: int, nodes: int, *, gap: int, stride: int) -> Iterator[Gathered]:
+    """A copy of what is cached, with room for new rows, its slots a multiple of ``stride``; new rows are put back."""
+    start, nodes_at = rows.start, rows.start + pending + gap
+    slots = -(-(nodes_at + nodes) // stride) * stride
+    shape = rows.table[0].rows.shape
+    buffer = rows.table[0].rows.new_zeros(*shape[:3], slots, shape[4])
+    pages = [page.rows for page in rows.table][: -(-start // BLOCK)]
+    if pages:
+        buffer[:, :, :, :start] = torch.cat(pages, 3)[:, :, :, :start]
+    yield Gathered(buffer, start, nodes_at)
+    _put(rows, start, buffer[:, :, :, start : start + pending])
+    _put(rows, start + pending, buffer[:, :, :, nodes_at : nodes_at + nodes])
+
+
+def _put(rows: Rows, slot: int, new: Tensor) -> None:
+    """Write ``new`` ``[layers, 2, kv_heads, T, D]`` to the slots from ``slot`` on."""
+    done = 0
+    while done < new.shape[3]:
+        number, first = divmod(slot + done, BLOCK)
+        count = min(BLOCK - first, new.shape[3] - done)
+        rows.table[number].rows[:, :, :, first : first + count] = new[:, :, :, done : done + count]
+        done += count

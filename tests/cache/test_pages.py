@@ -1,0 +1,73 @@
+"""Pages come from slabs, are never handed out twice, and a slab that nobody needs is the system's again."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from parlay.cache import Shape, Store
+from parlay.cache.pages import Page, Pool
+
+CPU = torch.device("cpu")
+LARGE = Shape(num_layers=4, num_kv_heads=4, head_dim=64, dtype=torch.float32, device=CPU)
+SMALL = Shape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=CPU)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_pages_are_apart_in_one_piece_each_and_of_the_shape(shape: Shape) -> None:
+    pool = Pool(shape)
+    pages = sorted((pool.take() for _ in range(150)), key=lambda page: page.address)
+    for page, following in itertools.pairwise(pages):
+        assert following.address - page.address >= shape.page_bytes
+    assert all(page.rows.shape == shape.size and page.rows.is_contiguous() for page in pages)
+    assert shape.page_bytes == pages[0].rows.numel() * pages[0].rows.element_size()
+
+
+def test_a_page_is_never_with_two_whatever_is_taken_and_given() -> None:
+    chance, pool = random.Random(0), Pool(SMALL)
+    taken: list[Page] = []
+    for _ in range(2000):
+        if taken and chance.random() < 0.5:
+            pool.give(taken.pop(chance.randrange(len(taken))))
+        else:
+            taken.append(pool.take())
+        pool.check(taken)
+    assert len({page.address for page in taken}) == len(taken) == pool.taken
+
+
+def test_the_check_finds_what_is_lost_and_what_is_given_twice() -> None:
+    pool = Pool(SMALL)
+    one, two = pool.take(), pool.take()
+    with pytest.raises(AssertionError, match="lost"):
+        pool.check([one])
+    pool.give(one)
+    with pytest.raises(AssertionError, match="given back"):
+        pool.check([one])
+    with pytest.raises(KeyError):
+        pool.give(one)
+    pool.check([two])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the C library is trusted with it")
+def test_memory_of_slabs_without_a_page_in_use_is_not_resident_any_more() -> None:
+    store = Store(LARGE, 16 * 400)
+    before = resident()
+    for name in range(2):
+        store.open(name, [name])
+        assert store.reserve(name, 16 * 200)
+        for page in store._live[name].table:
+            page.rows.fill_(1)
+    assert resident() - before > 0.9 * store.held
+    store.release(0)
+    assert store.held == 200 * LARGE.page_bytes
+    assert resident() - before < 1.1 * store.held
