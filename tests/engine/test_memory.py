@@ -82,7 +82,8 @@ def prefixes(llm: LLM, strategy: str, salt: str) -> tuple[int, int]:
 def test_as_many_prompt_tokens_are_found_cached_with_a_strategy_as_without(roomy: LLM, strategy: str) -> None:
     asked, found = prefixes(roomy, "none", f"plain, for {strategy}")
     assert prefixes(roomy, strategy, strategy) == (asked, found)
-    assert found / asked > 0.7
+    shared = len(roomy.tokenizer.encode(SYSTEM)) - 1  # its last token may be another where a name follows
+    assert found >= 3 * shared  # by all but the first
 
 
 def test_a_request_that_memory_can_never_hold_is_refused_and_the_default_length_fits(small: LLM) -> None:

@@ -9,7 +9,7 @@
 
 #ifdef _OPENMP
 #include <omp.h>
-#define BARRIER _Pragma("omp barrier")
+#define BARRIER if (threads > 1) { _Pragma("omp barrier") } /* one that waits for nobody still asks the system */
 #else
 #define BARRIER
 #endif
