@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import sys
@@ -24,13 +23,26 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-def test_pages_are_apart_in_one_piece_each_and_of_the_shape(shape: Shape) -> None:
+def test_pages_are_apart_and_of_the_shape_and_their_heads_are_where_the_pitch_says(shape: Shape) -> None:
     pool = Pool(shape)
-    pages = sorted((pool.take() for _ in range(150)), key=lambda page: page.address)
-    for page, following in itertools.pairwise(pages):
-        assert following.address - page.address >= shape.page_bytes
-    assert all(page.rows.shape == shape.size and page.rows.is_contiguous() for page in pages)
+    pages = [pool.take() for _ in range(150)]
     assert shape.page_bytes == pages[0].rows.numel() * pages[0].rows.element_size()
+    for number, page in enumerate(pages):
+        page.rows.fill_(number)
+    for number, page in enumerate((*pages, pages[0].copy())):
+        assert page.rows.shape == shape.size
+        assert (page.rows == number % len(pages)).all()
+        heads = [head for kind in page.rows.flatten(0, 1) for head in kind]
+        assert all(head.is_contiguous() for head in heads)
+        assert [head.data_ptr() for head in heads] == [page.address + at * page.pitch for at in range(len(heads))]
+
+
+def test_pages_that_are_taken_together_follow_each_other() -> None:
+    pool = Pool(SMALL)
+    pages = [pool.take() for _ in range(8)]
+    rows = pages[0].rows[0, 0, 0]
+    size = rows.numel() * rows.element_size()
+    assert [page.address - pages[0].address for page in pages] == [at * size for at in range(8)]
 
 
 def test_a_page_is_never_with_two_whatever_is_taken_and_given() -> None:
@@ -60,14 +72,14 @@ def test_the_check_finds_what_is_lost_and_what_is_given_twice() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the C library is trusted with it")
 def test_memory_of_slabs_without_a_page_in_use_is_not_resident_any_more() -> None:
-    store = Store(LARGE, 16 * 400)
+    store = Store(LARGE, 16 * 384)
     before = resident()
     for name in range(2):
         store.open(name, [name])
-        assert store.reserve(name, 16 * 200)
+        assert store.reserve(name, 16 * 192)  # three slabs
         for page in store._live[name].table:
             page.rows.fill_(1)
     assert resident() - before > 0.9 * store.held
     store.release(0)
-    assert store.held == 200 * LARGE.page_bytes
+    assert store.held == 192 * LARGE.page_bytes
     assert resident() - before < 1.1 * store.held

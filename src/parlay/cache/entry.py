@@ -51,7 +51,7 @@ class Entry:
         """
         length = len(self.tokens)
         full = range(start // BLOCK, length // BLOCK)
-        before = [self.table.lend(number, Page(self.table[number].rows.clone())) for number in full]
+        before = [self.table.lend(number, self.table[number].copy()) for number in full]
         tail = self.tail if start < length else None
         rows = tail.rows[:, :, :, : length % BLOCK].clone() if tail else None
         try:

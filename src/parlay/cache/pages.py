@@ -14,7 +14,7 @@ from parlay.cache.buffers import zeros
 BLOCK = 16
 """Tokens of a page, which is the unit of memory and of prefix reuse. The compiled decoder counts on it."""
 
-_SLAB_BYTES, _SLAB_PAGES = 4 << 20, 64
+_SLAB_BYTES, _SLAB_PAGES = 16 << 20, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,21 @@ def pages_for(tokens: int) -> int:
 
 
 class Page:
-    """``rows`` ``[layers, 2, kv_heads, BLOCK, D]`` lie in one piece at ``address``; ``users`` counts tables with it."""
+    """``rows`` ``[layers, 2, kv_heads, BLOCK, D]`` begin at ``address``; ``users`` counts tables with it.
 
-    __slots__ = ("address", "rows", "users")
+    The rows of one head lie in one piece, ``pitch`` bytes from those of the next head.
+    """
+
+    __slots__ = ("address", "pitch", "rows", "users")
 
     def __init__(self, rows: Tensor) -> None:
         self.rows, self.users = rows, 0
-        self.address = rows.data_ptr()
+        self.address, self.pitch = rows.data_ptr(), rows.stride(2) * rows.itemsize
+
+    def copy(self) -> Page:
+        """The same rows at another place, in memory of its own, with the same pitch."""
+        rows = self.rows.new_empty_strided(self.rows.shape, self.rows.stride())
+        return Page(rows.copy_(self.rows))
 
 
 class Table:
@@ -57,6 +65,8 @@ class Table:
     def __init__(self) -> None:
         self._pages: list[Page] = []
         self._addresses = array("Q")
+        self.pitch = 0
+        """That of all pages, where there are any."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -76,6 +86,7 @@ class Table:
         page.users += 1
         self._pages.append(page)
         self._addresses.append(page.address)
+        self.pitch = page.pitch
 
     def pop(self) -> Page:
         """Take the last page out. What nobody uses then is for the caller to keep or give back."""
@@ -104,19 +115,25 @@ class Table:
     def check(self) -> None:
         """The addresses are those of the pages."""
         assert list(self._addresses) == [page.address for page in self._pages], "a table points to other pages"
+        assert {page.pitch for page in self._pages} <= {self.pitch}, "pages of one table have several pitches"
 
 
 class _Slab:
-    """Memory of ``count`` pages; ``free`` are those that are not taken."""
+    """Memory of ``count`` pages; ``free`` are those that are not taken, the first one last.
+
+    It is ``[layers, 2, kv_heads, count, BLOCK, D]``: of pages that follow each other, as those of a prompt mostly do,
+    the rows of a head do too, and are read as one stream.
+    """
 
     def __init__(self, shape: Shape, count: int) -> None:
-        memory = zeros((count, *shape.size), shape.dtype, shape.device)
+        *heads, block, size = shape.size
+        memory = zeros((*heads, count, block, size), shape.dtype, shape.device)
         self.count = count
-        self.free = [Page(rows) for rows in reversed(memory.unbind(0))]
+        self.free = [Page(rows) for rows in reversed(memory.unbind(3))]
 
 
 class Pool:
-    """Hands pages out from slabs of a few MiB. A slab of which no page is taken is the system's again.
+    """Hands pages out from slabs. A slab of which no page is taken is the system's again.
 
     The slab that has had free pages for longest is asked first, so that the others may empty. Rows are as they were
     left: nobody may read one that was not written.

@@ -96,7 +96,7 @@ class CompiledForward:
         begin = 0
         for at, segment, place in zip(laid, work.segments, work.places, strict=True):
             nodes = len(segment.tree)
-            at.pages, at.start = place.table.address, place.start
+            at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
             at.pending, at.nodes, at.begin = len(segment.pending), nodes, begin
             if nodes:
                 parents.append((ctypes.c_int32 * nodes)(*segment.tree.parents))

@@ -38,7 +38,7 @@ class Model(Structure):
 class Segment(Structure):
     _fields_ = [
         ("pages", c_void_p),
-        *((name, c_int64) for name in ("start", "pending", "nodes", "begin")),
+        *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "begin")),
         ("parents", c_void_p),
     ]
 

@@ -38,8 +38,8 @@ typedef struct {
 
 /* New rows of one sequence: `pending` committed tokens, then the nodes of a tree below the last of them. */
 typedef struct {
-    char *const *pages; /* of PAGE tokens each: [layers][2][kv_heads][PAGE][head_dim]; row i of the segment is token
-                           start + i of its sequence */
+    char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
+    int64_t pitch;      /* bytes from one [PAGE][head_dim] to the next in a page, which is [layers][2][kv_heads] of them */
     int64_t start, pending, nodes, begin; /* begin: its first row among those of all segments */
     const int32_t *parents;               /* per node; -1: the last pending row */
 } Segment;

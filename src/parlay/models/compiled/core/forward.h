@@ -138,9 +138,9 @@ INLINE void turn(const float *x, const float *turns, int64_t half, float scale, 
 }
 
 /* Where the keys (0) or values (1) of one head begin in a page. */
-INLINE int64_t part_of(const Model *model, int64_t layer, int64_t which, int64_t head)
+INLINE int64_t part_of(const Model *model, const Segment *segment, int64_t layer, int64_t which, int64_t head)
 {
-    return ((layer * 2 + which) * model->kv_heads + head) * PAGE * model->head_dim * (model->bf16 ? 2 : 4);
+    return ((layer * 2 + which) * model->kv_heads + head) * segment->pitch;
 }
 
 /* Norms and turns of a row's queries and keys; keys and values go to the cache. */
@@ -157,10 +157,10 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
             turn(x, turns, half, scale, (int)model->bf16, space->queries + (flat * heads + head) * space->head_words);
         else
             turn(x, turns, half, 1.0f, (int)model->bf16,
-                 row_at(segment, part_of(model, layer, 0, head - heads), slot, size));
+                 row_at(segment, part_of(model, segment, layer, 0, head - heads), slot, size));
     }
     for (int64_t head = 0; head < model->kv_heads; head++, x += dim) {
-        char *out = row_at(segment, part_of(model, layer, 1, head), slot, size);
+        char *out = row_at(segment, part_of(model, segment, layer, 1, head), slot, size);
         int64_t i = 0;
         for (; i + LANES <= dim; i += LANES) store_as((int)model->bf16, out, i, load(x + i));
         for (; i < dim; i++) store_one((int)model->bf16, out, i, x[i]);
@@ -194,8 +194,8 @@ static void attend(const Model *model, const Batch *batch, const Space *space, i
     }
     Work work = {.segment = segment,
                  .heads = {(int)model->bf16, group, dim, space->head_words},
-                 .keys = part_of(model, layer, 0, tile->head),
-                 .values = part_of(model, layer, 1, tile->head),
+                 .keys = part_of(model, segment, layer, 0, tile->head),
+                 .values = part_of(model, segment, layer, 1, tile->head),
                  .queries = queries,
                  .count = (tile->to - tile->from) * group,
                  .scores = (float *)own,
