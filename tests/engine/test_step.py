@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,7 +15,19 @@ from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
-from parlay.types import Draft, Drafter, Event, NoiseKey, Request, SamplingParams, Strategy, Tree
+from parlay.types import (
+    NO_DRAFT,
+    Draft,
+    Drafter,
+    Event,
+    Needs,
+    NoiseKey,
+    Observation,
+    Request,
+    SamplingParams,
+    Strategy,
+    Tree,
+)
 
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
@@ -157,6 +170,22 @@ def test_a_drafter_that_raises_costs_its_requests_nothing(where: str) -> None:
     assert tokens(events) == alone(one)
     assert events[-1].metrics is not None
     assert events[-1].metrics.drafter_faults == 1
+
+
+@pytest.mark.parametrize("outcomes", [True, False])
+def test_a_drafter_is_told_of_each_step_unless_it_does_not_want_to_know(outcomes: bool) -> None:
+    told: list[int] = []
+
+    class Told(toy_drafters.ToyDrafter):
+        needs = Needs(outcomes=outcomes)
+
+        def observe(self, observations: Sequence[Observation]) -> None:
+            told.extend(len(observation.view.tokens) for observation in observations)
+
+    target = engine()
+    target.add(request("a", tokens=4), drafting(Told(lambda view, budget: NO_DRAFT)))
+    run(target)
+    assert told == ([4, 5, 6, 7] if outcomes else [])
 
 
 @pytest.mark.parametrize(

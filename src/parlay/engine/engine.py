@@ -367,7 +367,10 @@ def _ranked(turn: Turn, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...],
 def _drafter_watches(turn: Turn) -> bool:
     """Whether the drafter has anything to learn: a step that committed, or features of a prefill chunk."""
     drafter = turn.sequence.strategy.drafter
-    return drafter is not None and turn.sequence.drafting and (turn.at_root or bool(drafter.needs.taps))
+    if drafter is None or not turn.sequence.drafting:
+        return False
+    needs = drafter.needs
+    return bool(needs.taps) or (turn.at_root and needs.outcomes)
 
 
 def _taps(turn: Turn, accepted: tuple[int, ...], out: Output, first_row: int) -> dict[int, Tensor]:

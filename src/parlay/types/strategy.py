@@ -19,12 +19,14 @@ class Needs:
     """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
 
     The rows are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's
-    own layers, which it then finds as `View.layers`.
+    own layers, which it then finds as `View.layers`. ``outcomes`` False: the committed tokens tell it all that it
+    wants to know, and `Drafter.observe` need not be called.
     """
 
     taps: tuple[int, ...] = ()
     choices: int = 0
     layers: bool = False
+    outcomes: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,11 @@ class Aggressive:
     The source is the request's references, one after the other, or else its prompt.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(self, resources: Resources, *, ngram: int = 3) -> None:
         self._indexes = Indexes(ngram, resources.vocab_size)
         self._copies: dict[int, tuple[Texts, Alignment]] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         pairs = zip(views, budgets, strict=True)

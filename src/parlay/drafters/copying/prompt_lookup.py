@@ -27,6 +27,8 @@ class PromptLookup:
     The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(self, resources: Resources, *, max_ngram: int = 32, min_ngram: int = 1, pick: str = "recent") -> None:
         if min_ngram > max_ngram:
             raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
@@ -34,10 +36,6 @@ class PromptLookup:
         self._sizes = sorted({min_ngram, max(min_ngram, min(_ANCHOR, max_ngram))}, reverse=True)
         self._leftmost = pick == "leftmost"
         self._texts: dict[int, _Text] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         pairs = zip(views, budgets, strict=True)

@@ -31,6 +31,8 @@ class ReferenceCopy:
     where it left, or else nearest before it. So a line that occurs often is copied from where the output has got to.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(self, resources: Resources, *, max_ngram: int = 5, min_ngram: int = 1, resync: bool = False) -> None:
         if min_ngram > max_ngram:
             raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
@@ -39,10 +41,6 @@ class ReferenceCopy:
         self._resync = resync
         self._indexes = Indexes(max_ngram, resources.vocab_size)
         self._copies: dict[int, _Copy] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         pairs = zip(views, budgets, strict=True)

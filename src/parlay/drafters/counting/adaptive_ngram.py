@@ -24,14 +24,12 @@ class AdaptiveNgram:
     checked against code: the authors' repository holds none).
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(self, resources: Resources, *, ngram: int = 5) -> None:
         self._longest = ngram - 1
         self._vocab_size = resources.vocab_size
         self._texts: dict[int, CountedText] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         pairs = zip(views, budgets, strict=True)
