@@ -33,6 +33,7 @@ from parlay.requests import RequestOptions
 from parlay.types import Exactness
 
 EXACT = (Exactness.BITS, Exactness.SEED)
+MEMORY = "64MiB"  # for all caches: soon full, so that what grows then is no cache that fills
 CHECK_EVERY = 100
 PATIENCE = 300.0
 """Seconds after which a request counts as lost."""
@@ -194,7 +195,7 @@ async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str
     """Run that many requests, and tell what was found."""
     texts, sampling = (prompts(4), SAMPLING[:3]) if quick else (prompts(24), SAMPLING)
     planned = cases(count, seed, texts, sampling)
-    async with AsyncLLM(LLM("parlay-mini", max_num_seqs=8), max_waiting=10 * concurrency) as service:
+    async with AsyncLLM(LLM("parlay-mini", max_num_seqs=8, memory=MEMORY), max_waiting=10 * concurrency) as service:
         run = Soak(service, planned)
         await run.learn()
         began = time.perf_counter()
