@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +240,10 @@ def test_the_command_says_what_it_found_and_writes_it_down(
 def test_the_command_refuses_a_strategy_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert conformance_main.main(["nonne"]) == 2
     assert "did you mean none" in capsys.readouterr().err
+
+
+def test_the_command_tests_strategies_in_several_processes_and_says_in_one_line_what_they_refuse() -> None:
+    command = [sys.executable, "-m", "parlay.testing.conformance", "nonsense", "--processes", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: unknown strategy 'nonsense'")

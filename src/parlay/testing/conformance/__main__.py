@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import logging
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from parlay.testing.conformance import LONG, SHORT, Effort, Report, catalogue_specs, check_strategy, default_stages
+from parlay.testing.conformance import LONG, SHORT, Effort, Report, catalogue_specs, default_stages
+from parlay.testing.conformance.side_by_side import run
 from parlay.types import ParlayError
 
 
@@ -40,26 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         options.write.write_text(as_markdown(reports, effort), encoding="utf-8")
     return 0 if all(report.passed for report in reports) else 1
-
-
-def run(specs: Sequence[str], effort: Effort, processes: int) -> Iterator[Report]:
-    """A report for each strategy, in order, as they come."""
-    if processes <= 1:
-        yield from (check_quietly(spec, effort) for spec in specs)
-        return
-    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        yield from pool.map(check_quietly, specs, repeat(effort))
-
-
-def check_quietly(spec: str, effort: Effort) -> Report:
-    """Without the engine's warnings: drafters that fail on purpose are no news."""
-    logger = logging.getLogger("parlay")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        return check_strategy(spec, effort=effort)
-    finally:
-        logger.setLevel(level)
 
 
 def as_markdown(reports: Iterable[Report], effort: Effort) -> str:
