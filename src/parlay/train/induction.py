@@ -56,7 +56,7 @@ class Match:
     beyond: int = 0
 
 
-_DEEP = (Match(8, 2, 0.8, 12.0), Match(6, 0, 0.75, 6.0), Match(3, 0, 0.62, 2.5), Match(7, 0, 0.8, 6.0, beyond=1))
+_DEEP = (Match(8, 2, 0.7, 20.0), Match(6, 0, 0.75, 6.0), Match(3, 0, 0.62, 2.5), Match(7, 0, 0.8, 6.0, beyond=1))
 _START = Match(1, 0, 0.5, 8.0)
 
 
