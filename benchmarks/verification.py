@@ -1,9 +1,10 @@
-"""What a forward costs by its rows, behind short and long texts, on the built-in model widened to 100 M parameters.
+"""What a forward costs by its rows, behind short and long texts, in bfloat16 and int8, on all threads and on one, and
+what it takes only to read the weights: on the built-in model widened to 100 M parameters.
 
     python -m benchmarks.verification
 
-Rows are a chain of drafted tokens. All row counts are timed in turn in each pass, so that a ratio to one row is one of
-the same seconds. The model was not trained on texts this long: only its costs are real there.
+Rows are a chain of drafted tokens. Everything is timed in turn in each pass, so that a ratio is one of the same
+seconds. The model was not trained on texts this long: only its costs are real there.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import shutil
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,15 +25,25 @@ from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
 from parlay import models
-from parlay.bench.forwards import measure
+from parlay.bench.forwards import Timed, measure, weight_bytes
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row
 
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (256, 4096, 16384)
-PASSES = 9
-WIDTHS: dict[str, str | None] = {"bfloat16": None, "int8": "int8"}
-GOALS = "goals: 8 rows at most 1.25 times one row, 16 at most 1.5, at 256 tokens in bfloat16"
+PASSES = 15
+BF16, INT8 = "bfloat16", "int8"
+ONE = ", one thread"
+"""What the name of weights ends in where a forward had one thread."""
+
+TIMES = """Milliseconds of one row, and what more rows take of that: the median over passes of the ratio to one row of
+the same pass. Goals: 8 rows at most 1.25 times one row, 16 at most 1.5, at 256 tokens in bfloat16."""
+FLOOR = """One row against only reading as many bytes as the weights have, on as many threads, and against one row of
+bfloat16; medians over passes of ratios within a pass. Goals, in bfloat16: within 1.25 times the reading; int8 1.6 times
+as fast as bfloat16."""
+
+Seconds = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
+"""Of each pass, by weights and context, and then by rows; 0 rows is the reading."""
 
 
 def longer(folder: Path, made: Path, context: int) -> Path:
@@ -43,25 +55,43 @@ def longer(folder: Path, made: Path, context: int) -> Path:
     return made
 
 
-def times(rows: Iterable[Row]) -> dict[str, dict[int, dict[int, list[float]]]]:
-    """Seconds of each pass by width of the weights, context and rows."""
-    found: dict[str, dict[int, dict[int, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+def grouped(rows: Iterable[Row]) -> Seconds:
+    """The rows of results, by what was timed."""
+    found: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        if row.steps:
-            found[row.cell.model][row.cell.context][row.tokens].append(row.seconds)
+        if row.seconds > 0:
+            found[row.cell.model, row.cell.context][row.tokens].append(row.seconds)
     return found
 
 
-def lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    """Milliseconds of one row, and for the others the median over passes of the ratio to it."""
-    for width, by_context in times(rows).items():
-        for context, by_rows in by_context.items():
-            one = by_rows[1]
-            ratios = (
-                statistics.median(many / single for many, single in zip(by_rows[count], one, strict=True))
-                for count in ROWS[1:]
-            )
-            yield width, str(context), f"{1e3 * statistics.median(one):.1f}", *(f"{ratio:.2f}" for ratio in ratios)
+def by_rows(seconds: Seconds) -> Iterator[tuple[str, ...]]:
+    """Milliseconds of one row, and the other row counts held against it."""
+    for (weights, context), own in seconds.items():
+        ratios = (_ratio(own[count], own[1]) for count in ROWS[1:])
+        yield weights, str(context), f"{1e3 * statistics.median(own[1]):.1f}", *ratios
+
+
+def against_floor(seconds: Seconds) -> Iterator[tuple[str, ...]]:
+    """One row behind the shortest text, held against the reading of its weights and against bfloat16."""
+    shortest = min((context for _, context in seconds), default=0)
+    for (weights, context), own in seconds.items():
+        if context == shortest:
+            plain = seconds[BF16 + ONE if weights.endswith(ONE) else BF16, context]
+            median = f"{1e3 * statistics.median(own[1]):.2f}"
+            yield weights, median, _ratio(own[1], own[0]), _ratio(plain[1], own[1])
+
+
+def _ratio(these: Sequence[float], those: Sequence[float]) -> str:
+    return f"{statistics.median(this / that for this, that in zip(these, those, strict=True)):.2f}"
+
+
+def page(record: dict[str, Any], seconds: Seconds) -> str:
+    """The results as Markdown."""
+    head = ("weights", "context", "ms of 1 row", *(f"{count} rows" for count in ROWS[1:]))
+    floor = ("weights", "ms of 1 row", "times the reading", "speed against bfloat16")
+    parts = ["# What verifying costs", "", f"{WIDE}. {about(record)[0]}", "", TIMES, ""]
+    parts += [*table(head, list(by_rows(seconds))), "", "## Against the memory", "", FLOOR, ""]
+    return "\n".join([*parts, *table(floor, list(against_floor(seconds)))])
 
 
 def main() -> None:
@@ -81,12 +111,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wide = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
         checkpoint = longer(wide, Path(folder) / WIDE, longest)
-        for name, quantize in WIDTHS.items():
-            runner = models.load(str(checkpoint), dtype="bfloat16", quantize=quantize, cache_tokens=2 * longest)
-            results.add([*measure(runner, name, ROWS, options.contexts, PASSES)])
-    head = ("weights", "context", "ms of 1 row", *(f"{count} rows" for count in ROWS[1:]))
-    title = ["# What verifying costs", "", f"{WIDE}, times the forward of one row; {GOALS}.", ""]
-    text = "\n".join([*title, about(record)[0], "", *table(head, [list(line) for line in lines(results.rows)])])
+        timed: dict[str, Timed] = {}
+        for name in (BF16, INT8):
+            quantize = INT8 if name == INT8 else None
+            runner = models.load(str(checkpoint), dtype=BF16, quantize=quantize, cache_tokens=3 * longest)
+            size = weight_bytes(checkpoint, name)
+            timed |= {name: Timed(runner, size), name + ONE: Timed(runner, size, threads=1)}
+        for context in options.contexts:
+            shown = timed if context == min(options.contexts) else {name: timed[name] for name in (BF16, INT8)}
+            results.add(list(measure(shown, ROWS, (context,), PASSES)))
+    text = page(record, grouped(results.rows))
     options.out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -35,7 +36,6 @@ WEIGHTS = "weights"
 
 EMBEDDING = "model.embed_tokens.weight"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-_SEQUENCE = -1
 _CHUNK = 256
 """Rows that the context is fed in."""
 
@@ -69,11 +69,20 @@ def _along(points: Points, x: float) -> float:
     return top + (slope if x < right else max(0.0, slope)) * (x - right)
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A model whose forwards are timed, on so many threads (None: as many as there are), and the bytes of the weights
+    that each row goes through: what it takes only to read those is timed beside it."""
+
+    runner: Runner
+    weights: int = 0
+    threads: int | None = None
+
+
 def add_missing(runner: Runner, model: str, results: Results, weights: int) -> None:
     """Time what forwards of the model cost, and the reading of ``weights`` bytes, unless ``results`` hold it."""
     if not any(is_forward(row) and row.cell.model == model for row in results.rows):
-        forwards = measure(runner, model, ROWS, CONTEXTS, PASSES)
-        results.add([*forwards, *measure_reading(runner.spec.device, model, weights, PASSES)])
+        results.add(list(measure({model: Timed(runner, weights)}, ROWS, CONTEXTS, PASSES)))
 
 
 def is_forward(row: Row) -> bool:
@@ -81,40 +90,70 @@ def is_forward(row: Row) -> bool:
     return row.cell.strategy == FORWARD
 
 
-def measure(runner: Runner, model: str, rows: Sequence[int], contexts: Sequence[int], passes: int) -> Iterator[Row]:
-    """Time forwards that verify chains of so many rows behind so much text, all row counts in turn in each pass.
+def measure(models: Mapping[str, Timed], rows: Sequence[int], contexts: Sequence[int], passes: int) -> Iterator[Row]:
+    """Time forwards that verify chains of so many rows behind so much text, all models and row counts in turn in each
+    pass, so that a ratio is one of the same seconds.
 
-    A context for which the runner has no room gives a row that says so.
+    A context for which a runner has no room gives a row that says so.
     """
+    places = {model: -1 - index for index, model in enumerate(models)}  # no request has such a number
     for context in contexts:
         longest = context + max(rows)
-        runner.open(_SEQUENCE, (0,))
-        try:
-            if longest > runner.spec.max_context or not runner.reserve(_SEQUENCE, longest):
-                yield Row(cell=_cell(model, max(rows), context), note=f"no room for {longest} tokens")
-                continue
-            _feed(runner, context)
+        with ExitStack() as texts:
+            ready: dict[str, Timed] = {}
+            for model, timed in models.items():
+                if texts.enter_context(_text(timed.runner, places[model], context, longest)):
+                    ready[model] = timed
+                else:
+                    yield Row(cell=_cell(model, max(rows), context), note=f"no room for {longest} tokens")
             for turn in range(-1, passes):  # the first pass may build kernels
-                for count in rows:
-                    seconds = _time(runner, count)
-                    if turn >= 0:
-                        cell = _cell(model, count, context)
-                        yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
-        finally:
-            runner.release(_SEQUENCE)
+                seen = [*_forwards(ready, places, rows, context, turn), *_readings(ready, context, turn)]
+                yield from seen if turn >= 0 else ()
 
 
-def measure_reading(device: str, model: str, size: int, passes: int) -> Iterator[Row]:
-    """Time the reading of as many bytes as a model's weights have, in each pass; nothing of nothing."""
-    if size:
-        block = torch.zeros(size // 4, device=device)
-        for turn in range(-1, passes):
-            began = time.perf_counter()
-            block.sum().item()
-            seconds = time.perf_counter() - began
-            if turn >= 0:
-                cell = Cell(model=model, strategy=FORWARD, workload=WEIGHTS)
-                yield Row(cell=cell, round=turn, seconds=seconds, peak_memory_bytes=size)
+@contextmanager
+def _text(runner: Runner, sequence: int, context: int, longest: int) -> Iterator[bool]:
+    """A sequence of that many tokens with room for the ``longest``; False where the runner has none."""
+    runner.open(sequence, (0,))
+    fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
+    for start in range(0, context if fits else 0, _CHUNK):
+        tokens = _tokens(runner, min(_CHUNK, context - start))
+        runner.forward([Segment(sequence, tokens, logits_from=len(tokens))])
+        runner.keep(sequence, ())
+    try:
+        yield fits
+    finally:
+        runner.release(sequence)
+
+
+def _forwards(
+    models: Mapping[str, Timed], places: Mapping[str, int], rows: Sequence[int], context: int, turn: int
+) -> Iterator[Row]:
+    for count in rows:
+        for model, timed in models.items():
+            with _threads(timed.threads):
+                seconds = _time(timed.runner, places[model], count)
+            cell = _cell(model, count, context)
+            yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
+
+
+def _readings(models: Mapping[str, Timed], context: int, turn: int) -> Iterator[Row]:
+    for model, timed in models.items():
+        if timed.weights:
+            with _threads(timed.threads):
+                seconds = _time_reading(timed.weights, timed.runner.spec.device)
+            cell = Cell(model=model, strategy=FORWARD, workload=WEIGHTS, context=context)
+            yield Row(cell=cell, round=turn, seconds=seconds, peak_memory_bytes=timed.weights)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count or usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def weight_bytes(directory: Path, stored: str) -> int:
@@ -135,19 +174,20 @@ def _cell(model: str, rows: int, context: int) -> Cell:
     return Cell(model=model, strategy=FORWARD, workload=f"rows {rows}", context=context)
 
 
-def _feed(runner: Runner, context: int) -> None:
-    for start in range(0, context, _CHUNK):
-        tokens = _tokens(runner, min(_CHUNK, context - start))
-        runner.forward([Segment(_SEQUENCE, tokens, logits_from=len(tokens))])
-        runner.keep(_SEQUENCE, ())
-
-
-def _time(runner: Runner, rows: int) -> float:
+def _time(runner: Runner, sequence: int, rows: int) -> float:
     """Seconds of one forward of a root and a chain below it; nothing of it is kept."""
     root, *draft = _tokens(runner, rows)
     began = time.perf_counter()
-    out = runner.forward([Segment(_SEQUENCE, (root,), trees.chain_tree(draft))])
+    out = runner.forward([Segment(sequence, (root,), trees.chain_tree(draft))])
     out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    return time.perf_counter() - began
+
+
+def _time_reading(size: int, device: str) -> float:
+    """Seconds in which so many bytes are read, and hardly anything is computed."""
+    block = torch.zeros(size // 4, device=device)
+    began = time.perf_counter()
+    block.sum().item()
     return time.perf_counter() - began
 
 

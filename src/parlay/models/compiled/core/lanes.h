@@ -141,7 +141,9 @@ INLINE vu expand(int bf16, const int8_t *at)
 #if defined(__AVX512BF16__)
     __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at));
     __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at + 16)));
-    return (vu)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+    const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                           23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return (vu)_mm512_permutex2var_epi16((__m512i)_mm512_cvtepi32_ps(low), upper, (__m512i)_mm512_cvtepi32_ps(high));
 #else
     int16_t pairs __attribute__((vector_size(LANES * 2)));
     memcpy(&pairs, at, sizeof pairs);
