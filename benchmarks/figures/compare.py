@@ -85,7 +85,7 @@ class Comparison:
         prompt = next(prompt for prompt in self.prompts[block.kind] if prompt.number == block.prompt)
         most = first_loop(goal.tokens) if self.before_loops else len(goal.tokens)
         share = looped(goal.tokens)
-        if most < min(FEWEST_TOKENS, len(goal.tokens)):
+        if not counts(most, goal.tokens):
             note = f"{LEFT_OUT} after {most} tokens"
             return [Row(**block._asdict(), system=system.name, looped=share, note=note) for system in systems]
         shift = (block.round + block.prompt) % len(systems)
@@ -100,6 +100,11 @@ class Comparison:
             except Exception as error:  # a row that says so is the result
                 rows.append(Row(**block._asdict(), system=system.name, error=one_line(error)))
         return rows
+
+
+def counts(tokens: int, text: Sequence[int]) -> bool:
+    """Whether so many tokens are enough to time; a text that ends of itself may be shorter."""
+    return tokens >= min(FEWEST_TOKENS, len(text))
 
 
 def timed_row(block: Block, name: str, timed: Timed, goal: Sequence[int], share: float) -> Row:

@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.figures import prompts
+from benchmarks.figures.lasting import lasting_first
 from benchmarks.figures.prompts import Prompt
 from parlay.llm import LLM
 from parlay.models.loading import load_tokenizer, resolve, weight_files
@@ -23,6 +24,8 @@ MINI = "parlay-mini"
 DRAFT = "parlay-mini-draft"
 WIDE = "parlay-mini-100m"
 WIDE_PARAMETERS = 100_000_000
+DRAWN = 8
+"""Prompts drawn for each one wanted: the text of many loops at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +67,14 @@ class Setup:
         return LLM(MINI) if model == MINI else LLM(str(self.directory(model)), draft_model=DRAFT)
 
     def prompts(self, model: str, kinds: Sequence[str] = prompts.KINDS) -> Mapping[str, Sequence[Prompt]]:
-        """So many prompts of each kind as the scale wants for that model."""
+        """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts."""
         count = self.scale.prompts if model == MINI else self.scale.wide_prompts
-        tokenizer = self.tokenizer()
+        tokenizer, most = self.tokenizer(), DRAWN * self.scale.prompts
         if self.data is None:
-            drawn = prompts.built_in(tokenizer, count)
+            drawn = prompts.built_in(tokenizer, most)
         else:
-            drawn = prompts.heldout(self.data, tokenizer, self.scale.prompts, self.cache)
+            drawn = prompts.heldout(self.data, tokenizer, most, self.cache)
+        drawn = lasting_first(drawn, resolve(MINI), self.scale.tokens, self.cache)
         return {kind: drawn[kind][:count] for kind in kinds}
 
     def _widened(self) -> Path:
