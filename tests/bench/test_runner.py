@@ -29,6 +29,21 @@ def measure(llm: LLM, plan: Plan, path: Path) -> list[Row]:
     return read(path)[1]
 
 
+@pytest.mark.parametrize(("ratios", "rounds"), [((2.0, 2.0), 2), ((1.0, 3.0), 3)])
+def test_a_cell_gets_more_rounds_while_its_ratio_is_uncertain(
+    tiny: LLM, tmp_path: Path, ratios: tuple[float, ...], rounds: int
+) -> None:
+    plan, results = replace(PLAN, most_rounds=3), Results(tmp_path / "rows.jsonl", HEADER)
+    (setting,) = plan.settings()
+    for turn, ratio in enumerate(ratios):
+        for name, seconds in ((plan.everyone[0], 1.0), (plan.everyone[1], 1.0 / ratio)):
+            cell = plan.cell(setting, name)
+            row = Row(cell=cell, round=turn, requests=1, tokens=9, decode_tokens=8, decode_seconds=seconds)
+            results.add([row])
+    Bench(tiny, plan, results).run()
+    assert [len(results.of(cell)) for cell in plan.cells()] == [rounds, rounds]
+
+
 def test_a_round_holds_every_strategy_once_and_counts_all_that_it_did(tiny: LLM, tmp_path: Path) -> None:
     rows = measure(tiny, replace(PLAN, max_tokens=80), tmp_path / "rows.jsonl")
     assert [(row.cell.strategy, row.round) for row in rows] == [

@@ -23,12 +23,13 @@ class Preset:
     strategies: tuple[str, ...] = (PLAIN, DEFAULT_STRATEGY)
     prompts: int = 4
     rounds: int = 3
+    most_rounds: int = 9
     against: bool = False
     """`transformers` is measured beside them."""
 
 
 PRESETS = {
-    "quick": Preset(("edit", "prose"), prompts=2, rounds=1),
+    "quick": Preset(("edit", "prose"), prompts=2, rounds=1, most_rounds=1),
     "standard": Preset(),
     "readme": Preset(("copy", "edit", "calls", "maths"), prompts=8, against=True),
 }

@@ -14,13 +14,16 @@ from typing import NamedTuple
 
 from parlay.bench.prepare import FEWEST_TOKENS, Preparation, Prepared, in_groups
 from parlay.bench.records import PLAIN, Cell, Results, Row
-from parlay.bench.summary import plain_of
+from parlay.bench.summary import plain_of, summarise
 from parlay.bench.tally import row_of
 from parlay.bench.wave import Ask, Decoder, Ids, Wave, Waves
 from parlay.bench.workloads import Workload
 from parlay.energy import Meter
 from parlay.llm import LLM
 from parlay.types import ParlayError
+
+CERTAIN = 0.02
+"""Standard error of a ratio, as a share of it, at which no further round is measured."""
 
 
 class Setting(NamedTuple):
@@ -34,7 +37,8 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure. Plain decoding is measured in any case. ``rounds`` are those of each cell.
+    """What to measure. Plain decoding is measured in any case. Each cell has ``rounds``, and up to ``most_rounds``
+    while its ratio to plain decoding is uncertain by more than `CERTAIN`.
 
     ``against`` names what is measured beside Parlay's strategies, by the decoders that `Bench` is given for them.
 
@@ -49,6 +53,7 @@ class Plan:
     contexts: tuple[int, ...] = (0,)
     against: tuple[str, ...] = ()
     rounds: int = 3
+    most_rounds: int = 0
     max_tokens: int | None = None
     keep_loops: bool = False
 
@@ -96,14 +101,15 @@ class Bench:
 
     @cached_property
     def left(self) -> int:
-        """Rows that were to be measured when this was first asked."""
+        """Rows that were sure to be measured when this was first asked."""
         return sum(
             len(self._lacking(setting, turn)) for setting in self._plan.settings() for turn in range(self._plan.rounds)
         )
 
     def run(self, tell: Callable[[int], object] = bool) -> None:
-        """Measure round by round over all settings; ``tell`` hears how many rows more there are."""
-        for _ in range(self._plan.rounds):
+        """Measure round by round over all settings; ``tell`` hears how many rows more there are. Rounds for the sake
+        of certainty come last, and are in no count of those `left`."""
+        for _ in range(max(self._plan.rounds, self._plan.most_rounds)):
             for setting in self._plan.settings():
                 strategies = self._lacking(setting)
                 if strategies:
@@ -113,9 +119,15 @@ class Bench:
 
     def _lacking(self, setting: Setting, turns: int = 0) -> list[str]:
         """Who still lacks rounds after so many more turns, and plain decoding beside them."""
-        have = {name: len(self._results.of(self._plan.cell(setting, name))) for name in self._plan.everyone}
-        lacking = [name for name, count in have.items() if count + turns < self._plan.rounds]
+        lacking = [name for name in self._plan.everyone if self._lacks(self._plan.cell(setting, name), turns)]
         return list(dict.fromkeys((PLAIN, *lacking))) if lacking else []
+
+    def _lacks(self, cell: Cell, turns: int) -> bool:
+        count = len(self._results.of(cell)) + turns
+        if count < self._plan.rounds or turns or count >= self._plan.most_rounds:
+            return count < self._plan.rounds
+        (summary,) = summarise((*self._results.of(plain_of(cell)), *self._results.of(cell)), [cell])
+        return summary.ratio is not None and summary.ratio.error > CERTAIN * summary.ratio.median
 
     def _next_round(self, setting: Setting) -> int:
         """After all rows of the setting: a strategy that joins later meets plain decoding in a round of its own."""

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 
 from parlay.bench.records import PLAIN, Cell, Row
 
+_ERROR = math.sqrt(math.pi / 2) * 1.4826
+"""Of normally distributed values: the median's standard error over the mean's, and the deviation over the median
+distance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some values, and the lowest and highest of them."""
+    """The median of some values, and the lowest and highest of them. ``error`` is the standard error of the median,
+    from the median distance to it, so that a single stray value counts for little."""
 
     median: float
     low: float
     high: float
+    error: float = 0.0
 
     @staticmethod
     def of(values: Iterable[float]) -> Spread | None:
         """None where there are no values."""
         known = sorted(values)
-        return Spread(median(known), known[0], known[-1]) if known else None
+        if not known:
+            return None
+        middle = median(known)
+        away = median(abs(value - middle) for value in known)
+        return Spread(middle, known[0], known[-1], _ERROR * away / math.sqrt(len(known)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from parlay.cli import FAILURE, INTERRUPTED, bench_replay, bench_report
 from parlay.cli.flags import add_model_flags
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from parlay.bench.presets import Preset
     from parlay.bench.records import Row
     from parlay.bench.runner import Bench, Plan
@@ -49,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", choices=["transformers"], help="measure it too: plain, compiled, and with its prompt lookup"
     )
     parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload")
-    parser.add_argument("--rounds", type=_whole(1), metavar="N", help="how often each cell is measured")
+    parser.add_argument(
+        "--rounds",
+        type=_whole(1),
+        metavar="N",
+        help="how often each cell is measured (default: 3 times, and up to 9 while its ratio is uncertain)",
+    )
     _add_conditions(parser)
     parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
     parser.add_argument(
@@ -142,6 +149,7 @@ def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ..
         contexts=options.context,
         against=MODES if options.against or preset.against else (),
         rounds=options.rounds or preset.rounds,
+        most_rounds=options.rounds or preset.most_rounds,
         max_tokens=options.max_tokens,
         keep_loops=options.keep_loops,
     )
@@ -212,10 +220,16 @@ def _with_progress(bench: Bench) -> bool:
 
     with tqdm(total=bench.left, unit="row", file=sys.stderr, disable=None) as bar:
         try:
-            bench.run(bar.update)
+            bench.run(lambda rows: _advance(bar, rows))
         except KeyboardInterrupt:
             return False
     return True
+
+
+def _advance(bar: tqdm[NoReturn], rows: int) -> None:
+    """Rounds that make ratios certain come on top."""
+    bar.total = max(bar.total, bar.n + rows)
+    bar.update(rows)
 
 
 def _check_promises(rows: list[Row]) -> int:
