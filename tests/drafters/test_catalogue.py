@@ -165,3 +165,24 @@ def test_the_listing_is_plain_data() -> None:
     rows = json.loads(json.dumps(listing()))
     assert [row["name"] for row in rows] == list(catalogue())
     assert {"name", "family", "exactness", "training", "needs", "summary", "reference", "parameters"} <= rows[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("prompt-lookup", False),
+        ("suffix-decoding", True),
+        ("lookahead", True),
+        ("lookahead:window=0", False),
+        ("horizontal:levels=adaptive-ngram+prompt-lookup", False),
+        ("horizontal:levels=adaptive-ngram+jacobi", True),
+        ("prediction", False),
+        ("prediction:fallback=token-recycling", True),
+        ("union:of=adaptive-ngram+prompt-lookup", True),  # splits the budget by what was accepted
+        ("suffix-automaton:fallback=prompt-lookup", True),  # stores outputs, which its fallback does not
+    ],
+)
+def test_a_drafter_is_told_of_steps_if_it_or_one_inside_it_learns_from_them(text: str, told: bool) -> None:
+    drafter = build(parse(text), RESOURCES)
+    assert drafter is not None
+    assert drafter.needs.outcomes == told

@@ -51,7 +51,9 @@ class Drafter(Protocol):
     """
 
     @property
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        """A class attribute will do."""
+        ...
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """One draft per view, of at most its budget of nodes, probes not counted; `NO_DRAFT` for nothing to propose."""

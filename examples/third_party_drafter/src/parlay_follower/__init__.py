@@ -12,7 +12,7 @@ from parlay.types import Draft, Needs, Observation, View
 class Follower:
     """Guesses the most frequent follower of each token, as long as it was seen ``least`` times."""
 
-    needs = Needs()
+    needs = Needs(outcomes=False)  # the committed tokens say it all
 
     def __init__(self, resources: Resources, *, least: int = 2) -> None:
         self._least = least

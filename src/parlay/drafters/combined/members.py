@@ -56,11 +56,15 @@ def most_nodes(spec: StrategySpec) -> int:
     return most
 
 
-def needs_of(drafters: Iterable[Drafter]) -> Needs:
-    """What serves all of them."""
+def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
+    """What serves all of them; ``outcomes``: whoever holds them learns from steps, whether they do or not."""
     needs = [drafter.needs for drafter in drafters]
-    taps = sorted({layer for need in needs for layer in need.taps})
-    return Needs(tuple(taps), max((need.choices for need in needs), default=0), any(need.layers for need in needs))
+    return Needs(
+        taps=tuple(sorted({layer for need in needs for layer in need.taps})),
+        choices=max((need.choices for need in needs), default=0),
+        layers=any(need.layers for need in needs),
+        outcomes=outcomes or any(need.outcomes for need in needs),
+    )
 
 
 def _cut(draft: Draft, budget: int) -> Draft:

@@ -31,7 +31,7 @@ class Union:
 
     @property
     def needs(self) -> Needs:
-        return members.needs_of(self._members)
+        return members.needs_of(self._members, outcomes=True)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""

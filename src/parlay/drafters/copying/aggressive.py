@@ -8,14 +8,15 @@ from parlay import trees
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import Indexes, NgramIndex
 from parlay.drafters.entries import Resources
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.drafters.one_by_one import OneByOne
+from parlay.types import NO_DRAFT, Draft, View
 
 SOURCE = "aggressive"
 
 Texts = tuple[tuple[int, ...], ...]
 
 
-class Aggressive:
+class Aggressive(OneByOne):
     """Input-guided aggressive decoding, IAD (Sun et al. 2021; Ge et al. 2022, arXiv:2205.10350).
 
     The output is taken to be its source, as in correcting grammar: the draft is all of the source that is left (``k``
@@ -27,15 +28,9 @@ class Aggressive:
     The source is the request's references, one after the other, or else its prompt.
     """
 
-    needs = Needs(outcomes=False)
-
     def __init__(self, resources: Resources, *, ngram: int = 3) -> None:
         self._indexes = Indexes(ngram, resources.vocab_size)
         self._copies: dict[int, tuple[Texts, Alignment]] = {}
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         alignment = self._alignment(view)
@@ -54,9 +49,6 @@ class Aggressive:
                 Alignment(self._indexes.of(source), _only_occurrence, view.prompt_length),
             )
         return known[1]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` reads the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)

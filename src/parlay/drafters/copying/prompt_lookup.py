@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from parlay import trees
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.drafters.one_by_one import OneByOne
+from parlay.types import NO_DRAFT, Draft, View
 
 SOURCE = "prompt-lookup"
 CANDIDATES = 64  # how many occurrences of one n-gram are looked at, the most recent ones
@@ -17,7 +18,7 @@ _ANCHOR = 4  # runs of this length are looked up first: common short ones would 
 _END = -1  # stands between references: never in a query, never proposed
 
 
-class PromptLookup:
+class PromptLookup(OneByOne):
     """Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding).
 
     Proposes what followed the longest earlier match of the latest tokens, of ``min_ngram`` to ``max_ngram`` tokens,
@@ -27,8 +28,6 @@ class PromptLookup:
     The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
     """
 
-    needs = Needs(outcomes=False)
-
     def __init__(self, resources: Resources, *, max_ngram: int = 32, min_ngram: int = 1, pick: str = "recent") -> None:
         if min_ngram > max_ngram:
             raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
@@ -36,10 +35,6 @@ class PromptLookup:
         self._sizes = sorted({min_ngram, max(min_ngram, min(_ANCHOR, max_ngram))}, reverse=True)
         self._leftmost = pick == "leftmost"
         self._texts: dict[int, _Text] = {}
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         text = self._texts.get(view.sequence)
@@ -53,9 +48,6 @@ class PromptLookup:
         # Chance that a copy goes on after n matching tokens; measured on edits and answers, .33 to .95.
         scores = [matched / (matched + 2) for matched in range(length, length + len(tokens))]
         return trees.chain(tokens, SOURCE, scores)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` reads the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)

@@ -10,14 +10,15 @@ from parlay import trees
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
 from parlay.drafters.entries import Resources, UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.drafters.one_by_one import OneByOne
+from parlay.types import NO_DRAFT, Draft, View
 
 SOURCE = "reference-copy"
 
 Texts = tuple[tuple[int, ...], ...]
 
 
-class ReferenceCopy:
+class ReferenceCopy(OneByOne):
     """Inference with reference, LLMA (Yang et al. 2023, arXiv:2304.04487).
 
     Looks for the last n tokens of the output, the prompt left out, in the request's references: n from ``max_ngram``
@@ -31,8 +32,6 @@ class ReferenceCopy:
     where it left, or else nearest before it. So a line that occurs often is copied from where the output has got to.
     """
 
-    needs = Needs(outcomes=False)
-
     def __init__(self, resources: Resources, *, max_ngram: int = 5, min_ngram: int = 1, resync: bool = False) -> None:
         if min_ngram > max_ngram:
             raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
@@ -41,10 +40,6 @@ class ReferenceCopy:
         self._resync = resync
         self._indexes = Indexes(max_ngram, resources.vocab_size)
         self._copies: dict[int, _Copy] = {}
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         if not view.request.references:
@@ -67,9 +62,6 @@ class ReferenceCopy:
             alignment = Alignment(index, reenter, view.prompt_length) if self._resync else None
             copy = self._copies[view.sequence] = _Copy(view.request.references, index, alignment)
         return copy
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` reads the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)

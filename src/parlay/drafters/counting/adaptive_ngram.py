@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from parlay import trees
 from parlay.drafters.counting.ngram_counts import CountedText
 from parlay.drafters.entries import Resources
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.drafters.one_by_one import OneByOne
+from parlay.types import Draft, View
 
 SOURCE = "adaptive-ngram"
 
 
-class AdaptiveNgram:
+class AdaptiveNgram(OneByOne):
     """Adaptive n-gram parallel decoding, ANPD (Ou, Chen and Tian 2024, arXiv:2404.08698).
 
     An n-gram module counts the prompt, then each committed token. A draft is written token by token: the longest of
@@ -24,16 +23,10 @@ class AdaptiveNgram:
     checked against code: the authors' repository holds none).
     """
 
-    needs = Needs(outcomes=False)
-
     def __init__(self, resources: Resources, *, ngram: int = 5) -> None:
         self._longest = ngram - 1
         self._vocab_size = resources.vocab_size
         self._texts: dict[int, CountedText] = {}
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         text = self._texts.get(view.sequence)
@@ -54,9 +47,6 @@ class AdaptiveNgram:
             window = counts.shift(window, found.token)
             size = min(size + 1, self._longest)
         return trees.chain(tokens, SOURCE, scores)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing here: `propose` reads the committed tokens."""
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)

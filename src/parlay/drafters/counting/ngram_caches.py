@@ -12,7 +12,8 @@ from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.bigram_file import Bigrams
 from parlay.drafters.counting.ngram_counts import CountedText, Favourite, NgramCounts
 from parlay.drafters.entries import Resources
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.drafters.one_by_one import OneByOne
+from parlay.types import Draft, Needs, Observation, View
 
 SOURCE = "lookup-decoding"
 LONGEST = 4  # tokens of the longest n-gram
@@ -26,7 +27,7 @@ STRICT: Bars = ((4, 75), (3, 66), (2, 66), (2, 66))
 _CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
 
 
-class NgramCaches:
+class NgramCaches(OneByOne):
     """Lookup decoding, after the program `lookup` of llama.cpp (github.com/ggml-org/llama.cpp; there is no paper).
 
     Counts what followed each n-gram of 1 to 4 tokens in this request (*context*) and in past requests of the same
@@ -42,20 +43,14 @@ class NgramCaches:
     ``remember`` tokens in all; the oldest texts go first.
     """
 
+    needs = Needs()
+
     def __init__(self, resources: Resources, *, static: str = "", remember: int = 200_000) -> None:
         self._vocab_size = resources.vocab_size
         self._static = bigram_file.read(Path(static), resources.vocab_size) if static else None
         self._past = PastTexts(remember, resources.vocab_size)
         self._contexts: dict[int, CountedText] = {}
         self._views: dict[int, View] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         context = self._contexts.get(view.sequence)

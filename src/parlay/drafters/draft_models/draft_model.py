@@ -40,6 +40,8 @@ class DraftModel:
     Scores are the draft model's probabilities.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(
         self,
         resources: Resources,
@@ -70,10 +72,6 @@ class DraftModel:
             self._writer = DrawnChains(*parts, min_p, lane)
         else:
             self._writer = DrawnTrees(*parts, _sprout(rule, shape, width, _counts(branching)), min_p)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         room = self._runner.spec.max_context

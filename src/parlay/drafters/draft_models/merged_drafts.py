@@ -22,6 +22,8 @@ class MergedDrafts:
     that falls below ``min_p`` ends there.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(
         self,
         resources: Resources,
@@ -37,10 +39,6 @@ class MergedDrafts:
             DraftModel(resources, model=name, rule="rejection", min_p=min_p, lane=lane)
             for lane, name in enumerate(models)
         ]
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         count = len(self._members)

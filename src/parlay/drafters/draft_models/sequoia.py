@@ -27,6 +27,8 @@ class Sequoia:
     beforehand, and the tree is drawn without replacement; here it holds fixed guesses by the request's own sampler.
     """
 
+    needs = Needs()
+
     def __init__(
         self, resources: Resources, *, model: str = "", width: int = 5, levels: int = 8, level_cost: float = 0.1
     ) -> None:
@@ -49,10 +51,6 @@ class Sequoia:
         self._shapes: dict[int, Shape] = {}
         self._steps_to_refit = _REFIT
         self._plantings: dict[int, _Planting] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         most = self._runner.spec.max_context

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from parlay import trees
 from parlay.drafters.entries import Resources
 from parlay.drafters.history import History
+from parlay.drafters.one_by_one import OneByOne
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
@@ -19,7 +20,7 @@ _FRESH = 0.02  # of a guess that no forward has corrected yet
 _PURPOSE = 0x6A61636F6269  # the stream of guesses drawn from a prompt: "jacobi" in ASCII
 
 
-class Jacobi:
+class Jacobi(OneByOne):
     """Jacobi decoding (Santilli et al. 2023, arXiv:2305.10427): plain decoding as a system of equations.
 
     Token i of the output is what the target says after tokens 1 to i - 1. A block of guesses goes through the target
@@ -37,6 +38,8 @@ class Jacobi:
     Kou et al. 2024, arXiv:2403.00835) is decoded by the same machine: ``variant=block,block=16,guess=prompt``.
     """
 
+    needs = Needs(choices=1)
+
     def __init__(
         self, resources: Resources, *, variant: str = "parallel", block: int = 8, bound: int = 128, guess: str = "pad"
     ) -> None:
@@ -48,23 +51,8 @@ class Jacobi:
         self._guess = guess
         self._iterates: dict[int, _Iterate] = {}
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(choices=1)
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, min(budget, self._room(view, budget))) for view, budget in pairs]
-
-    def _room(self, view: View, budget: int) -> int:
-        """How far the block goes on. Its last token needs no guess: no row of the block comes after it."""
-        if self._variant == "parallel":
-            return budget
-        length = len(view.tokens) - view.prompt_length
-        room = self._block - length % self._block - 1
-        return min(room, self._bound - length - 1) if self._variant == "hybrid" else room
-
-    def _propose(self, view: View, size: int) -> Draft:
+    def _propose(self, view: View, budget: int) -> Draft:
+        size = min(budget, self._room(view, budget))
         if size <= 0:
             return NO_DRAFT
         iterate = self._iterates.setdefault(view.sequence, _Iterate())
@@ -73,6 +61,14 @@ class Jacobi:
         fresh = [self._first_guess(view, place) for place in places]
         iterate.proposed = iterate.tokens[:size] + fresh
         return trees.chain(iterate.proposed, SOURCE, iterate.scores[:size] + [_FRESH] * len(fresh))
+
+    def _room(self, view: View, budget: int) -> int:
+        """How far the block goes on. Its last token needs no guess: no row of the block comes after it."""
+        if self._variant == "parallel":
+            return budget
+        length = len(view.tokens) - view.prompt_length
+        room = self._block - length % self._block - 1
+        return min(room, self._bound - length - 1) if self._variant == "hybrid" else room
 
     def _first_guess(self, view: View, position: int) -> int:
         if self._guess == "pad":

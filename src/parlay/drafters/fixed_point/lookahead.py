@@ -8,6 +8,7 @@ from parlay import trees
 from parlay.drafters.entries import Resources
 from parlay.drafters.fixed_point.ngram_pool import NgramPool
 from parlay.drafters.history import History
+from parlay.drafters.one_by_one import OneByOne
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 
@@ -18,7 +19,7 @@ _FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the la
 _DEEPER = (0.92, 0.25, 0.25)  # likewise of the first child of another node, and of further ones
 
 
-class Lookahead:
+class Lookahead(OneByOne):
     """Lookahead decoding (LADE; Fu et al. 2024, arXiv:2402.02057), not the trie of that name (arXiv:2312.12728).
 
     Two branches share each forward. The *lookahead branch* is a window of ``window`` columns and ``ngram`` - 1 rows:
@@ -40,21 +41,17 @@ class Lookahead:
     def __init__(
         self, resources: Resources, *, window: int = 5, ngram: int = 4, guesses: int = 5, copy: bool = True
     ) -> None:
+        learns = window > 0 and guesses > 0
+        self.needs = Needs(choices=int(learns), outcomes=learns)
         self._columns = window
         self._ngram = ngram
         self._guesses = guesses
         self._copy = copy
         self._states: dict[int, _State] = {}
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(choices=1 if self._columns and self._guesses else 0)
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 and self._guesses else NO_DRAFT for view, budget in pairs]
-
     def _propose(self, view: View, budget: int) -> Draft:
+        if not self._guesses:
+            return NO_DRAFT
         state = self._states.get(view.sequence)
         if state is None or not state.follow(view.tokens):
             state = self._states[view.sequence] = self._begin(view)

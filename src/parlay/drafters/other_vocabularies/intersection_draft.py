@@ -29,6 +29,8 @@ class IntersectionDraft:
     probability.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(self, resources: Resources, *, model: str = "", min_p: float = 0.1) -> None:
         name = model or resources.default_draft
         if not name:
@@ -50,10 +52,6 @@ class IntersectionDraft:
         self._ours = torch.tensor(list(common.values()))
         self._writer = ChainWriter(runner, min_p, self._choose)
         self._translations: dict[int, _Translation] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, budget in enumerate(budgets) if budget > 0]

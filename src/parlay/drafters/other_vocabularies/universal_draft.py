@@ -33,6 +33,8 @@ class UniversalDraft:
     proposed token's score is the probability of the draft model's tokens that begin in it.
     """
 
+    needs = Needs(outcomes=False)
+
     def __init__(self, resources: Resources, *, model: str = "", window: int = 10, min_p: float = 0.1) -> None:
         name = model or resources.default_draft
         if not name:
@@ -45,10 +47,6 @@ class UniversalDraft:
         self._window = window
         self._writer = ChainWriter(runner, min_p, self._choose)
         self._retold: dict[int, Retold] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, view in enumerate(views) if budgets[place] > 0 and self._follow(view)]

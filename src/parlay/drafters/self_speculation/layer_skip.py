@@ -32,6 +32,8 @@ class LayerSkip:
     share ``acceptance`` of what is drafted is accepted. Scores are the probabilities.
     """
 
+    needs = Needs(layers=True)
+
     def __init__(
         self,
         resources: Resources,
@@ -64,10 +66,6 @@ class LayerSkip:
         self._thresholds = (threshold, threshold_sampled)
         self._acceptance = acceptance
         self._stops: dict[int, _Stop] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(layers=True)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)

@@ -24,6 +24,8 @@ class Swift:
     ``width`` best tokens at each of its steps as leaves beside it, likeliest path first. Scores are the probabilities.
     """
 
+    needs = Needs(layers=True, outcomes=False)
+
     def __init__(
         self,
         resources: Resources,
@@ -53,10 +55,6 @@ class Swift:
         )
         self._threshold = threshold
         self._width = min(width, resources.vocab_size)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(layers=True)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.stores.datastore_file import Datastore, fingerprint
 from parlay.drafters.stores.suffix_array import Integers
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Tree, View
 
 SOURCE = "datastore"
 
 
-class Retrieval:
+class Retrieval(OneByOne):
     """Retrieval-based speculative decoding, REST (He et al. 2023, arXiv:2311.08252).
 
     Looks in a datastore for the longest end of the sequence, of ``max_match`` down to ``min_match`` tokens, that occurs
@@ -48,16 +48,8 @@ class Retrieval:
         self._longest, self._shortest = max_match, min_match
         self._branch, self._matches = branch, matches
 
-    @property
-    def needs(self) -> Needs:
-        return Needs()
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view.tokens, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
-
-    def _propose(self, tokens: Sequence[int], budget: int) -> Draft:
-        length, start, end = self._store.longest(tokens[-self._longest :], self._shortest)
+    def _propose(self, view: View, budget: int) -> Draft:
+        length, start, end = self._store.longest(view.tokens[-self._longest :], self._shortest)
         if not length:
             return NO_DRAFT
         found = end - start
@@ -67,9 +59,6 @@ class Retrieval:
         ahead = np.arange(min(self._branch, budget))
         continuations = self._store.tokens.take(after + ahead[:, None], mode="clip")  # the text ends with a border
         return _most_frequent(continuations, self._store.header.vocab_size, budget, length)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        """Learns nothing: the corpus is fixed, and only the latest tokens of a sequence are looked at."""
 
     def release(self, sequence: int) -> None:
         """Holds nothing for a sequence."""

@@ -46,14 +46,14 @@ class SuffixAutomaton:
         self._bias = bias
         if len(fallback) > 1:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter or none")
-        self._fallback = members.build(SOURCE, catalogue.parse(fallback[0]), resources) if fallback else None
+        self._fallback = [members.build(SOURCE, catalogue.parse(text), resources) for text in fallback]
         self._texts = LiveTexts(_DEPTH)
         self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
     @property
     def needs(self) -> Needs:
-        return self._fallback.needs if self._fallback is not None else Needs()
+        return members.needs_of(self._fallback, outcomes=True)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(views)
@@ -63,8 +63,8 @@ class SuffixAutomaton:
                 length, drafts[place] = self._copy(view, budget)
                 if length < self._min_match:
                     left.append(place)
-        if self._fallback is not None and left:
-            given = self._fallback.propose([views[place] for place in left], [budgets[place] for place in left])
+        if self._fallback and left:
+            given = self._fallback[0].propose([views[place] for place in left], [budgets[place] for place in left])
             for place, draft in zip(left, given, strict=True):
                 drafts[place] = draft if len(draft) else drafts[place]
         return drafts
@@ -81,14 +81,14 @@ class SuffixAutomaton:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         self._stores.observe(observations)
-        if self._fallback is not None:
-            self._fallback.observe(observations)
+        for fallback in self._fallback:
+            fallback.observe(observations)
 
     def release(self, sequence: int) -> None:
         self._texts.release(sequence)
         self._stores.release(sequence)
-        if self._fallback is not None:
-            self._fallback.release(sequence)
+        for fallback in self._fallback:
+            fallback.release(sequence)
 
 
 def _verbatim(text: LiveText, place: int, length: int, budget: int, view: View) -> Draft:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay.drafters.entries import Resources
+from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, speculate
 from parlay.drafters.stores.suffixes import LiveTexts
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import Draft, Needs, Observation, View
 
 SOURCE = "suffix-decoding"
 
 
-class SuffixDecoding:
+class SuffixDecoding(OneByOne):
     """SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975).
 
     Two suffix trees with counts: one of the request's references, prompt and output, one of the outputs of past
@@ -25,6 +26,8 @@ class SuffixDecoding:
 
     The authors' setting is the default. Shares leave out the end of the text, which nothing has followed yet.
     """
+
+    needs = Needs()
 
     def __init__(
         self,
@@ -46,14 +49,6 @@ class SuffixDecoding:
         self._texts = LiveTexts(depth)
         self._stores = OutputStores(depth, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         request = view.request

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parlay.drafters.entries import Resources
+from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, View
 
@@ -25,7 +26,7 @@ _RATES = (0.4, 0.12, 0.072, 0.043, 0.026, 0.016, 0.009, 0.006)
 Row = tuple[int, ...]
 
 
-class TokenRecycling:
+class TokenRecycling(OneByOne):
     """Token recycling (Luo et al. 2024, arXiv:2408.08696).
 
     An adjacency matrix holds for every token the eight tokens that the target liked best when it came last. Each
@@ -37,6 +38,8 @@ class TokenRecycling:
     learns to itself. It takes 32 bytes for each token of the vocabulary; of more than ``tenants`` the one that was
     longest without a request is forgotten.
     """
+
+    needs = Needs(choices=WIDTH)
 
     def __init__(self, resources: Resources, *, tenants: int = 16, store: str = "", save_every: int = 8) -> None:
         self._vocab_size = resources.vocab_size
@@ -50,14 +53,6 @@ class TokenRecycling:
             for salt, (tokens, candidates) in file.load().items():
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
         resources.closing.callback(self._saving.save)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(choices=WIDTH)
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         matrix = self._matrices.get(view.request.salt)

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Collection, Sequence
 
 from parlay.drafters.entries import Resources
+from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffixes import LiveTexts, Suffixes, chance
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
@@ -13,7 +14,7 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 SOURCE = "trie-lookahead"
 
 
-class TrieLookahead:
+class TrieLookahead(OneByOne):
     """Lookahead with a trie (Zhao et al. 2023, arXiv:2312.12728, github.com/alipay/PainlessInferenceAcceleration).
 
     Branches of up to ``branch_length`` tokens follow every token: those of the request itself (its references, prompt
@@ -26,6 +27,8 @@ class TrieLookahead:
     bound each token's trie by halving its frequencies and dropping the rare branches; here whole outputs go, oldest
     first. Their mode of parallel branches is the same tree unfolded, for models that take no trees.
     """
+
+    needs = Needs()
 
     def __init__(
         self,
@@ -48,14 +51,6 @@ class TrieLookahead:
         options = StoreOptions(store, max_tokens, save_every)
         self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs()
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        pairs = zip(views, budgets, strict=True)
-        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
 
     def _propose(self, view: View, budget: int) -> Draft:
         request = view.request

@@ -1,0 +1,28 @@
+"""What drafters share that look at one sequence at a time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+
+
+class OneByOne(Drafter):
+    """Proposes for each sequence by itself, and finds in its committed tokens all that it wants to know.
+
+    One that learns from steps, too, has ``needs`` and `observe` of its own.
+    """
+
+    needs = Needs(outcomes=False)
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        pairs = zip(views, budgets, strict=True)
+        return [self._propose(view, budget) if budget > 0 else NO_DRAFT for view, budget in pairs]
+
+    @abstractmethod
+    def _propose(self, view: View, budget: int) -> Draft:
+        """A draft of at most ``budget`` nodes, which is 1 or more."""
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` reads the committed tokens."""
