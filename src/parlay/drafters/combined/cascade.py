@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from parlay.drafters import catalogue
 from parlay.drafters.combined import members
 from parlay.drafters.combined.model_level import Manner, ModelLevel
+from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.entries import Resources, StrategySpec, UsageError
 from parlay.types import Draft, Needs, Observation, Runner, View
 
@@ -78,12 +79,7 @@ def _runner(spec: StrategySpec, resources: Resources) -> Runner:
     name = catalogue.settings(spec)["model"] or resources.default_draft
     if not name:
         raise UsageError(f"strategy {NAME}: {spec.name} has no model for this target; name one: {spec.name}(model=...)")
-    runner = resources.open_runner(str(name))
-    if runner.spec.vocab_size != resources.vocab_size:
-        raise UsageError(
-            f"strategy {NAME}: {name} has a vocabulary of {runner.spec.vocab_size} tokens and the target one of "
-            f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
-        )
+    runner = open_draft(NAME, resources, str(name))
     if runner.spec.tree == "none":
         raise UsageError(f"strategy {NAME}: {name} can't verify drafts, so it can only be the first level")
     return runner

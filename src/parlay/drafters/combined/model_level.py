@@ -50,14 +50,9 @@ class ModelLevel:
         return self._below.needs
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        room = self._runner.spec.max_context
-        limits = [min(budget, room - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0]
-        followers = self._followers.catch_up([views[place] for place in wanted], [limits[place] for place in wanted])
         texts = {
-            place: _Text(self._views.of(views[place]), follower, limits[place], self._manner)
-            for place, follower in zip(wanted, followers, strict=True)
-            if follower is not None
+            place: _Text(self._views.of(job.view), job.follower, job.budget, self._manner)
+            for place, job in self._followers.jobs(views, budgets).items()
         }
         unfinished = list(texts.values())
         while unfinished:

@@ -6,9 +6,8 @@ import heapq
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.draft_models.followers import Followers
+from parlay.drafters.draft_models.followers import Followers, Job
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
-from parlay.drafters.draft_models.writing import Job
 from parlay.types import NO_DRAFT, Draft, Runner, Tree
 
 

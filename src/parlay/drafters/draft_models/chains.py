@@ -59,15 +59,9 @@ class ChainWriter:
 
     def write(self, sights: Sequence[Sight], budgets: Sequence[int]) -> list[Chain | None]:
         """One chain each; None where the draft model has no room or nothing to read."""
-        most = self._runner.spec.max_context
-        limits = [min(budget, most - len(sight.tokens)) for sight, budget in zip(sights, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0 and sights[place].tokens]
-        followers = self._followers.catch_up([sights[place] for place in wanted], [limits[place] for place in wanted])
-        chains = {
-            place: Chain(sights[place], follower, limits[place])
-            for place, follower in zip(wanted, followers, strict=True)
-            if follower is not None
-        }
+        readable = [budget if sight.tokens else 0 for sight, budget in zip(sights, budgets, strict=True)]
+        jobs = self._followers.jobs(sights, readable)
+        chains = {place: Chain(sights[place], job.follower, job.budget) for place, job in jobs.items()}
         self._run(list(chains.values()))
         return [chains.get(place) for place in range(len(sights))]
 

@@ -8,9 +8,10 @@ from parlay.drafters.draft_models.best_first import BestChains, BestTrees
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
 from parlay.drafters.draft_models.followers import Followers
-from parlay.drafters.draft_models.writing import TREE_PENDING, Job, Writer
+from parlay.drafters.draft_models.opening import draft_name, open_draft
+from parlay.drafters.draft_models.writing import TREE_PENDING, Writer
 from parlay.drafters.entries import Resources, UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Runner, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 SOURCE = "draft-model"
 
@@ -54,18 +55,18 @@ class DraftModel:
         rule: str = "shared-noise",
         lane: int = 0,
     ) -> None:
-        self._runner = _open(resources, model)
-        self._followers = Followers(self._runner)
+        runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, model))
+        self._followers = Followers(runner)
         shape = _shape(rule, shape)
         self._one_chain = shape == "chain" and rule not in ("k-seq", "multi-candidate")
-        if not self._one_chain and self._runner.spec.tree != "tree":
+        if not self._one_chain and runner.spec.tree != "tree":
             needs = "a rule that draws one chain" if rule in _SHAPES else "shape=chain"
-            raise UsageError(f"strategy {SOURCE}: {self._runner.spec.name} can't verify trees; use {needs}")
+            raise UsageError(f"strategy {SOURCE}: {runner.spec.name} can't verify trees; use {needs}")
         if branching and (shape != "tree" or rule not in _SHAPES):
             raise UsageError(
                 f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"
             )
-        parts = (self._runner, self._followers, SOURCE)
+        parts = (runner, self._followers, SOURCE)
         if rule not in _SHAPES:
             self._writer: Writer = BestChains(*parts, min_p) if self._one_chain else BestTrees(*parts, width, min_p)
         elif self._one_chain:
@@ -74,19 +75,7 @@ class DraftModel:
             self._writer = DrawnTrees(*parts, _sprout(rule, shape, width, _counts(branching)), min_p)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        room = self._runner.spec.max_context
-        limits = [min(budget, room - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0]
-        followers = self._followers.catch_up(
-            [views[place] for place in wanted],
-            [limits[place] for place in wanted],
-            *([] if self._one_chain else [TREE_PENDING]),
-        )
-        jobs = {
-            place: Job(views[place], follower, limits[place])
-            for place, follower in zip(wanted, followers, strict=True)
-            if follower is not None
-        }
+        jobs = self._followers.jobs(views, budgets, *([] if self._one_chain else [TREE_PENDING]))
         drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
         return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
 
@@ -95,19 +84,6 @@ class DraftModel:
 
     def release(self, sequence: int) -> None:
         self._followers.release(sequence)
-
-
-def _open(resources: Resources, model: str) -> Runner:
-    name = model or resources.default_draft
-    if not name:
-        raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
-    runner = resources.open_runner(name)
-    if runner.spec.vocab_size != resources.vocab_size:
-        raise UsageError(
-            f"strategy {SOURCE}: {name} has a vocabulary of {runner.spec.vocab_size} tokens and the target one of "
-            f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
-        )
-    return runner
 
 
 def _shape(rule: str, shape: str) -> str:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.drafters.draft_models.followers import Followers
-from parlay.drafters.draft_models.writing import Job
+from parlay.drafters.draft_models.followers import Followers, Job
 from parlay.sampling import noise
 from parlay.sampling.laws import law, pick
 from parlay.sampling.noise import Purpose

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.draft_models.drawn_chains import draw_token, drawable, stream
-from parlay.drafters.draft_models.followers import Followers
-from parlay.drafters.draft_models.writing import Job
+from parlay.drafters.draft_models.followers import Followers, Job
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Law, Runner, Tree, View
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from parlay.drafters.history import History
 from parlay.types import OutOfRoom, Runner, Segment, Tree, View
@@ -26,6 +27,15 @@ class Follower:
         return Segment(self.name, self.pending, tree, len(self.pending) + len(tree) - rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One sequence to draft for, its follower in the draft runner caught up, and the most nodes there may be."""
+
+    view: View
+    follower: Follower
+    budget: int
+
+
 class Followers:
     """The sequences of one drafter in a runner that it may share with others."""
 
@@ -33,19 +43,23 @@ class Followers:
         self._runner = runner
         self._followers: dict[int, Follower] = {}  # by the target's sequence, least recently used first
 
-    def catch_up(self, views: Sequence[View], extra: Sequence[int], pending: int = _CHUNK) -> list[Follower | None]:
-        """One follower per view, room made for ``extra`` more tokens, with at most ``pending`` tokens left to feed.
+    def jobs(self, views: Sequence[View], budgets: Sequence[int], pending: int = _CHUNK) -> dict[int, Job]:
+        """What can be drafted now, by place in ``views``: each follower with at most ``pending`` tokens left to feed.
 
-        None where the runner has no room.
+        Sequences without a budget are left out, and those for which the runner has no room.
         """
-        busy = {view.sequence for view in views}
-        followers: list[Follower | None] = []
-        for view, more in zip(views, extra, strict=True):
-            follower = self._align(view)
-            followers.append(follower if self._reserve(follower, len(view.tokens) + more, busy) else None)
-        while late := [each for each in followers if each is not None and len(each.pending) > pending]:
+        most = self._runner.spec.max_context
+        limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
+        wanted = [place for place, limit in enumerate(limits) if limit > 0]
+        busy = {views[place].sequence for place in wanted}
+        jobs: dict[int, Job] = {}
+        for place in wanted:
+            job = Job(views[place], self._align(views[place]), limits[place])
+            if self._reserve(job.follower, len(job.view.tokens) + job.budget, busy):
+                jobs[place] = job
+        while late := [job.follower for job in jobs.values() if len(job.follower.pending) > pending]:
             self._feed(late)
-        return followers
+        return jobs
 
     def release(self, sequence: int) -> None:
         follower = self._followers.pop(sequence, None)

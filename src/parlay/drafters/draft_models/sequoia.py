@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from parlay import trees
 from parlay.drafters.draft_models.followers import Follower, Followers
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.static_trees import RankRecord, Shape, best_shape
 from parlay.drafters.draft_models.writing import TREE_PENDING
 from parlay.drafters.entries import Resources, UsageError
@@ -32,17 +33,9 @@ class Sequoia:
     def __init__(
         self, resources: Resources, *, model: str = "", width: int = 5, levels: int = 8, level_cost: float = 0.1
     ) -> None:
-        name = model or resources.default_draft
-        if not name:
-            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
-        self._runner = resources.open_runner(name)
-        spec = self._runner.spec
-        if spec.vocab_size != resources.vocab_size:
-            raise UsageError(
-                f"strategy {SOURCE}: {name} has a vocabulary of {spec.vocab_size} tokens and the target one of "
-                f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
-            )
-        if spec.tree != "tree":
+        name = draft_name(SOURCE, resources, model)
+        self._runner = open_draft(SOURCE, resources, name)
+        if self._runner.spec.tree != "tree":
             raise UsageError(f"strategy {SOURCE}: {name} can't verify trees; choose another draft model")
         self._width = width
         self._level_cost = level_cost
@@ -53,17 +46,8 @@ class Sequoia:
         self._plantings: dict[int, _Planting] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        most = self._runner.spec.max_context
-        limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0]
-        followers = self._followers.catch_up(
-            [views[place] for place in wanted], [limits[place] for place in wanted], TREE_PENDING
-        )
-        plantings = {
-            place: _Planting(views[place], follower, self._shape(limits[place]))
-            for place, follower in zip(wanted, followers, strict=True)
-            if follower is not None
-        }
+        jobs = self._followers.jobs(views, budgets, TREE_PENDING)
+        plantings = {place: _Planting(job.view, job.follower, self._shape(job.budget)) for place, job in jobs.items()}
         self._grow(list(plantings.values()))
         self._plantings.update({planting.view.sequence: planting for planting in plantings.values()})
         return [plantings[place].draft() if place in plantings else NO_DRAFT for place in range(len(views))]

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from parlay.drafters.draft_models.followers import Follower
-from parlay.types import Draft, View
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One sequence to draft for, its follower in the draft runner caught up, and the most nodes there may be."""
-
-    view: View
-    follower: Follower
-    budget: int
+from parlay.drafters.draft_models.followers import Job
+from parlay.types import Draft
 
 
 class Writer(Protocol):

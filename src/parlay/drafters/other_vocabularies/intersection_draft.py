@@ -9,6 +9,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
+from parlay.drafters.draft_models.opening import draft_name
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
 from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, intersection, open_tokenizers
@@ -32,9 +33,7 @@ class IntersectionDraft:
     needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, *, model: str = "", min_p: float = 0.1) -> None:
-        name = model or resources.default_draft
-        if not name:
-            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+        name = draft_name(SOURCE, resources, model)
         runner = resources.open_runner(name)
         tokenizers = open_tokenizers(resources, SOURCE, name)
         self._codecs = codecs(*tokenizers)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.draft_models.opening import draft_name
+from parlay.drafters.entries import Resources
 from parlay.drafters.other_vocabularies.vocabularies import (
     INCOMPLETE,
     Retold,
@@ -36,9 +37,7 @@ class UniversalDraft:
     needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, *, model: str = "", window: int = 10, min_p: float = 0.1) -> None:
-        name = model or resources.default_draft
-        if not name:
-            raise UsageError(f"strategy {SOURCE}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+        name = draft_name(SOURCE, resources, model)
         self._target, self._drafter = codecs(*open_tokenizers(resources, SOURCE, name))
         runner = resources.open_runner(name)
         self._vocab_size = resources.vocab_size

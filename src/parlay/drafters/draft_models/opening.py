@@ -1,0 +1,25 @@
+"""The draft model that a strategy names, or else the one that goes with the target."""
+
+from __future__ import annotations
+
+from parlay.drafters.entries import Resources, UsageError
+from parlay.types import Runner
+
+
+def draft_name(source: str, resources: Resources, model: str) -> str:
+    """``model``, or the target's own draft model. UsageError where strategy ``source`` has neither."""
+    name = model or resources.default_draft
+    if not name:
+        raise UsageError(f"strategy {source}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+    return name
+
+
+def open_draft(source: str, resources: Resources, name: str) -> Runner:
+    """Its runner. UsageError if its vocabulary is not as large as the target's."""
+    runner = resources.open_runner(name)
+    if runner.spec.vocab_size != resources.vocab_size:
+        raise UsageError(
+            f"strategy {source}: {name} has a vocabulary of {runner.spec.vocab_size} tokens and the target one of "
+            f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
+        )
+    return runner
