@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, CompileConfig, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
+from transformers import PreTrainedModel
 
 from benchmarks.figures.systems import Stopwatch, System, Timed
+from parlay.bench import transformers_generate
+from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, load
 
-if TYPE_CHECKING:  # `benchmarks.peers` runs this in an environment without Parlay
+if TYPE_CHECKING:  # `benchmarks.peers` runs this in an environment without Parlay's dependencies
     from benchmarks.figures.prompts import Prompt
 
 Attention = Literal["sdpa", "eager"]
 Cache = Literal["dynamic", "static"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_num_tokens": 10}
-"""Its own prompt lookup, at the setting that its documentation shows."""
 ATTENTIONS: tuple[Attention, ...] = ("sdpa", "eager")
 CACHES: tuple[Cache, ...] = ("dynamic", "static")
 
@@ -48,19 +46,6 @@ def default_combination(directory: Path) -> Combination:
     model = load(directory)
     dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
     return Combination(dtype, model.config._attn_implementation, "dynamic")
-
-
-def load(directory: Path, **options: Any) -> PreTrainedModel:
-    """The checkpoint, ready for inference."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, **options)
-    return model.eval()
-
-
-def compiled(longest: int) -> dict[str, Any]:
-    """Options of `generate` for a static cache of so many tokens, and a decoding forward compiled for it."""
-    config = CompileConfig()
-    config._compile_all_devices = True  # `generate` compiles on GPUs alone unless told
-    return {"cache_implementation": "static", "max_cache_len": longest, "compile_config": config}
 
 
 class Field:
@@ -107,30 +92,6 @@ class Field:
 
 def generate(model: PreTrainedModel, ids: Sequence[int], most: int, options: dict[str, Any], note: str = "") -> Timed:
     """One greedy `generate` under the stopwatch."""
-    ids_NT = torch.tensor([ids])
-    streamer = WatchStreamer()
-    model.generate(
-        input_ids=ids_NT,
-        attention_mask=torch.ones_like(ids_NT),
-        do_sample=False,
-        max_new_tokens=most,
-        streamer=streamer,
-        **options,
-    )
-    return streamer.watch.read(note=note, steps=streamer.watch.emissions)
-
-
-class WatchStreamer(BaseStreamer):  # type: ignore[misc]
-    """Hands a stopwatch what `generate` emits; the prompt, which comes first, is left out."""
-
-    def __init__(self) -> None:
-        self.watch = Stopwatch()
-        self._prompt_seen = False
-
-    def put(self, value: Tensor) -> None:
-        if self._prompt_seen:
-            self.watch.emit(value.flatten().tolist())
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        """The stopwatch needs no end."""
+    watch = Stopwatch()
+    transformers_generate.generate(model, ids, most, options, watch.emit)
+    return watch.read(note=note, steps=watch.emissions)

@@ -69,6 +69,7 @@ PEERS = (
         engine="transformers",
         runner="transformers_generate",
         modes=("plain", "plain-compiled", "prompt-lookup", "assisted"),
+        environment={"PYTHONPATH": "src"},  # what `parlay bench` measures it with; needs nothing else of Parlay
     ),
     VLLM,
     Peer(

@@ -1,6 +1,7 @@
 """Parlay beside other engines: processes fail alone, rounds are fair, rows and page say what happened."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ from parlay.bench.records import Results, Row, read
 
 TASK = Task(model="m", draft="d", threads=1, longest=100, cache="")
 TEXT = tuple(range(100, 140))
+WATCHED = "parlay.bench.transformers_generate"
 
 
 # ------------------------------------------------------------------------------------------------------- processes
@@ -82,15 +84,18 @@ def test_a_program_that_is_no_runner_fails_with_its_own_words(tmp_path: Path) ->
         worker.decode("plain", (1,), 2)
 
 
-def test_runners_need_nothing_of_parlay() -> None:
-    """They run in environments where it is not installed."""
+def test_runners_need_nothing_of_parlay_but_how_generate_is_watched() -> None:
+    """They run in environments where it is not installed; that module imports nothing of ours, and is on their path."""
     code = (
         "import sys, benchmarks.peers.protocol; sys.exit(any(name.split('.')[0] == 'parlay' for name in sys.modules))"
     )
     subprocess.run((sys.executable, "-c", code), cwd=ROOT, check=True)
     for peer in PEERS:
         source = (ROOT / (peer.module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
-        assert "parlay" not in source.replace("Parlay", ""), peer.engine
+        assert "parlay" not in source.replace("Parlay", "").replace(WATCHED, ""), peer.engine
+        assert (WATCHED in source) == (peer.environment.get("PYTHONPATH") == "src"), peer.engine
+    watched = (ROOT / "src" / (WATCHED.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(from|import) (parlay|\.)", watched, re.MULTILINE)
 
 
 # ---------------------------------------------------------------------------------------------------- environments

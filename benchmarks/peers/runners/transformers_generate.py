@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from benchmarks.figures import theirs
 from benchmarks.figures.systems import Timed
 from benchmarks.peers.protocol import Decode, Task, serve
+from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, load
 
 COMPILED = "plain-compiled"
 """Eager attention: the fastest combination of `benchmarks.figures` once it is compiled."""
@@ -38,9 +39,9 @@ class TransformersRunner:
             case "plain":
                 return {}
             case "plain-compiled":
-                return theirs.compiled(self._task.longest)
+                return compiled(self._task.longest)
             case "prompt-lookup":
-                return theirs.PROMPT_LOOKUP
+                return PROMPT_LOOKUP
             case "assisted":
                 return {"assistant_model": self._model(self._task.draft, "sdpa")}
         raise ValueError(f"no mode {mode}")
@@ -49,7 +50,7 @@ class TransformersRunner:
         """A model that ends no text by itself, so that all answers have the length asked for."""
         key = (directory, attention)
         if key not in self._models:
-            model = theirs.load(Path(directory), dtype=theirs.DTYPES["bf16"], attn_implementation=attention)
+            model = load(Path(directory), dtype=theirs.DTYPES["bf16"], attn_implementation=attention)
             model.generation_config.eos_token_id = None
             self._models[key] = model
         return self._models[key]

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, CompileConfig, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
+from transformers import PreTrainedModel
 
+from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, generate, load
 from parlay.bench.wave import UNMETERED, Answer, Ask, Gauges, Ids, Stopwatch, Wave
 from parlay.energy import Meter
 from parlay.types import Exactness, Metrics, ParlayError
@@ -19,7 +17,6 @@ NAME = "transformers"
 COMPILED, LOOKUP = f"{NAME} compiled", f"{NAME} prompt lookup"
 MODES = (NAME, COMPILED, LOOKUP)
 """As rows name them: as it comes; static cache and compiled decoding; prompt lookup as its documentation sets it."""
-_LOOKUP_TOKENS = 10
 _REQUEST = "one"
 
 
@@ -54,15 +51,13 @@ class Transformers:
 
     def _options(self, strategy: str, ask: Ask) -> dict[str, Any]:
         if strategy == LOOKUP:
-            return {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
+            return PROMPT_LOOKUP
         if strategy != COMPILED:
             return {}
         longest = 256
         while longest < len(ask.ids) + ask.most:
             longest *= 2
-        config = CompileConfig()
-        config._compile_all_devices = True  # `generate` compiles on GPUs alone unless told
-        options = {"cache_implementation": "static", "max_cache_len": longest, "compile_config": config}
+        options = compiled(longest)
         if longest not in self._compiled_for:  # compiling is no part of decoding
             self._compiled_for.add(longest)
             self._generate(ask.ids, 4, options, Stopwatch())
@@ -70,40 +65,16 @@ class Transformers:
 
     def _generate(self, ids: Ids, most: int, options: dict[str, Any], watch: Stopwatch) -> list[int]:
         """One greedy `generate`."""
-        ids_NT = torch.tensor([ids], device=self._device)
-        streamer = _Streamer(watch)
-        self._loaded().generate(
-            input_ids=ids_NT,
-            attention_mask=torch.ones_like(ids_NT),
-            do_sample=False,
-            max_new_tokens=most,
-            streamer=streamer,
-            **options,
-        )
-        return streamer.tokens
+        written: list[int] = []
+
+        def emit(tokens: list[int]) -> None:
+            watch.emit(_REQUEST, len(tokens))
+            written.extend(tokens)
+
+        generate(self._loaded(), ids, most, options, emit)
+        return written
 
     def _loaded(self) -> PreTrainedModel:
         if self._model is None:
-            model = AutoModelForCausalLM.from_pretrained(
-                self._folder, local_files_only=True, use_safetensors=True, dtype=self._dtype
-            )
-            self._model = model.to(self._device).eval()
+            self._model = load(self._folder, dtype=self._dtype).to(self._device)
         return self._model
-
-
-class _Streamer(BaseStreamer):  # type: ignore[misc]
-    """Tells a stopwatch what `generate` emits; the prompt, which comes first, is left out."""
-
-    def __init__(self, watch: Stopwatch) -> None:
-        self.tokens: list[int] = []
-        self._watch = watch
-        self._prompt_seen = False
-
-    def put(self, value: Tensor) -> None:
-        if self._prompt_seen:
-            self.tokens += value.flatten().tolist()
-            self._watch.emit(_REQUEST, value.numel())
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        """The stopwatch needs no end."""
