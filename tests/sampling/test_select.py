@@ -46,7 +46,8 @@ def test_rows_may_lie_scattered_in_memory() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 9000])
-def test_argmax_shows_nan(size: int) -> None:
-    rows_RV = torch.zeros(3, size)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+def test_argmax_shows_nan(size: int, dtype: torch.dtype) -> None:
+    rows_RV = torch.zeros(3, size, dtype=dtype)
     rows_RV[1, size - 1] = torch.nan
     assert select.argmax(rows_RV)[0].isnan().tolist() == [False, True, False]

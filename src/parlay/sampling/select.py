@@ -1,7 +1,7 @@
 """Picking a few entries out of a vocabulary-sized row without sorting it.
 
-Rows are cut into blocks and the maximum of each block is taken first, which is the one fast reduction everywhere; what
-follows looks only at blocks that matter. Ties always go to the lowest index. Only `argmax` takes NaN.
+To find several, a row is cut into blocks and the maximum of each is taken first, which is the one fast reduction
+everywhere; what follows looks only at blocks that matter. Ties always go to the lowest index. Only `argmax` takes NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 
 _BLOCK = 128
 _SMALL = 1 << 13  # up to here a plain pass over all values is as fast
+_NUMPY = (torch.float16, torch.float32, torch.float64)  # NumPy has no bfloat16
 
 
 def block_maxima(values_RV: Tensor) -> Tensor:
@@ -26,17 +27,11 @@ def block_maxima(values_RV: Tensor) -> Tensor:
 
 def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value of each row and its first index, ``[R]`` each. A row that holds a NaN answers NaN."""
-    if values_RV.is_cpu and values_RV.dtype == torch.float32:  # NumPy's takes a third of the time of what follows
+    if values_RV.is_cpu and values_RV.dtype in _NUMPY:  # takes a fraction of the time that torch does
         places_R = torch.from_numpy(values_RV.numpy().argmax(-1))
         return values_RV.gather(-1, places_R[:, None])[:, 0], places_R
-    if values_RV.numel() <= _SMALL:
-        top = values_RV.max(-1)
-        return top.values, top.indices
-    blocks = block_maxima(values_RV).max(-1).indices
-    columns = torch.arange(_BLOCK, device=values_RV.device)
-    ids = (blocks[:, None] * _BLOCK + columns).clamp_(max=values_RV.shape[-1] - 1)
-    values, places = values_RV.gather(-1, ids).max(-1)
-    return values, ids.gather(-1, places[:, None])[:, 0]
+    top = values_RV.max(-1)
+    return top.values, top.indices
 
 
 def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -> Tensor:
