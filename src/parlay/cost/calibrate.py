@@ -40,7 +40,7 @@ SHAPES = (
         tie_embeddings=True,
     ),
 )
-"""Of 4 and 56 million parameters: one that starting operators decides, one that memory and arithmetic do."""
+"""Of 4 and 53 million parameters: one that starting operators decides, one that memory and arithmetic do."""
 
 WORKS = (
     *(
