@@ -22,6 +22,8 @@ MISTAKES = {
     "no number": (["--concurrency", "1,many"], "'many'"),
     "temperature below 0": (["--temperature", "-1"], "at least 0"),
     "context below 0": (["--context", "-5"], "at least 0"),
+    "several at once": (["--against", "transformers", "--concurrency", "2"], "let --concurrency hold 1"),
+    "sampled": (["--preset", "readme", "--temperature", "1"], "--temperature 0"),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 

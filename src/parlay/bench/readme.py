@@ -15,17 +15,21 @@ HEAD = ("workload", "strategy", "against plain", "against `transformers` at its 
 
 
 def readme_table(summaries: Sequence[Summary]) -> str:
-    """Markdown, a line for each strategy and workload. Of `transformers` the fastest mode that was measured counts."""
+    """Markdown, a line for each strategy and workload. Of `transformers` the fastest mode that was measured counts.
+
+    Cells in which it can't be measured are left out: it decodes greedily, one request at a time.
+    """
     others = [each for each in summaries if each.cell.strategy in MODES]
     own = [each for each in summaries if each.cell.strategy not in (*MODES, PLAIN) and each.rows]
-    return markdown(Table(HEAD, tuple(_line(each, others) for each in own)))
+    alike = [each for each in own if each.cell.concurrency == 1 and not each.cell.temperature]
+    return markdown(Table(HEAD, tuple(_line(each, others) for each in alike)))
 
 
 def _line(each: Summary, others: Iterable[Summary]) -> tuple[str, ...]:
     beside = [other for other in others if _setting(other.cell) == _setting(each.cell)]
     best = _against_best(each, beside)
     return (
-        each.cell.workload,
+        each.cell.workload + (f" behind {each.cell.context:,} tokens" if each.cell.context else ""),
         f"`{each.cell.strategy}`",
         "-" if each.ratio is None else f"{each.ratio.median:.2f}",
         "-" if best is None else f"{best:.1f}",

@@ -120,6 +120,7 @@ def _measure(options: argparse.Namespace) -> int:
     from parlay.bench.presets import strategies
 
     preset = _preset(options.preset)
+    _check_against(options, preset)
     chosen = strategies(options.strategies or ",".join(preset.strategies))
     names = options.workloads.split(",") if options.workloads else preset.workloads
     found = workloads.load(names, options.prompts or preset.prompts)
@@ -134,6 +135,15 @@ def _preset(name: str | None) -> Preset:
     if name is not None and name not in PRESETS:
         raise ValueError(f"no preset {name!r}: choose one of {', '.join(PRESETS)}")
     return PRESETS[name or "standard"]
+
+
+def _check_against(options: argparse.Namespace, preset: Preset) -> None:
+    """ValueError where no cell is left in which `transformers` can be measured."""
+    if (options.against or preset.against) and not (1 in options.concurrency and 0 in options.temperature):
+        raise ValueError(
+            "transformers is measured greedily, with one request at a time: "
+            "let --concurrency hold 1 and --temperature 0, or leave it out"
+        )
 
 
 def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ...], workloads: list[Workload]) -> Plan:
