@@ -117,10 +117,14 @@ def test_eight_bits_hold_a_weight_to_half_a_step() -> None:
 
 
 def test_without_the_library_torch_runs_the_same_model(
-    checkpoint: tuple[DecoderConfig, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """And a warning says so, since an installation with a compiler mends it."""
     monkeypatch.setattr(library, "LIBRARY", Path("nowhere.so"))
     runner = make(checkpoint)
+    assert [record.levelname for record in caplog.records if "no compiled decoder" in record.message] == ["WARNING"]
     assert runner.spec.kernels.endswith("no compiled decoder: it was not built: install with a C compiler at hand")
     assert logits(runner).isfinite().all()
 
@@ -133,9 +137,12 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
     library._load.cache_clear()
 
 
-def test_a_model_that_it_can_not_run_is_named(checkpoint: tuple[DecoderConfig, dict[str, Tensor]]) -> None:
+def test_a_model_that_it_can_not_run_is_named(
+    checkpoint: tuple[DecoderConfig, dict[str, Tensor]], caplog: pytest.LogCaptureFixture
+) -> None:
     config, weights = checkpoint
     runner = NativeRunner(config, weights, dtype=torch.float64, device=CPU, max_tokens_cached=512)
+    assert not caplog.records  # nobody did anything wrong
     assert runner.spec.kernels.endswith("it computes in float32 and bfloat16, not float64")
 
 

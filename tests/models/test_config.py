@@ -139,3 +139,25 @@ def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:
     incomplete = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
     with pytest.raises(UnsupportedModel, match="no hidden_size"):
         read_config(written(tmp_path, incomplete))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "many"},
+        {"hidden_size": None},
+        {"num_attention_heads": "x"},
+        {"num_attention_heads": 0},
+        {"num_hidden_layers": 0},
+        {"vocab_size": -5},
+        {"rope_scaling": "yarn"},
+        {"rms_norm_eps": []},
+        {"eos_token_id": [1, "a"]},
+    ],
+)
+def test_values_that_make_no_sense_are_one_clear_line(changes: dict[str, Any], tmp_path: Path) -> None:
+    """And no model for transformers either: the file is broken, whoever reads it."""
+    with pytest.raises(ParlayError, match=r"config\.json (is no description of a|says)") as caught:
+        read_config(written(tmp_path, LLAMA, **changes))
+    assert not isinstance(caught.value, UnsupportedModel)
+    assert "\n" not in str(caught.value)

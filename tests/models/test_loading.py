@@ -95,6 +95,15 @@ def test_names_resolve_to_folders_or_to_one_clear_line(llama: Path, tmp_path_fac
         resolve(str(llama / "config.json"))
 
 
+def test_an_adapter_is_no_model(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "adapter_model.safetensors")
+    with pytest.raises(ParlayError, match="adapter alone: merge it into its base model"):
+        resolve(str(llama))
+    (llama / "config.json").rename(llama / "adapter_config.json")
+    with pytest.raises(ParlayError, match="an adapter and no model: merge it into its base model"):
+        resolve(str(llama))
+
+
 def test_pickled_weights_are_refused(llama: Path) -> None:
     (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
     with pytest.raises(ParlayError, match=r"pickled weights only.*safetensors"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,13 @@ def test_arguments_that_cannot_be_honoured_are_errors_that_name_them(tmp_path: P
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ParlayError, match="transformers can't load"):
         models.load(str(tmp_path))
+
+
+def test_a_config_that_transformers_stumbles_over_is_one_line(tmp_path: Path) -> None:
+    save_random("llama", tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    said["rope_parameters"] = {"rope_type": "never-heard-of", "rope_theta": 10_000.0}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(ParlayError, match=r"transformers can't load .*never-heard-of") as caught:
+        models.load(str(tmp_path), device="cpu")
+    assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,12 +87,24 @@ _FAMILIES = {
 
 Json = Mapping[str, Any]
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_context",
+)
+"""Fields of `DecoderConfig` that count something."""
+
 
 def read_config(directory: Path) -> DecoderConfig:
     """The decoder that ``directory/config.json`` describes.
 
     Raises UnsupportedModel, naming architecture and reason, for what the native decoder can't run, and ParlayError
-    for a folder without a readable config.json.
+    for a folder without a config.json that makes sense.
     """
     raw = read_json(directory / "config.json")
     architecture = architecture_of(raw)
@@ -100,9 +112,16 @@ def read_config(directory: Path) -> DecoderConfig:
     if family is None:
         raise UnsupportedModel(f"{architecture}: the native decoder runs {', '.join(_FAMILIES)}")
     try:
-        return _decoder(raw, architecture, family, _eos_ids(directory, raw))
+        config = _decoder(raw, architecture, family, _eos_ids(directory, raw))
     except KeyError as missing:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise ParlayError(f"{directory}: config.json is no description of a {architecture}: {error}") from None
+    said = asdict(config)
+    for name in _SIZES:
+        if said[name] < 1:
+            raise ParlayError(f"{directory}: config.json says {name} {said[name]}: expected at least 1")
+    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -119,8 +138,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def architecture_of(raw: Json) -> str:
-    names = raw.get("architectures") or [raw.get("model_type") or "unknown architecture"]
-    return str(names[0])
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else raw.get("model_type")
+    return str(name or "unknown architecture")
 
 
 def _decoder(raw: Json, architecture: str, family: _Family, eos_ids: tuple[int, ...]) -> DecoderConfig:
@@ -240,4 +260,4 @@ def _eos_ids(directory: Path, raw: Json) -> tuple[int, ...]:
         said = raw.get("eos_token_id")
     if said is None:
         return ()
-    return tuple(said) if isinstance(said, list) else (int(said),)
+    return tuple(map(int, said)) if isinstance(said, list) else (int(said),)

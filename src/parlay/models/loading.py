@@ -19,6 +19,7 @@ BUILT_IN = ("parlay-mini", "parlay-mini-draft")
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 _CONFIG_FILES = ("config.json", "generation_config.json")
+_MERGE = "merge it into its base model (peft: merge_and_unload, then save_pretrained), and name that folder"
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old exporters stored and that are recomputed from the config anyway."""
 
@@ -68,14 +69,19 @@ def _download(model: str, wanted: tuple[str, ...]) -> Path:
 
 def _check_config(directory: Path) -> Path:
     """Refuses a folder that holds no model."""
-    if not (directory / "config.json").is_file():
-        raise ParlayError(f"no config.json in {directory}: is this a model's folder?")
-    return directory
+    if (directory / "config.json").is_file():
+        return directory
+    if (directory / "adapter_config.json").is_file():
+        raise ParlayError(f"{directory} holds an adapter and no model: {_MERGE}")
+    raise ParlayError(f"no config.json in {directory}: is this a model's folder?")
 
 
 def _check_weights(directory: Path) -> Path:
     """Refuses a folder without weights, or whose weights are pickles, which may run code when they load."""
-    if any(directory.glob("*.safetensors")):
+    names = {path.name for path in directory.glob("*.safetensors")}
+    if names == {"adapter_model.safetensors"}:
+        raise ParlayError(f"{directory} holds the weights of an adapter alone: {_MERGE}")
+    if names:
         return directory
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
         raise ParlayError(f"{directory} holds pickled weights only, which are never loaded: save them as *.safetensors")

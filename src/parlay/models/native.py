@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay.cache import Budget, Rows, Shape, Store
 from parlay.models.compiled.forward import CompiledForward
-from parlay.models.compiled.library import NotLoaded
+from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Work
@@ -178,6 +178,8 @@ def _choose(
             compiled = CompiledForward(config, weights, dtype, int8=int8)
         except NotLoaded as reason:
             why = f"; no compiled decoder: {reason}"
+            if isinstance(reason, NotBuilt):
+                _log.warning("torch's operators run, which take longer: no compiled decoder: %s", reason)
         else:
             return compiled, compiled.kernels.reason
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,6 +27,10 @@ class NotLoaded(Exception):
     """Why torch runs the decoder instead, in one line."""
 
 
+class NotBuilt(NotLoaded):
+    """It could run here, if it was there: another installation mends that."""
+
+
 def load() -> structs.Core:
     """What the compiled decoder offers on this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
     wanted = os.environ.get(SWITCH) or _WIDEST.get(torch.backends.cpu.get_cpu_capability(), "plain")
@@ -37,7 +42,9 @@ def load() -> structs.Core:
 @lru_cache
 def _load(path: Path, widest: str) -> structs.Core:
     if not path.exists():
-        raise NotLoaded("it was not built: install with a C compiler at hand")
+        if sys.platform != "linux":
+            raise NotLoaded(f"it is for Linux, not {sys.platform}")
+        raise NotBuilt("it was not built: install with a C compiler at hand")
     for openmp in _loaded_openmp():
         ctypes.CDLL(openmp, mode=ctypes.RTLD_GLOBAL)  # so that the library finds torch's threads
     try:
@@ -45,9 +52,9 @@ def _load(path: Path, widest: str) -> structs.Core:
         library.parlay_sources.restype = ctypes.c_char_p
         library.parlay_core.restype = ctypes.POINTER(structs.Core)
     except (OSError, AttributeError) as error:
-        raise NotLoaded(f"it can't be loaded: {error}") from None
+        raise NotBuilt(f"it can't be loaded: {error}") from None
     if library.parlay_sources() != digest().encode():
-        raise NotLoaded("it was built of other sources: install again")
+        raise NotBuilt("it was built of other sources: install again")
     core = library.parlay_core(widest.encode())
     if not core:
         raise ValueError(f"{SWITCH}={widest} is neither 0 nor one of {', '.join(NAMES)} that this library has")
