@@ -150,6 +150,7 @@ def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:
         {"num_attention_heads": 0},
         {"num_hidden_layers": 0},
         {"vocab_size": -5},
+        {"head_dim": 7},
         {"rope_scaling": "yarn"},
         {"rms_norm_eps": []},
         {"eos_token_id": [1, "a"]},

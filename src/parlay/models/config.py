@@ -121,6 +121,8 @@ def read_config(directory: Path) -> DecoderConfig:
     for name in _SIZES:
         if said[name] < 1:
             raise ParlayError(f"{directory}: config.json says {name} {said[name]}: expected at least 1")
+    if config.head_dim % 2:
+        raise ParlayError(f"{directory}: config.json says head_dim {config.head_dim}: positions turn pairs of numbers")
     return config
 
 
