@@ -24,6 +24,7 @@ MISTAKES = {
     "context below 0": (["--context", "-5"], "at least 0"),
     "several at once": (["--against", "transformers", "--concurrency", "2"], "let --concurrency hold 1"),
     "sampled": (["--preset", "readme", "--temperature", "1"], "--temperature 0"),
+    "other weights": (["--against", "transformers", "--quantize", "int8"], "leave it out, or --quantize int8"),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 

@@ -138,8 +138,12 @@ def _preset(name: str | None) -> Preset:
 
 
 def _check_against(options: argparse.Namespace, preset: Preset) -> None:
-    """ValueError where no cell is left in which `transformers` can be measured."""
-    if (options.against or preset.against) and not (1 in options.concurrency and 0 in options.temperature):
+    """ValueError where no cell is left in which `transformers` can be measured, or not with the same weights."""
+    if not (options.against or preset.against):
+        return
+    if options.quantize:
+        raise ValueError(f"transformers runs weights as stored: leave it out, or --quantize {options.quantize}")
+    if not (1 in options.concurrency and 0 in options.temperature):
         raise ValueError(
             "transformers is measured greedily, with one request at a time: "
             "let --concurrency hold 1 and --temperature 0, or leave it out"
