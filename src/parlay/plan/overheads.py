@@ -40,7 +40,7 @@ _PROMPT = 3
 class _Wrong:
     """Drafts the first tokens of the vocabulary, which costs nothing and is next to never right."""
 
-    needs = Needs()
+    needs = Needs(outcomes=False)  # as those have that copy
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         return [trees.chain(range(budget), "wrong") for budget in budgets]
