@@ -52,7 +52,7 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """A class attribute will do."""
+        """They never change: a class attribute will do."""
         ...
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

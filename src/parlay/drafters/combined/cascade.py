@@ -9,7 +9,7 @@ from parlay.drafters.combined import members
 from parlay.drafters.combined.model_level import Manner, ModelLevel
 from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.entries import Resources, StrategySpec, UsageError
-from parlay.types import Draft, Needs, Observation, Runner, View
+from parlay.types import Draft, Observation, Runner, View
 
 NAME = "cascade"
 _SETTINGS = ("k", "model", "min_p", "shape", "width")
@@ -41,10 +41,7 @@ class Cascade:
             last = number == len(specs) - 1
             manner, runner = _manner(spec, source, enough if last else 0), _runner(spec, resources)
             self._top = members.Member(ModelLevel(runner, self._top, manner), members.most_nodes(spec))
-
-    @property
-    def needs(self) -> Needs:
-        return self._top.needs
+        self.needs = self._top.needs
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         return self._top.propose(views, budgets)

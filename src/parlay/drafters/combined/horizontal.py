@@ -9,7 +9,7 @@ from parlay.drafters import catalogue
 from parlay.drafters.combined import members
 from parlay.drafters.combined.extended_view import ExtendedViews
 from parlay.drafters.entries import Resources, UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Observation, Tree, View
 
 NAME = "horizontal"
 
@@ -26,11 +26,8 @@ class Horizontal:
         if len(levels) < 2:
             raise UsageError(f"strategy {NAME}: levels={'+'.join(levels)} must name two or more drafters")
         self._members = [members.build(NAME, catalogue.parse(text), resources) for text in levels]
+        self.needs = members.needs_of(self._members)
         self._views = ExtendedViews()
-
-    @property
-    def needs(self) -> Needs:
-        return members.needs_of(self._members)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """Level by level, each for all sequences at once."""

@@ -16,11 +16,8 @@ class Member:
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter = drafter
+        self.needs = drafter.needs
         self._most = most
-
-    @property
-    def needs(self) -> Needs:
-        return self._drafter.needs
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """Asks for those sequences only that have a budget."""

@@ -13,7 +13,7 @@ from parlay.drafters.draft_models.followers import Follower, Followers
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.sampler import ranked, rows
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Runner, Tree, Verdict, View
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, Tree, Verdict, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,11 @@ class ModelLevel:
     def __init__(self, runner: Runner, below: Drafter, manner: Manner) -> None:
         self._runner = runner
         self._below = below
+        self.needs = below.needs
         self._manner = manner
         self._rule = SharedNoise()
         self._followers = Followers(runner)
         self._views = ExtendedViews()
-
-    @property
-    def needs(self) -> Needs:
-        return self._below.needs
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         texts = {

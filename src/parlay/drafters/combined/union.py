@@ -9,7 +9,7 @@ from parlay import trees
 from parlay.drafters import catalogue
 from parlay.drafters.combined import members
 from parlay.drafters.entries import Resources, UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Observation, View
 
 NAME = "union"
 _DECAY = 0.9  # of a member's record, per step in which it proposed
@@ -27,11 +27,8 @@ class Union:
         if len(of) < 2 or len(set(of)) < len(of):
             raise UsageError(f"strategy {NAME}: of={'+'.join(of)} must name two or more different drafters")
         self._members = [members.build(NAME, catalogue.parse(text), resources) for text in of]
+        self.needs = members.needs_of(self._members, outcomes=True)
         self._states: dict[int, _State] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return members.needs_of(self._members, outcomes=True)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""

@@ -15,7 +15,7 @@ from parlay.drafters.copying.foretold import Foretold, Spot
 from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Observation, View
 
 SOURCE = "prediction"
 
@@ -39,16 +39,13 @@ class Prediction:
         if len(fallback) > 1:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter, or none")
         self._fallback = [members.build(SOURCE, catalogue.parse(text), resources) for text in fallback]
+        self.needs = members.needs_of(self._fallback)
         self._vocab_size = resources.vocab_size
         self._letters = Letters(resources.tokenizer)
         tokenizer = resources.tokenizer
         self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
         self._foretold: WeakValueDictionary[Ids, Foretold] = WeakValueDictionary()
         self._copies: dict[int, _Copy] = {}
-
-    @property
-    def needs(self) -> Needs:
-        return members.needs_of(self._fallback)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]

@@ -11,7 +11,7 @@ from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, grow
 from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Observation, View
 
 SOURCE = "suffix-automaton"
 
@@ -47,13 +47,10 @@ class SuffixAutomaton:
         if len(fallback) > 1:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter or none")
         self._fallback = [members.build(SOURCE, catalogue.parse(text), resources) for text in fallback]
+        self.needs = members.needs_of(self._fallback, outcomes=True)
         self._texts = LiveTexts(_DEPTH)
         self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
-
-    @property
-    def needs(self) -> Needs:
-        return members.needs_of(self._fallback, outcomes=True)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(views)
