@@ -46,7 +46,7 @@ class Draft:
     probes: int = 0
 
     def __len__(self) -> int:
-        return len(self.tree)
+        return len(self.tree.tokens)
 
 
 NO_DRAFT = Draft()

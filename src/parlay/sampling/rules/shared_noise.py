@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from torch import Tensor
 
+from parlay import trees
 from parlay.sampling.sampler import greedy, is_plain_greedy, rows, sample
-from parlay.types import Draft, Exactness, Fault, Law, Rule, Verdict, View
+from parlay.types import Draft, Exactness, Fault, Law, Rule, Tree, Verdict, View
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,18 @@ def follow(
     views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
     """Plain decoding's tokens for as long as the drafts carry them, by whatever law these were chosen."""
-    walks = [_Walk(view, draft, root) for view, draft, root in zip(views, drafts, roots, strict=True)]
-    plain = [walk for walk in walks if is_plain_greedy(walk.view, ())]
+    greedily = [is_plain_greedy(view, ()) for view in views]
+    if all(greedily):
+        return _greedily(drafts, logits_RV, roots)
+    lockstep = [place for place, plain in enumerate(greedily) if not plain]
+    walks = {place: _Walk(views[place], drafts[place], roots[place]) for place in lockstep}
+    _walk_in_lockstep(list(walks.values()), logits_RV)
+    plain = [place for place in range(len(views)) if place not in walks]
+    verdicts: dict[int, Verdict | Fault] = {place: walk.verdict for place, walk in walks.items()}
     if plain:
-        _walk_greedily(plain, logits_RV)
-    _walk_in_lockstep([walk for walk in walks if walk.open], logits_RV)
-    return [walk.verdict for walk in walks]
+        chosen = _greedily([drafts[place] for place in plain], logits_RV, [roots[place] for place in plain])
+        verdicts.update(zip(plain, chosen, strict=True))
+    return [verdicts[place] for place in range(len(views))]
 
 
 def check_law(rule: Rule, draft: Draft) -> None:
@@ -48,6 +56,42 @@ def check_law(rule: Rule, draft: Draft) -> None:
         )
     if len(draft) and draft.law != "point" and draft.probs is None:
         raise ValueError(f"accept rule {type(rule).__name__} needs the law that each node was drawn from")
+
+
+def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) -> list[Verdict | Fault]:
+    """Where the largest logit decides, one argmax over all rows costs less than one per visited row."""
+    tokens = tuple(greedy(logits_RV))
+    return [
+        _verdict(draft, tokens[root : root + 1 + len(draft) - draft.probes])
+        for draft, root in zip(drafts, roots, strict=True)
+    ]
+
+
+def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
+    """Down the tree by ``tokens``, which were chosen at the root and at each node, probes left out."""
+    if trees.is_chain(draft.tree):
+        taken = [*map(operator.eq, draft.tree.tokens, tokens[:-1]), False].index(False)
+        path, sampled = tuple(range(taken)), tokens[: taken + 1]
+    else:
+        path = _path(draft.tree, tokens)
+        sampled = (tokens[0], *[tokens[node + 1] for node in path])
+    last = sampled[-1]
+    if not isinstance(last, Fault):
+        return Verdict(path, cast("tuple[int, ...]", sampled))
+    # Tokens drawn above stand, as in plain decoding: the last is then the bonus, and the fault the next root's.
+    return Verdict(path[:-1], cast("tuple[int, ...]", sampled[:-1])) if path else last
+
+
+def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
+    """The nodes that carry what was chosen above them, from below the root."""
+    nodes = range(len(tokens) - 1)
+    children: dict[tuple[int, int | Fault], int] = {(tree.parents[node], tree.tokens[node]): node for node in nodes}
+    path: list[int] = []
+    here = -1
+    while (below := children.get((here, tokens[here + 1]))) is not None:
+        path.append(below)
+        here = below
+    return tuple(path)
 
 
 class _Walk:
@@ -93,26 +137,6 @@ class _Walk:
             return
         self._path.append(node)
         self._node = node
-
-    def descend(self, tokens: Sequence[int | Fault]) -> None:
-        """All the way, by the tokens that the rows of logits choose."""
-        first, children, sampled, path, node = self.root + 1, self._children, self.sampled, self._path, self._node
-        while isinstance(token := tokens[first + node], int):
-            sampled.append(token)
-            below = children.get((node, token))
-            if below is None:
-                self.open = False
-                return
-            path.append(below)
-            self._node = node = below
-        self.take(token)
-
-
-def _walk_greedily(walks: Sequence[_Walk], logits_RV: Tensor) -> None:
-    """Where the largest logit decides, one argmax over all rows costs less than one per visited row."""
-    tokens = greedy(logits_RV)
-    for walk in walks:
-        walk.descend(tokens)
 
 
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
