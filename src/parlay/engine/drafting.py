@@ -33,8 +33,8 @@ class Drafting:
         self._layers = layers
         self._max_context = max_context
         self._max_draft_rows = max_draft_rows
-        self._drafts = 1
-        """How many sequences had a draft in the last step."""
+        self._most = max_draft_rows
+        """Nodes of one draft: where as many draft as in the last step, more would be cut again."""
 
     def propose(self, batch: list[Turn]) -> None:
         """Ask each drafter once for all its sequences, then trim to what pays, fits and can be verified."""
@@ -50,15 +50,14 @@ class Drafting:
         for turn in ready:
             self._add_forced(turn)
         drafted = [turn for turn in ready if len(turn.draft)]
-        self._drafts = len(drafted) or 1
+        self._most = min(self._max_draft_rows, max(1, self._max_draft_rows // (len(drafted) or 1)))
         self._fit_rows(drafted)
 
     def _plan(self, strategy: Strategy, turns: list[Turn]) -> list[tuple[Turn, int]]:
         """The turns for which something is to be drafted, and how many nodes at most."""
         try:
             budgets = strategy.policy.plan([turn.sequence for turn in turns])
-            most = self._max_draft_rows // self._drafts  # where as many draft as last time, more would be cut again
-            limits = [min(budget, most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
+            limits = [min(budget, self._most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
         except Exception as error:
             for turn in turns:
                 drop_drafter(turn.sequence, error)
@@ -102,9 +101,11 @@ class Drafting:
 
     def _add_forced(self, turn: Turn) -> None:
         """Tokens that must come next need no drafter and no budget; a strategy that drafts nothing stays plain."""
-        sequence, limit = turn.sequence, min(self._limit(turn), self._max_draft_rows)
-        constraint = sequence.request.constraint
-        if constraint is None or sequence.strategy.drafter is None or limit <= 0:
+        sequence, constraint = turn.sequence, turn.sequence.request.constraint
+        if constraint is None or sequence.strategy.drafter is None:
+            return
+        limit = min(self._limit(turn), self._max_draft_rows)
+        if limit <= 0:
             return
         laws = sequence.strategy.rule.laws
         law = turn.draft.law if len(turn.draft) else "point" if "point" in laws else min(laws)
@@ -166,21 +167,24 @@ class Drafting:
             raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
         if min(tree.tokens) < 0 or max(tree.tokens) >= self._spec.vocab_size:
             raise ValueError(f"drafted token outside the vocabulary of {self._spec.vocab_size}")
-        if any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
+        if not trees.is_chain(tree) and any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
             raise ValueError("drafted node whose parent does not come before it")
         if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
             raise ValueError("drawn draft that does not tell the law each node was drawn from")
         return trees.first(draft, budget)
 
     def _fit_rows(self, turns: list[Turn]) -> None:
-        """One row budget for all: over it, probes go first, then every draft is cut to the same number of nodes."""
+        """One row budget for all: over it, probes go first, then every draft is cut to the same number of nodes.
+
+        Where that would be none, the first in rank keep one each.
+        """
         if sum(len(turn.draft) for turn in turns) <= self._max_draft_rows:
             return
         for turn in turns:
             turn.draft = trees.without_probes(turn.draft)
         share = _even_share([len(turn.draft) for turn in turns], self._max_draft_rows)
-        for turn in turns:
-            turn.draft = trees.first(turn.draft, share)
+        for place, turn in enumerate(turns):
+            turn.draft = trees.first(turn.draft, share or int(place < self._max_draft_rows))
 
 
 def _legal(turn: Turn, draft: Draft) -> Draft:
