@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from parlay import trees
 from parlay.engine.scheduler import Turn
 from parlay.engine.sequence import Sequence
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
@@ -28,16 +29,15 @@ class Commit:
     error: str | None = None
 
 
-def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, root: int, max_context: int) -> Commit:
+def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, max_context: int) -> Commit:
     """Append the verdict's tokens until a stop: the token that completes a stop counts, later ones do not exist."""
     sequence, draft, path = turn.sequence, turn.draft, verdict.path
     room = max(0, min(sequence.remaining, max_context - len(sequence.tokens)))
-    logprobs = _logprobs(sequence, verdict, logits_RV, root)
+    logprobs = _logprobs(sequence, verdict, logits_RV, turn.root)
     end = _read(sequence, verdict.sampled[:room])
     tokens = verdict.sampled[: end.kept]
     sequence.tokens.extend(tokens)
-    sources = [draft.sources[node] for node in path]
-    joined = tuple(map(Committed, tokens, (*sources, TARGET), logprobs))
+    joined = tuple(map(Committed, tokens, (*trees.along(draft.sources, path), TARGET), logprobs))
     accepted = min(end.kept, len(path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
@@ -80,15 +80,15 @@ def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int
     return step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs)
 
 
-def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor) -> None:
-    """Row i of a prefill chunk predicts the token after the chunk's token i."""
+def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor, start: int) -> None:
+    """Row ``start + i``, if the request wants such, predicts the token after token i of a prefill chunk."""
     sequence = turn.sequence
     top = sequence.request.params.prompt_logprobs
     have = len(sequence.prompt_logprobs)
     if top is None or have >= sequence.prompt_length:
         return
     # Rows before `have - 1` were collected before a preemption.
-    first = have - 1 - sequence.cached
+    first = start + have - 1 - sequence.cached
     count = min(sequence.cached + len(turn.pending) + 1, sequence.prompt_length) - have
     tokens = sequence.tokens[have : have + count]
     sequence.prompt_logprobs += prompt_token_logprobs(logits_RV[first : first + count], tokens, top)
