@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,8 +17,7 @@ TARGET = "target"
 """Source of a token that no drafter proposed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What joined one sequence in one step, how much of the verdict's path that was, and whether it ended."""
 
     committed: tuple[Committed, ...] = ()

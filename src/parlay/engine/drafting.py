@@ -91,7 +91,7 @@ class Drafting:
         try:
             drafts = drafter.propose([turn.sequence for turn, _ in wanted], [limit for _, limit in wanted])
             drafts = [self._sound(strategy, draft, limit) for draft, (_, limit) in zip(drafts, wanted, strict=True)]
-            drafts = [_legal(turn, draft) for draft, (turn, _) in zip(drafts, wanted, strict=True)]
+            drafts = _legal(drafts, [turn for turn, _ in wanted])
             drafts = self._trim(strategy, [turn for turn, _ in wanted], drafts)
         except Exception as error:
             self._isolate(strategy, drafter, wanted, error)
@@ -119,15 +119,19 @@ class Drafting:
 
         A drawn draft needs room for its whole budget: its length may hang on what was drawn, its fate must not.
         """
-        room = self._max_context - len(sequence.tokens)
-        for rows in (draft, trees.without_probes(draft)):
-            size = len(rows) if draft.law == "point" else max(len(rows), limit)
-            if 0 < len(rows) <= room and self._scheduler.reserve_draft(sequence, size):
-                return rows
-        return NO_DRAFT
+        if self._fits(sequence, draft, limit):
+            return draft
+        plain = trees.without_probes(draft) if draft.probes else NO_DRAFT
+        return plain if self._fits(sequence, plain, limit) else NO_DRAFT
+
+    def _fits(self, sequence: Sequence, draft: Draft, limit: int) -> bool:
+        rows = len(draft)
+        if not 0 < rows <= self._max_context - len(sequence.tokens):
+            return False
+        return self._scheduler.reserve_draft(sequence, rows if draft.law == "point" else max(rows, limit))
 
     def _trim(self, strategy: Strategy, turns: list[Turn], drafts: list[Draft]) -> list[Draft]:
-        if not any(map(len, drafts)):
+        if not any(draft.tree.tokens for draft in drafts):
             return drafts
         if self._spec.tree == "chain":
             drafts = [trees.best_chain(draft) for draft in drafts]
@@ -157,10 +161,10 @@ class Drafting:
 
     def _sound(self, strategy: Strategy, draft: Draft, budget: int) -> Draft:
         """The draft within its budget. Raises ValueError for one that no forward or no rule could take."""
-        nodes = len(draft)
+        tree = draft.tree
+        nodes = len(tree.tokens)
         if nodes == 0:
             return NO_DRAFT
-        tree = draft.tree
         if draft.law not in strategy.rule.laws:
             raise ValueError(f"accept rule {type(strategy.rule).__name__} can't judge drafts of law {draft.law!r}")
         if len(tree.parents) != nodes or len(draft.sources) != nodes or len(draft.scores) not in (0, nodes):
@@ -171,7 +175,7 @@ class Drafting:
             raise ValueError("drafted node whose parent does not come before it")
         if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
             raise ValueError("drawn draft that does not tell the law each node was drawn from")
-        return trees.first(draft, budget)
+        return draft if nodes <= budget else trees.first(draft, budget)
 
     def _fit_rows(self, turns: list[Turn]) -> None:
         """One row budget for all: over it, probes go first, then every draft is cut to the same number of nodes.
@@ -187,9 +191,10 @@ class Drafting:
             turn.draft = trees.first(turn.draft, share or int(place < self._max_draft_rows))
 
 
-def _legal(turn: Turn, draft: Draft) -> Draft:
-    constraint = turn.sequence.request.constraint
-    return draft if constraint is None else legal(draft, constraint)
+def _legal(drafts: list[Draft], turns: list[Turn]) -> list[Draft]:
+    """Of drafts of constrained texts what their constraints allow."""
+    pairs = [(draft, turn.sequence.request.constraint) for draft, turn in zip(drafts, turns, strict=True)]
+    return [draft if constraint is None else legal(draft, constraint) for draft, constraint in pairs]
 
 
 def drop_drafter(sequence: Sequence, error: Exception) -> None:

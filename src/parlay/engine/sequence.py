@@ -40,13 +40,23 @@ class Tally:
         self.outcomes[proposed, len(path)] += 1
         if proposed:
             self.draft_steps += 1
-            _count(self.drafted_by_source, draft.sources[:proposed])
-            if path:
-                _count(self.accepted_by_source, trees.along(draft.sources, path))
+            self._count_sources(draft, path, proposed)
             if trees.is_chain(draft.tree):
                 self.chains[proposed] += 1
             else:
                 self.branched_by_depth.update(trees.depths(draft.tree)[:proposed])
+
+    def _count_sources(self, draft: Draft, path: tuple[int, ...], proposed: int) -> None:
+        """Mostly one drafter proposed all nodes."""
+        sources = draft.sources
+        first = sources[0]
+        if sources.count(first) == len(sources):
+            self.drafted_by_source[first] += proposed
+            if path:
+                self.accepted_by_source[first] += len(path)
+        else:
+            self.drafted_by_source.update(sources[:proposed])
+            self.accepted_by_source.update(trees.along(sources, path))
 
     @property
     def drafted_by_depth(self) -> tuple[int, ...]:
@@ -138,15 +148,6 @@ class Sequence:
             verify_seconds=tally.verify_seconds,
             overhead_seconds=tally.overhead_seconds,
         )
-
-
-def _count(counts: Counter[str], sources: tuple[str, ...]) -> None:
-    """Add one for each; mostly one drafter proposed them all."""
-    first, size = sources[0], len(sources)
-    if sources.count(first) == size:
-        counts[first] += size
-    else:
-        counts.update(sources)
 
 
 def _reaching(lengths: Counter[int], depth: int) -> int:

@@ -186,15 +186,17 @@ class Adaptive:
             self._draft_seconds.learn(state.proposed, spent.draft_seconds)
         rows = len(draft)
         if rows > draft.probes:
-            self._learn_outcome(state, draft, *walk(draft, accepted, view.tokens))
+            self._learn_outcome(state, draft, rows - draft.probes, *walk(draft, accepted, view.tokens))
         self._learn_worth(state, rows, accepted, spent)
         state.new = False
 
-    def _learn_outcome(self, state: _State, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
-        state.lean.learn(len(path), len(tested), self._calibration.learn(draft, path, tested))
+    def _learn_outcome(
+        self, state: _State, draft: Draft, nodes: int, path: Sequence[int], tested: Sequence[int]
+    ) -> None:
+        accepted = len(path)
+        state.lean.learn(accepted, len(tested), self._calibration.learn(draft, path, tested))
         missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
-        state.levels.learn(len(path), missed)
-        nodes = len(draft) - draft.probes
+        state.levels.learn(accepted, missed)
         depth = nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes])
         self._depth_per_node += _UP * (depth / nodes - self._depth_per_node)
         if path:

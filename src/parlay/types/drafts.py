@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.types.base import Law
 
@@ -52,8 +52,7 @@ class Draft:
 NO_DRAFT = Draft()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a rule decided for one sequence: the accepted nodes, root side first, and one more token after them.
 
     ``sampled`` gives, per row of the walk (root, then each accepted node), the token chosen there; its last entry is

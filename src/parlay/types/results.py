@@ -105,8 +105,7 @@ class Committed(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """What one step did to one request. The last event of a request carries its reason, metrics and any error."""
 
     request: str

@@ -50,11 +50,13 @@ def follow(
 
 def check_law(rule: Rule, draft: Draft) -> None:
     """Raises ValueError for a draft that the rule can't judge."""
-    if len(draft) and draft.law not in rule.laws:
+    if (draft.law == "point" and "point" in rule.laws) or not len(draft):
+        return
+    if draft.law not in rule.laws:
         raise ValueError(
             f"accept rule {type(rule).__name__} can't judge drafts of law {draft.law!r}; it takes {sorted(rule.laws)}"
         )
-    if len(draft) and draft.law != "point" and draft.probs is None:
+    if draft.law != "point" and draft.probs is None:
         raise ValueError(f"accept rule {type(rule).__name__} needs the law that each node was drawn from")
 
 
