@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, cast
 
 from torch import Tensor
 
 from parlay import trees
-from parlay.sampling.sampler import greedy, is_plain_greedy, rows, sample
+from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
 from parlay.types import Draft, Exactness, Fault, Law, Rule, Tree, Verdict, View
 
 
@@ -99,7 +100,7 @@ def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
 class _Walk:
     """One sequence's way down its tree. Probes are not part of it."""
 
-    __slots__ = ("_children", "_fault", "_node", "_path", "open", "root", "sampled", "view")
+    __slots__ = ("_chain", "_children", "_fault", "_node", "_path", "open", "root", "sampled", "view")
 
     def __init__(self, view: View, draft: Draft, root: int) -> None:
         self.view = view
@@ -112,11 +113,16 @@ class _Walk:
         real = len(draft) - draft.probes
         nodes = zip(draft.tree.parents[:real], draft.tree.tokens[:real], range(real), strict=True)
         self._children = {(parent, token): node for parent, token, node in nodes}
+        self._chain = draft.tree.tokens[:real] if trees.is_chain(draft.tree) else ()
 
-    @property
-    def row(self) -> int:
-        """The row of logits to draw from next."""
-        return self.root + 1 + self._node
+    def ahead(self, most: int) -> list[tuple[int, list[int]]]:
+        """The row of logits to draw from next, and its path; then those below it as long as there is but one way.
+
+        At most so many, and one where rows are not drawn together at less cost.
+        """
+        path, first = list(self.sampled), self.root + 1 + self._node
+        below = self._chain[self._node + 1 :][: most - 1] if goes_together(self.view, path) else ()
+        return [(first + depth, [*path, *below[:depth]]) for depth in range(len(below) + 1)]
 
     @property
     def verdict(self) -> Verdict | Fault:
@@ -142,10 +148,19 @@ class _Walk:
 
 
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
-    """Level by level over all sequences, so that only visited rows are processed, each on its own path."""
+    """Over all sequences at once, so that only visited rows are processed, each on its own path, and few in vain.
+
+    Level by level; but where rows are drawn together at less cost, at each turn twice as many levels as before.
+    """
+    most = 2
     while walks:
-        chosen = [walk.row for walk in walks]
-        tokens = sample(rows(logits_RV, chosen), [walk.view for walk in walks], [walk.sampled for walk in walks])
-        for walk, token in zip(walks, tokens, strict=True):
-            walk.take(token)
+        runs = [walk.ahead(most) for walk in walks]
+        chosen = [row for run in runs for row, _ in run]
+        views = [walk.view for walk, run in zip(walks, runs, strict=True) for _ in run]
+        tokens = iter(sample(rows(logits_RV, chosen), views, [path for run in runs for _, path in run]))
+        for walk, run in zip(walks, runs, strict=True):
+            for token in islice(tokens, len(run)):
+                if walk.open:
+                    walk.take(token)
         walks = [walk for walk in walks if walk.open]
+        most *= 2
