@@ -66,12 +66,13 @@ class Adaptive:
         self._states: dict[int, _State] = {}
         self._prices: _Prices | None = None
         self._bill = _Bill(cost, _NO_STEP)
+        self._proposed = 0.0  # nodes per sequence, in this step
         self._own_rows = 0
         self._other_rows = 0
         self._others_seen = (0, 0)  # rows that were not this strategy's, in the last two steps
 
     def plan(self, views: Sequence[View]) -> list[int]:
-        self._own_rows = len(views)
+        self._own_rows, self._proposed = len(views), 0.0
         self._other_rows = min(self._others_seen)  # one chunk of somebody's prompt does not make a crowd
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         if self._max_budget == 0 or not views:
@@ -81,7 +82,6 @@ class Adaptive:
 
     def _plan(self, state: _State, prices: _Prices) -> int:
         state.quiet += 1
-        state.proposed = 0
         state.probing = state.quiet > state.wait
         if state.prices is not prices:
             state.prices = prices
@@ -132,9 +132,8 @@ class Adaptive:
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         states = [self._state(view.sequence) for view in views]
-        for state, draft in zip(states, drafts, strict=True):
-            state.proposed = len(draft)
-        nodes = sum([state.proposed for state in states])
+        nodes = sum(map(len, drafts))
+        self._proposed = nodes / len(drafts)
         self._probes = sum([draft.probes for draft in drafts]) / len(drafts)
         kept = self._trim(states, drafts, nodes, _mean_length(views)) if nodes else list(drafts)
         self._own_rows += sum(map(len, kept))
@@ -182,8 +181,10 @@ class Adaptive:
             return
         if self._prices is not None:
             self._prices.left -= _AGED
-        if not state.new:
-            self._draft_seconds.learn(state.proposed, spent.draft_seconds)
+        if self._bill.spent is not spent:  # the first of a step to be told
+            self._bill = _Bill(self._cost, spent)
+            if not state.new:
+                self._draft_seconds.learn(self._proposed, spent.draft_seconds)
         rows = len(draft)
         if rows > draft.probes:
             self._learn_outcome(state, draft, rows - draft.probes, *walk(draft, accepted, view.tokens))
@@ -204,8 +205,6 @@ class Adaptive:
 
     def _learn_worth(self, state: _State, rows: int, accepted: int, spent: Spent) -> None:
         """Settle what ``rows`` more rows have lost or gained; a probe that lost is waited out, the next one longer."""
-        if self._bill.spent is not spent:
-            self._bill = _Bill(self._cost, spent)
         forward = self._bill.forward
         plain = forward(1)
         draft_seconds = 0.0 if state.new else spent.draft_seconds  # a first proposal reads the prompt
@@ -274,7 +273,6 @@ class _State:
         "paying",
         "prices",
         "probing",
-        "proposed",
         "purse",
         "quiet",
         "wait",
@@ -285,7 +283,6 @@ class _State:
         self.levels = levels
         self.limit = limit  # slow start: nodes that may be drafted for now
         self.budget = 0  # as planned for this step
-        self.proposed = 0  # nodes the drafter proposed in this step
         self.prices: _Prices | None = None  # by which `paying` was worked out
         self.paying = 0  # the size worth drafting
         self.purse = _STAKE  # forwards that drafts may lose

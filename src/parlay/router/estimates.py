@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 from parlay import trees
 from parlay.router.ranking import Candidates
@@ -62,14 +63,15 @@ class Calibration:
 
         The first ``sure`` are among them whatever theirs. A node's own is `chance`, its odds times ``odds``.
         """
-        scores = _scores(draft)[: len(draft) - draft.probes]
+        scores = _scores(draft)
+        if draft.probes:
+            scores = scores[: len(scores) - draft.probes]
         if not trees.is_chain(draft.tree):
             return self._branching(draft.tree.parents, scores, odds, floor, sure)
         accepted, rejected, weights = self._accepted, self._rejected, self._weights
         reach = 1.0
         reaches: list[float] = []
-        for score in scores:  # written out, as every step asks it of every node
-            bucket = bisect_right(_EDGES, score)
+        for bucket, score in zip(_buckets(scores), scores, strict=True):  # written out: each step asks it of each node
             weight = weights[bucket]
             chance = odds * (accepted[bucket] + weight * score)
             reach *= chance / (chance + rejected[bucket] + weight * (1 - score))
@@ -82,20 +84,21 @@ class Calibration:
         self, parents: Sequence[int], scores: Sequence[float], odds: float, floor: float, sure: int
     ) -> Candidates:
         reaches: list[float] = []
-        for parent, score in zip(parents, scores, strict=False):  # probes are the last parents
-            bucket = bisect_right(_EDGES, score)
+        nodes = zip(parents, _buckets(scores), scores, strict=False)  # probes are the last parents
+        for parent, bucket, score in nodes:
             weight = self._weights[bucket]
             chance = odds * (self._accepted[bucket] + weight * score)
             chance /= chance + self._rejected[bucket] + weight * (1 - score)
             reaches.append(chance * (reaches[parent] if parent >= 0 else 1.0))
-        nodes = [node for node, reach in enumerate(reaches) if reach >= floor or node < sure]
-        return nodes, [reaches[node] for node in nodes]
+        kept = [node for node, reach in enumerate(reaches) if reach >= floor or node < sure]
+        return kept, [reaches[node] for node in kept]
 
     def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> float:
         """One step: the accepted nodes, and those that were tested. How many of these it would have expected."""
         self.steps += 1
         own = _scores(draft)
-        buckets = [bisect_right(_EDGES, own[node]) for node in tested]
+        all_buckets = _buckets(own)
+        buckets = [all_buckets[node] for node in tested]
         taken = buckets[: len(path)] if tested[: len(path)] == path else [buckets[tested.index(node)] for node in path]
         accepted, rejected, weights = self._accepted, self._rejected, self._weights
         expected = 0.0
@@ -108,6 +111,12 @@ class Calibration:
             rejected[bucket] = rejected[bucket] * _BUCKET_DECAY + count - right
             weights[bucket] *= _BUCKET_DECAY
         return expected
+
+
+@lru_cache(maxsize=512)
+def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
+    """The buckets of a draft's scores: asked for twice a step, and many drafters score alike again and again."""
+    return tuple([bisect_right(_EDGES, score) for score in scores])
 
 
 def _scores(draft: Draft) -> tuple[float, ...]:
@@ -180,8 +189,8 @@ class DraftSeconds:
         slope = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
         return max(0.0, (self._seconds - slope * self._nodes) / self._count) + slope * nodes
 
-    def learn(self, nodes: int, seconds: float) -> None:
-        """A proposal of so many nodes took so long."""
+    def learn(self, nodes: float, seconds: float) -> None:
+        """Proposals of so many nodes on average took so long each."""
         expected = self.of(nodes) or seconds
         weight = 1.0 if seconds < expected else _SLOWER
         seconds = min(seconds, 2 * expected)
