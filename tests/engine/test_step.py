@@ -281,7 +281,7 @@ def test_max_tokens_zero_ends_without_tokens() -> None:
     target = engine()
     target.add(request("a", tokens=0), PLAIN)
     (event,) = run(target)["a"]
-    assert (event.committed, event.finish_reason) == ((), "length")
+    assert (list(event.committed), event.finish_reason) == ([], "length")
 
 
 def test_context_ends_a_request_by_length() -> None:

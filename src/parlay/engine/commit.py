@@ -11,7 +11,7 @@ from parlay import trees
 from parlay.engine.scheduler import Turn
 from parlay.engine.sequence import Sequence
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
-from parlay.types import Committed, FinishReason, ParlayError, TokenLogprobs, Verdict
+from parlay.types import NOTHING_COMMITTED, CommittedTokens, FinishReason, ParlayError, TokenLogprobs, Verdict
 
 TARGET = "target"
 """Source of a token that no drafter proposed."""
@@ -20,7 +20,7 @@ TARGET = "target"
 class Commit(NamedTuple):
     """What joined one sequence in one step, how much of the verdict's path that was, and whether it ended."""
 
-    committed: tuple[Committed, ...] = ()
+    committed: CommittedTokens = NOTHING_COMMITTED
     accepted: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
@@ -35,7 +35,8 @@ def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, max_context: int) ->
     end = _read(sequence, verdict.sampled[:room])
     tokens = verdict.sampled[: end.kept]
     sequence.tokens.extend(tokens)
-    joined = tuple(map(Committed, tokens, (*trees.along(draft.sources, path), TARGET), logprobs))
+    sources = (*trees.along(draft.sources, path), TARGET)
+    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
     accepted = min(end.kept, len(path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
@@ -70,12 +71,12 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
     return _End(len(tokens))
 
 
-def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> Seq[TokenLogprobs | None]:
+def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> tuple[TokenLogprobs, ...]:
     params = sequence.request.params
     if params.logprobs is None:
-        return [None] * len(verdict.sampled)
+        return ()
     rows = [root, *(root + 1 + node for node in verdict.path)]
-    return step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs)
+    return tuple(step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs))
 
 
 def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor, start: int) -> None:
