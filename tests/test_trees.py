@@ -60,6 +60,13 @@ def test_depths_paths_and_children_tell_the_same_story(tree: Tree) -> None:
 
 
 @given(tree_of())
+def test_what_nodes_of_a_path_have_is_told_in_the_order_of_the_path(tree: Tree) -> None:
+    for node in range(-1, len(tree)):
+        path = trees.path_to(tree, node)
+        assert trees.along(tree.parents, path) == tuple(tree.parents[above] for above in path)
+
+
+@given(tree_of())
 def test_a_node_sees_exactly_its_path(tree: Tree) -> None:
     rows = trees.visibility(tree)
     for node, row in enumerate(rows):

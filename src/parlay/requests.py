@@ -16,7 +16,7 @@ from parlay.drafters.copying.prediction import SOURCE as PREDICTION
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
 from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream
-from parlay.types import Committed, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
+from parlay.types import Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,38 +62,42 @@ class Sample:
     strategy: str
     predicted: int = 0
     """Tokens of its prediction."""
-    committed: list[Committed] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each token, or none at all."""
     last: Event | None = None
 
     def take(self, event: Event) -> tuple[Piece, ...]:
-        self.committed += event.committed
+        self.tokens += event.committed.tokens
+        self.sources += event.committed.sources
+        self.logprobs += event.committed.logprobs
         if event.finish_reason is not None:
             self.last = event
         if self.text is None:
             return ()
         released = self.text.release(final=event.finish_reason is not None)
-        known = len(self.committed)  # a step that failed may have read tokens that it never told of
-        return tuple(Piece(text, self.committed[index].source) for index, text in released if index < known)
+        known = len(self.tokens)  # a step that failed may have read tokens that it never told of
+        return tuple(Piece(text, self.sources[index]) for index, text in released if index < known)
 
     def output(self) -> CompletionOutput:
         event = self.last
         assert event is not None
         assert event.finish_reason is not None
         assert event.metrics is not None
-        logprobs = tuple(c.logprobs for c in self.committed if c.logprobs is not None)
         wanted = self.request.params.logprobs is not None
         return CompletionOutput(
             index=self.request.key.sample_index,
             text=self.text.text if self.text else "",
-            token_ids=tuple(c.token for c in self.committed),
-            cumulative_logprob=sum(p.logprob for p in logprobs) if wanted else None,
-            logprobs=logprobs if wanted else None,
+            token_ids=tuple(self.tokens),
+            cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
+            logprobs=tuple(self.logprobs) if wanted else None,
             finish_reason=event.finish_reason,
             stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
             strategy=self.strategy,
             exactness=event.metrics.exactness,
             seed=self.request.key.seed,
-            sources=tuple(c.source for c in self.committed),
+            sources=tuple(self.sources),
             metrics=event.metrics,
             error=event.error,
             prediction=self._prediction(),
@@ -102,7 +106,7 @@ class Sample:
     def _prediction(self) -> PredictionUse | None:
         if not self.predicted:
             return None
-        accepted = sum(c.source == PREDICTION for c in self.committed)
+        accepted = self.sources.count(PREDICTION)
         return PredictionUse(accepted, max(0, self.predicted - accepted))
 
 
@@ -132,7 +136,7 @@ class Job:
 
     def event(self, sample: Sample, event: Event) -> StreamEvent:
         pieces = sample.take(event)
-        ids = tuple(c.token for c in event.committed)
+        ids = event.committed.tokens
         done = self.output() if self.finished else None
         return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import TypeVar
 
 from parlay.types import NO_DRAFT, Draft, Tree
+
+Value = TypeVar("Value")
 
 
 def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> Draft:
@@ -16,11 +20,19 @@ def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> D
 
 
 def chain_tree(tokens: Sequence[int]) -> Tree:
-    return Tree(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+    return Tree(tuple(tokens), _chain_parents(len(tokens)))
 
 
 def is_chain(tree: Tree) -> bool:
-    return tree.parents == tuple(range(-1, len(tree.parents) - 1))
+    parents = tree.parents
+    chained = _chain_parents(len(parents))
+    return parents is chained or parents == chained
+
+
+@lru_cache(maxsize=512)
+def _chain_parents(count: int) -> tuple[int, ...]:
+    """One tuple for all chains of a length: most are told by identity, without a look at their nodes."""
+    return tuple(range(-1, count - 1))
 
 
 def depths(tree: Tree) -> list[int]:
@@ -50,6 +62,13 @@ def path_to(tree: Tree, node: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
+def along(values: tuple[Value, ...], path: Sequence[int]) -> tuple[Value, ...]:
+    """What nodes have, for the nodes of a path: paths rise, so one that ends with node n - 1 is the first n nodes."""
+    if path and path[-1] == len(path) - 1:
+        return values[: len(path)]
+    return tuple([values[node] for node in path])
+
+
 def leaf_paths(tree: Tree) -> list[tuple[int, ...]]:
     """One path per leaf, in order of the leaves: together they cover the tree."""
     inner = set(tree.parents)
@@ -72,6 +91,8 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
         return draft
     if not nodes:
         return NO_DRAFT
+    if nodes[-1] == len(nodes) - 1:
+        return _beginning(draft, len(nodes))
     place = {node: index for index, node in enumerate(nodes)}
     place[-1] = -1
     tree = Tree(
@@ -86,6 +107,20 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
         scores=tuple(draft.scores[node] for node in nodes) if draft.scores else (),
         probs=None if draft.probs is None else draft.probs[list(nodes)],
         probes=sum([node >= first_probe for node in nodes]) if draft.probes else 0,
+    )
+
+
+def _beginning(draft: Draft, count: int) -> Draft:
+    """The first ``count`` nodes, numbered as before."""
+    tree = draft.tree
+    parents = _chain_parents(count) if is_chain(tree) else tree.parents[:count]
+    return Draft(
+        tree=Tree(tree.tokens[:count], parents),
+        law=draft.law,
+        sources=draft.sources[:count],
+        scores=draft.scores[:count],
+        probs=None if draft.probs is None else draft.probs[:count],
+        probes=max(0, count - (len(draft) - draft.probes)),
     )
 
 
@@ -122,6 +157,8 @@ def prune(draft: Draft, nodes: Sequence[int]) -> Draft:
 
     A probe stays where all that it hangs on stays.
     """
+    if not draft.probes:
+        return subtree(draft, nodes)
     kept = {-1, *nodes}
     probes: list[int] = []
     for probe in range(len(draft) - draft.probes, len(draft)):

@@ -27,6 +27,7 @@ from parlay.types import (
     SamplingParams,
     Strategy,
     Tree,
+    View,
 )
 
 VOCAB = 16
@@ -80,6 +81,30 @@ def test_the_step_reads_on_half_a_screen() -> None:
     body = ast.parse(textwrap.dedent(inspect.getsource(Engine.step))).body[0]
     assert isinstance(body, ast.FunctionDef)
     assert sum(isinstance(node, ast.stmt) for node in ast.walk(body)) <= 15
+
+
+def test_more_drafting_sequences_than_draft_rows_use_all_rows_in_each_step() -> None:
+    """The first in rank draft a node each, instead of nobody."""
+    target = engine(max_draft_rows=2)
+    for name in "abc":
+        target.add(request(name, tokens=20), drafting(toy_drafters.oracle(ANSWER)))
+    for _ in range(3):
+        target.step()  # prefill
+    joined = [{event.request: len(event.committed) for event in target.step()} for _ in range(4)]
+    assert joined == [{"a": 2, "b": 2, "c": 1}] * 4
+
+
+def test_without_draft_rows_nobody_is_asked_to_draft() -> None:
+    asked: list[int] = []
+
+    def propose(view: View, budget: int) -> Draft:
+        asked.append(budget)
+        return NO_DRAFT
+
+    target = engine(max_draft_rows=0)
+    target.add(request("a"), drafting(toy_drafters.ToyDrafter(propose)))
+    run(target)
+    assert not asked
 
 
 def test_tokens_per_step_of_plain_decoding_is_one() -> None:
@@ -256,7 +281,7 @@ def test_max_tokens_zero_ends_without_tokens() -> None:
     target = engine()
     target.add(request("a", tokens=0), PLAIN)
     (event,) = run(target)["a"]
-    assert (event.committed, event.finish_reason) == ((), "length")
+    assert (list(event.committed), event.finish_reason) == ([], "length")
 
 
 def test_context_ends_a_request_by_length() -> None:

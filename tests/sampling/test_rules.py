@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ VARIETY = [
     SamplingParams(temperature=0),
     SamplingParams(temperature=1.5),
     SamplingParams(top_p=0.8, temperature=0.8),
+    SamplingParams(top_k=3, temperature=0.8),
     SamplingParams(repetition_penalty=1.8, presence_penalty=1.0),
     SamplingParams(temperature=0, frequency_penalty=1.5),
     SamplingParams(temperature=0, min_tokens=3),
@@ -93,6 +95,30 @@ def test_a_walk_commits_the_tokens_of_step_by_step_decoding(jobs: list[tuple[Dra
         plain = plain_tokens(text, params, 15)
         path = longest_match(draft, plain)
         assert verdict == Verdict(path, tuple(plain[: len(path) + 1]))
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 5, 6, 13, 14, 20])
+def test_chains_whose_rows_are_truncated_together_give_the_tokens_of_step_by_step_decoding(wrong: int) -> None:
+    """However deep the first wrong node lies, and beside a sequence that ends at once."""
+    texts, drafts, rows, roots = [], [], [], []
+    for seed, (params, right) in enumerate(product(TRUNCATED, (wrong, 0))):
+        text = Text(Request(id="test", prompt=(seed % VOCAB,), params=params, key=NoiseKey(seed)), [seed % VOCAB], 1)
+        plain = plain_tokens(text, params, 20)
+        tokens = [token if place < right else (token + 1) % VOCAB for place, token in enumerate(plain)]
+        drafts.append(trees.chain(tokens, "test"))
+        roots.append(sum(len(part) for part in rows))
+        rows.append(rows_of(text, drafts[-1]))
+        texts.append((text, tuple(plain_tokens(text, params, right + 1)), right))
+    verdicts = SharedNoise().accept([text for text, _, _ in texts], drafts, torch.cat(rows), roots)
+    assert verdicts == [Verdict(tuple(range(right)), plain) for _, plain, right in texts]
+
+
+TRUNCATED = [
+    SamplingParams(top_k=3),
+    SamplingParams(top_p=0.8, temperature=0.8),
+    SamplingParams(top_k=4, top_p=0.9, temperature=2),
+    SamplingParams(top_k=3, repetition_penalty=1.3),  # one by one
+]
 
 
 def plain_tokens(text: Text, params: SamplingParams, count: int) -> list[int]:

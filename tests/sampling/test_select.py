@@ -29,6 +29,21 @@ def test_selection_equals_sorting(size: int, dtype: torch.dtype, coarse: bool) -
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_the_largest_of_several_rows_are_those_of_each_or_are_not_sure(size: int, coarse: bool) -> None:
+    rows_RV = torch.stack([row(size, torch.float32, coarse).roll(shift) for shift in range(5)])
+    for count in {1, min(3, size), min(60, size), size}:
+        ids_RC, sure_R = select.leading_rows(rows_RV, count)
+        for values_V, ids_C, sure in zip(rows_RV, ids_RC, sure_R.tolist(), strict=True):
+            least, more = values_V.sort(descending=True).values[count - 1], int((values_V > values_V.min()).sum())
+            contested = int((values_V >= least).sum()) > count
+            assert not (sure and contested), "equals compete for the last place"
+            assert sure or contested or more < count or coarse, "a plain row is not sure"
+            if sure:
+                assert torch.equal(ids_C, select.leading(values_V, count).sort().values)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
 def test_argmax_is_the_first_maximum_of_every_row(size: int, dtype: torch.dtype) -> None:
     rows_RV = torch.stack([row(size, dtype, True).roll(shift) for shift in range(5)])

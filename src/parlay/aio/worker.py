@@ -207,7 +207,7 @@ class Worker:
         if event is None:
             unknown = Metrics(self._owners[name][1].strategy, Exactness.LOSSY)
             event = Event(name, finish_reason="abort", metrics=unknown)
-        self._tell(event if failure is None else replace(event, finish_reason="error", error=failure))
+        self._tell(event if failure is None else event._replace(finish_reason="error", error=failure))
 
     def _withdraw(self, name: str) -> Event | None:
         try:

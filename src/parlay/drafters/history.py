@@ -40,7 +40,10 @@ class History:
 
 
 def _same(held: list[int], tokens: Sequence[int], start: int, end: int) -> bool:
-    return held[start:end] == list(tokens[start:end])
+    if start == end:
+        return True
+    there = tokens[start:end]
+    return held[start:end] == (there if isinstance(there, list) else list(there))
 
 
 def _first_difference(held: list[int], tokens: Sequence[int], start: int, end: int) -> int:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
+from parlay import trees
 from parlay.engine.scheduler import Turn
 from parlay.engine.sequence import Sequence
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
-from parlay.types import Committed, FinishReason, ParlayError, TokenLogprobs, Verdict
+from parlay.types import NOTHING_COMMITTED, CommittedTokens, FinishReason, ParlayError, TokenLogprobs, Verdict
 
 TARGET = "target"
 """Source of a token that no drafter proposed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What joined one sequence in one step, how much of the verdict's path that was, and whether it ended."""
 
-    committed: tuple[Committed, ...] = ()
+    committed: CommittedTokens = NOTHING_COMMITTED
     accepted: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
 
 
-def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, root: int, max_context: int) -> Commit:
+def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, max_context: int) -> Commit:
     """Append the verdict's tokens until a stop: the token that completes a stop counts, later ones do not exist."""
     sequence, draft, path = turn.sequence, turn.draft, verdict.path
     room = max(0, min(sequence.remaining, max_context - len(sequence.tokens)))
-    logprobs = _logprobs(sequence, verdict, logits_RV, root)
+    logprobs = _logprobs(sequence, verdict, logits_RV, turn.root)
     end = _read(sequence, verdict.sampled[:room])
     tokens = verdict.sampled[: end.kept]
     sequence.tokens.extend(tokens)
-    sources = [draft.sources[node] for node in path]
-    joined = tuple(map(Committed, tokens, (*sources, TARGET), logprobs))
+    sources = (*trees.along(draft.sources, path), TARGET)
+    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
     accepted = min(end.kept, len(path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
@@ -72,23 +71,23 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
     return _End(len(tokens))
 
 
-def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> Seq[TokenLogprobs | None]:
+def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> tuple[TokenLogprobs, ...]:
     params = sequence.request.params
     if params.logprobs is None:
-        return [None] * len(verdict.sampled)
+        return ()
     rows = [root, *(root + 1 + node for node in verdict.path)]
-    return step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs)
+    return tuple(step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs))
 
 
-def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor) -> None:
-    """Row i of a prefill chunk predicts the token after the chunk's token i."""
+def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor, start: int) -> None:
+    """Row ``start + i``, if the request wants such, predicts the token after token i of a prefill chunk."""
     sequence = turn.sequence
     top = sequence.request.params.prompt_logprobs
     have = len(sequence.prompt_logprobs)
     if top is None or have >= sequence.prompt_length:
         return
     # Rows before `have - 1` were collected before a preemption.
-    first = have - 1 - sequence.cached
+    first = start + have - 1 - sequence.cached
     count = min(sequence.cached + len(turn.pending) + 1, sequence.prompt_length) - have
     tokens = sequence.tokens[have : have + count]
     sequence.prompt_logprobs += prompt_token_logprobs(logits_RV[first : first + count], tokens, top)

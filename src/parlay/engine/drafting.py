@@ -33,8 +33,8 @@ class Drafting:
         self._layers = layers
         self._max_context = max_context
         self._max_draft_rows = max_draft_rows
-        self._drafts = 1
-        """How many sequences had a draft in the last step."""
+        self._most = max_draft_rows
+        """Nodes of one draft: where as many draft as in the last step, more would be cut again."""
 
     def propose(self, batch: list[Turn]) -> None:
         """Ask each drafter once for all its sequences, then trim to what pays, fits and can be verified."""
@@ -50,15 +50,14 @@ class Drafting:
         for turn in ready:
             self._add_forced(turn)
         drafted = [turn for turn in ready if len(turn.draft)]
-        self._drafts = len(drafted) or 1
+        self._most = min(self._max_draft_rows, max(1, self._max_draft_rows // (len(drafted) or 1)))
         self._fit_rows(drafted)
 
     def _plan(self, strategy: Strategy, turns: list[Turn]) -> list[tuple[Turn, int]]:
         """The turns for which something is to be drafted, and how many nodes at most."""
         try:
             budgets = strategy.policy.plan([turn.sequence for turn in turns])
-            most = self._max_draft_rows // self._drafts  # where as many draft as last time, more would be cut again
-            limits = [min(budget, most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
+            limits = [min(budget, self._most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
         except Exception as error:
             for turn in turns:
                 drop_drafter(turn.sequence, error)
@@ -92,7 +91,7 @@ class Drafting:
         try:
             drafts = drafter.propose([turn.sequence for turn, _ in wanted], [limit for _, limit in wanted])
             drafts = [self._sound(strategy, draft, limit) for draft, (_, limit) in zip(drafts, wanted, strict=True)]
-            drafts = [_legal(turn, draft) for draft, (turn, _) in zip(drafts, wanted, strict=True)]
+            drafts = _legal(drafts, [turn for turn, _ in wanted])
             drafts = self._trim(strategy, [turn for turn, _ in wanted], drafts)
         except Exception as error:
             self._isolate(strategy, drafter, wanted, error)
@@ -102,9 +101,11 @@ class Drafting:
 
     def _add_forced(self, turn: Turn) -> None:
         """Tokens that must come next need no drafter and no budget; a strategy that drafts nothing stays plain."""
-        sequence, limit = turn.sequence, min(self._limit(turn), self._max_draft_rows)
-        constraint = sequence.request.constraint
-        if constraint is None or sequence.strategy.drafter is None or limit <= 0:
+        sequence, constraint = turn.sequence, turn.sequence.request.constraint
+        if constraint is None or sequence.strategy.drafter is None:
+            return
+        limit = min(self._limit(turn), self._max_draft_rows)
+        if limit <= 0:
             return
         laws = sequence.strategy.rule.laws
         law = turn.draft.law if len(turn.draft) else "point" if "point" in laws else min(laws)
@@ -118,15 +119,19 @@ class Drafting:
 
         A drawn draft needs room for its whole budget: its length may hang on what was drawn, its fate must not.
         """
-        room = self._max_context - len(sequence.tokens)
-        for rows in (draft, trees.without_probes(draft)):
-            size = len(rows) if draft.law == "point" else max(len(rows), limit)
-            if 0 < len(rows) <= room and self._scheduler.reserve_draft(sequence, size):
-                return rows
-        return NO_DRAFT
+        if self._fits(sequence, draft, limit):
+            return draft
+        plain = trees.without_probes(draft) if draft.probes else NO_DRAFT
+        return plain if self._fits(sequence, plain, limit) else NO_DRAFT
+
+    def _fits(self, sequence: Sequence, draft: Draft, limit: int) -> bool:
+        rows = len(draft)
+        if not 0 < rows <= self._max_context - len(sequence.tokens):
+            return False
+        return self._scheduler.reserve_draft(sequence, rows if draft.law == "point" else max(rows, limit))
 
     def _trim(self, strategy: Strategy, turns: list[Turn], drafts: list[Draft]) -> list[Draft]:
-        if not any(map(len, drafts)):
+        if not any(draft.tree.tokens for draft in drafts):
             return drafts
         if self._spec.tree == "chain":
             drafts = [trees.best_chain(draft) for draft in drafts]
@@ -156,36 +161,40 @@ class Drafting:
 
     def _sound(self, strategy: Strategy, draft: Draft, budget: int) -> Draft:
         """The draft within its budget. Raises ValueError for one that no forward or no rule could take."""
-        nodes = len(draft)
+        tree = draft.tree
+        nodes = len(tree.tokens)
         if nodes == 0:
             return NO_DRAFT
-        tree = draft.tree
         if draft.law not in strategy.rule.laws:
             raise ValueError(f"accept rule {type(strategy.rule).__name__} can't judge drafts of law {draft.law!r}")
         if len(tree.parents) != nodes or len(draft.sources) != nodes or len(draft.scores) not in (0, nodes):
             raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
         if min(tree.tokens) < 0 or max(tree.tokens) >= self._spec.vocab_size:
             raise ValueError(f"drafted token outside the vocabulary of {self._spec.vocab_size}")
-        if any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
+        if not trees.is_chain(tree) and any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
             raise ValueError("drafted node whose parent does not come before it")
         if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
             raise ValueError("drawn draft that does not tell the law each node was drawn from")
-        return trees.first(draft, budget)
+        return draft if nodes <= budget else trees.first(draft, budget)
 
     def _fit_rows(self, turns: list[Turn]) -> None:
-        """One row budget for all: over it, probes go first, then every draft is cut to the same number of nodes."""
+        """One row budget for all: over it, probes go first, then every draft is cut to the same number of nodes.
+
+        Where that would be none, the first in rank keep one each.
+        """
         if sum(len(turn.draft) for turn in turns) <= self._max_draft_rows:
             return
         for turn in turns:
             turn.draft = trees.without_probes(turn.draft)
         share = _even_share([len(turn.draft) for turn in turns], self._max_draft_rows)
-        for turn in turns:
-            turn.draft = trees.first(turn.draft, share)
+        for place, turn in enumerate(turns):
+            turn.draft = trees.first(turn.draft, share or int(place < self._max_draft_rows))
 
 
-def _legal(turn: Turn, draft: Draft) -> Draft:
-    constraint = turn.sequence.request.constraint
-    return draft if constraint is None else legal(draft, constraint)
+def _legal(drafts: list[Draft], turns: list[Turn]) -> list[Draft]:
+    """Of drafts of constrained texts what their constraints allow."""
+    pairs = [(draft, turn.sequence.request.constraint) for draft, turn in zip(drafts, turns, strict=True)]
+    return [draft if constraint is None else legal(draft, constraint) for draft, constraint in pairs]
 
 
 def drop_drafter(sequence: Sequence, error: Exception) -> None:

@@ -43,6 +43,8 @@ from parlay.types import (
 logger = logging.getLogger(__name__)
 
 _NOTHING = Verdict((), ())
+_NO_NEEDS = Needs()
+_NO_STEP = Spent(0.0, 0.0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class _Clock:
     verify: float = 0.0
     whole: bool = True
     """One forward did for all sequences."""
+    spent: Spent = _NO_STEP
 
     @property
     def overhead(self) -> float:
@@ -85,7 +88,7 @@ class Engine:
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._validate(request)
-        needs = strategy.drafter.needs if strategy.drafter is not None else Needs()
+        needs = strategy.drafter.needs if strategy.drafter is not None else _NO_NEEDS
         if needs.layers and self._layers is None:
             raise ValueError(
                 f"strategy {strategy.name} drafts with the target's own layers, but the runner of "
@@ -169,6 +172,9 @@ class Engine:
         done = verify(self.runner, batch, taps)
         clock.verify = time.perf_counter() - began
         clock.whole = len(done.batch) == len(batch)
+        for turn, end in zip(done.batch, done.out.starts[1:], strict=True):
+            turn.root = end - len(turn.draft) - 1  # the draft's rows are the segment's last
+        clock.spent = _spent(done.batch, clock) if done.batch else clock.spent
         return done.batch, done.out, done.failed
 
     def _accept(self, batch: list[Turn], out: Output) -> list[Verdict | Fault]:
@@ -180,9 +186,7 @@ class Engine:
                 rule = turn.sequence.strategy.rule
                 groups.setdefault(id(rule), (rule, []))[1].append(index)
         for rule, members in groups.values():
-            turns = [batch[index] for index in members]
-            roots = [_root(batch[index], out, index) for index in members]
-            results = _judged(rule, turns, out.logits_RV, roots)
+            results = _judged(rule, [batch[index] for index in members], out.logits_RV)
             for index, result in zip(members, results, strict=True):
                 verdicts[index] = result
         return verdicts
@@ -190,47 +194,35 @@ class Engine:
     def _choices(self, batch: list[Turn], out: Output) -> list[tuple[tuple[int, ...], ...]]:
         """What the sampler prefers at the root and at each node, for drafters that want to see it."""
         return [
-            _ranked(turn, out.logits_RV[_root(turn, out, index) : out.starts[index + 1]], count)
+            _ranked(turn, out.logits_RV[turn.root : end], count)
             if turn.at_root and (count := _needs(turn).choices)
             else ()
-            for index, turn in enumerate(batch)
+            for turn, end in zip(batch, out.starts[1:], strict=True)
         ]
 
     def _commit(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], clock: _Clock) -> list[Commit]:
         commits: list[Commit] = []
-        for index, (turn, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+        for turn, verdict, start in zip(batch, verdicts, out.starts[:-1], strict=True):
             try:
-                collect_prompt_logprobs(turn, out.logits_RV[out.starts[index] : out.starts[index + 1]])
-                commits.append(self._commit_one(turn, verdict, out, index))
+                collect_prompt_logprobs(turn, out.logits_RV, start)
+                commits.append(self._commit_one(turn, verdict, out.logits_RV))
             except Exception as error:  # a stop checker, say: it stays with its request
                 commits.append(_failure(_fault(turn, error).reason))
-        self._learn(batch, commits, clock)
+        _learn(batch, commits, clock.spent)
         return commits
 
-    def _commit_one(self, turn: Turn, verdict: Verdict | Fault, out: Output, index: int) -> Commit:
+    def _commit_one(self, turn: Turn, verdict: Verdict | Fault, logits_RV: Tensor) -> Commit:
         """The one place where tokens join a sequence and rows join the cache."""
         sequence = turn.sequence
         if isinstance(verdict, Fault):
             return _failure(verdict.reason)
         done = Commit()
         if turn.at_root:
-            done = commit(turn, verdict, out.logits_RV, _root(turn, out, index), self.max_context)
+            done = commit(turn, verdict, logits_RV, self.max_context)
             if done.committed:
                 sequence.tally.count_step(turn.draft, verdict.path[: done.accepted], len(done.committed))
         sequence.cached = self.runner.keep(sequence.sequence, verdict.path[: done.accepted])
         return done
-
-    def _learn(self, batch: list[Turn], commits: list[Commit], clock: _Clock) -> None:
-        drafted = sum(1 for turn in batch if len(turn.draft)) or 1
-        spent = Spent(clock.draft / drafted, clock.verify, _rows(batch), _mean_context(batch))
-        for turn, done in zip(batch, commits, strict=True):
-            sequence, draft = turn.sequence, drafters_part(turn.draft)
-            if draft is not None and done.committed and sequence.drafting and sequence.strategy.drafter is not None:
-                accepted = done.accepted if draft is turn.draft else 0
-                try:
-                    sequence.strategy.policy.learn(sequence, draft, accepted, spent)
-                except Exception as error:
-                    drop_drafter(sequence, error)
 
     def _observe(
         self,
@@ -251,9 +243,9 @@ class Engine:
         self._drafting.observe(told)
 
     def _count_seconds(self, batch: list[Turn], clock: _Clock) -> None:
-        overhead = clock.overhead
+        overhead, spent = clock.overhead, clock.spent
         if clock.whole:  # what drafts make the engine itself do is part of what they cost
-            self.cost.record(_rows(batch), _mean_context(batch), clock.verify + overhead)
+            self.cost.record(spent.rows, spent.context, clock.verify + overhead)
         for turn in batch:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
 
@@ -319,14 +311,15 @@ def _let_go(sequence: Sequence) -> None:
             logger.exception("strategy %s can't let request %s go", sequence.strategy.name, sequence.request.id)
 
 
-def _judged(rule: Rule, turns: Seq[Turn], logits_RV: Tensor, roots: Seq[int]) -> list[Verdict | Fault]:
+def _judged(rule: Rule, turns: Seq[Turn], logits_RV: Tensor) -> list[Verdict | Fault]:
     """The rule's verdicts; where it raises, each turn is judged alone, and the guilty ones get a fault."""
+    views, drafts = [turn.sequence for turn in turns], [turn.draft for turn in turns]
     try:
-        return rule.accept([turn.sequence for turn in turns], [turn.draft for turn in turns], logits_RV, roots)
+        return rule.accept(views, drafts, logits_RV, [turn.root for turn in turns])
     except Exception as error:
         if len(turns) == 1:
             return [_fault(turns[0], error)]
-    return [_judged(rule, [turn], logits_RV, [root])[0] for turn, root in zip(turns, roots, strict=True)]
+    return [_judged(rule, [turn], logits_RV)[0] for turn in turns]
 
 
 def _fault(turn: Turn, error: Exception) -> Fault:
@@ -335,17 +328,27 @@ def _fault(turn: Turn, error: Exception) -> Fault:
     return Fault(reason)
 
 
-def _root(turn: Turn, out: Output, index: int) -> int:
-    """Row of the root's logits: the draft's rows, which are the segment's last, follow it."""
-    return out.starts[index + 1] - len(turn.draft) - 1
+def _spent(batch: list[Turn], clock: _Clock) -> Spent:
+    nodes = [len(turn.draft) for turn in batch]
+    drafted = len(nodes) - nodes.count(0) or 1
+    rows = sum(nodes) + sum([len(turn.pending) for turn in batch])
+    context = sum([len(turn.sequence.tokens) for turn in batch]) // len(batch)
+    return Spent(clock.draft / drafted, clock.verify, rows, context)
 
 
-def _rows(batch: list[Turn]) -> int:
-    return sum(len(turn.pending) + len(turn.draft) for turn in batch)
-
-
-def _mean_context(batch: list[Turn]) -> int:
-    return sum(len(turn.sequence.tokens) for turn in batch) // len(batch)
+def _learn(batch: list[Turn], commits: list[Commit], spent: Spent) -> None:
+    """Tell each policy what its sequences' drafts came to."""
+    for turn, done in zip(batch, commits, strict=True):
+        sequence = turn.sequence
+        if not (done.committed and sequence.drafting and sequence.strategy.drafter is not None):
+            continue
+        draft = drafters_part(turn.draft)
+        if draft is not None:
+            accepted = done.accepted if draft is turn.draft else 0
+            try:
+                sequence.strategy.policy.learn(sequence, draft, accepted, spent)
+            except Exception as error:
+                drop_drafter(sequence, error)
 
 
 def _failure(reason: str) -> Commit:
@@ -354,7 +357,7 @@ def _failure(reason: str) -> Commit:
 
 def _needs(turn: Turn) -> Needs:
     drafter = turn.sequence.strategy.drafter
-    return drafter.needs if drafter is not None and turn.sequence.drafting else Needs()
+    return drafter.needs if drafter is not None and turn.sequence.drafting else _NO_NEEDS
 
 
 def _ranked(turn: Turn, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:

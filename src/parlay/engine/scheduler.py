@@ -45,6 +45,8 @@ class Turn:
     at_root: bool
     """The run reaches the root, so this turn commits; an early prefill chunk does not."""
     draft: Draft = NO_DRAFT
+    root: int = -1
+    """Row of the root's logits, once they are there; those of the draft's nodes follow it."""
 
 
 _HEADROOM = 16
@@ -86,9 +88,11 @@ class Scheduler:
         turns: list[Turn] = []
         failed: list[tuple[Sequence, str]] = []
         for sequence in sorted(self.running, key=self._decoding_first):
-            if room and sequence.is_open and self._has_room(sequence, room, failed):
-                turns.append(_turn(sequence, room))
-                room -= len(turns[-1].pending)
+            if room and sequence.is_open:
+                turn = _turn(sequence, room)
+                if self._has_room(sequence, len(turn.pending), failed):
+                    turns.append(turn)
+                    room -= len(turn.pending)
         if self.preemptions > preemptions:  # who had to go does not come back at once; some had got a turn by then
             return [turn for turn in turns if turn.sequence.is_open], failed
         while room and self._admit(room, failed):
@@ -105,9 +109,9 @@ class Scheduler:
         except OutOfRoom:
             return False
 
-    def _has_room(self, sequence: Sequence, room: int, failed: list[tuple[Sequence, str]]) -> bool:
+    def _has_room(self, sequence: Sequence, pending: int, failed: list[tuple[Sequence, str]]) -> bool:
         """Reserve what the next turn adds, preempting from the back of the queue while that is not to be had."""
-        tokens = sequence.cached + len(_turn(sequence, room).pending)
+        tokens = sequence.cached + pending
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
                 victim = max(self.running, key=self._rank)

@@ -22,7 +22,9 @@ class Tally:
     layer_seconds: float = 0.0
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
-    drafted_by_depth: Counter[int] = field(default_factory=Counter)
+    branched_by_depth: Counter[int] = field(default_factory=Counter)
+    chains: Counter[int] = field(default_factory=Counter)
+    """Drafts without branches, by length: the nodes of all others are counted by depth."""
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -38,9 +40,38 @@ class Tally:
         self.outcomes[proposed, len(path)] += 1
         if proposed:
             self.draft_steps += 1
-            self.drafted_by_source.update(draft.sources[:proposed])
-            self.drafted_by_depth.update(trees.depths(draft.tree)[:proposed])
-            self.accepted_by_source.update(draft.sources[node] for node in path)
+            self._count_sources(draft, path, proposed)
+            if trees.is_chain(draft.tree):
+                self.chains[proposed] += 1
+            else:
+                self.branched_by_depth.update(trees.depths(draft.tree)[:proposed])
+
+    def _count_sources(self, draft: Draft, path: tuple[int, ...], proposed: int) -> None:
+        """Mostly one drafter proposed all nodes."""
+        sources = draft.sources
+        first = sources[0]
+        if sources.count(first) == len(sources):
+            self.drafted_by_source[first] += proposed
+            if path:
+                self.accepted_by_source[first] += len(path)
+        else:
+            self.drafted_by_source.update(sources[:proposed])
+            self.accepted_by_source.update(trees.along(sources, path))
+
+    @property
+    def drafted_by_depth(self) -> tuple[int, ...]:
+        """Nodes proposed at each depth, from 1 on."""
+        deepest = max(max(self.branched_by_depth, default=0), max(self.chains, default=0))
+        levels = range(1, deepest + 1)
+        return tuple(_reaching(self.chains, depth) + self.branched_by_depth[depth] for depth in levels)
+
+    @property
+    def accepted_by_depth(self) -> tuple[int, ...]:
+        """Nodes accepted at each depth: a path of so many has one at each depth up to that."""
+        paths: Counter[int] = Counter()
+        for (_, accepted), steps in self.outcomes.items():
+            paths[accepted] += steps
+        return tuple(_reaching(paths, depth) for depth in range(1, max(paths, default=0) + 1))
 
     def count_layers(self, rows: int, seconds: float) -> None:
         """Drafting ran rows of this sequence through the target's own layers."""
@@ -106,8 +137,8 @@ class Sequence:
             accepted_tokens=tally.accepted_by_source.total(),
             accepted_by_source=dict(tally.accepted_by_source),
             drafted_by_source=dict(tally.drafted_by_source),
-            accepted_by_depth=_accepted_by_depth(tally.outcomes),
-            drafted_by_depth=_by_depth(tally.drafted_by_depth),
+            accepted_by_depth=tally.accepted_by_depth,
+            drafted_by_depth=tally.drafted_by_depth,
             outcomes=dict(tally.outcomes),
             drafter_faults=tally.drafter_faults,
             layer_rows=tally.layer_rows,
@@ -119,12 +150,6 @@ class Sequence:
         )
 
 
-def _by_depth(counts: Counter[int]) -> tuple[int, ...]:
-    return tuple(counts[depth] for depth in range(1, max(counts, default=0) + 1))
-
-
-def _accepted_by_depth(outcomes: Counter[tuple[int, int]]) -> tuple[int, ...]:
-    """A path of so many nodes has one at each depth up to that."""
-    deepest = max((accepted for _, accepted in outcomes), default=0)
-    reached = (sum(n for (_, accepted), n in outcomes.items() if accepted >= d) for d in range(1, deepest + 1))
-    return tuple(reached)
+def _reaching(lengths: Counter[int], depth: int) -> int:
+    """How many, counted by length, are at least so long."""
+    return sum(count for length, count in lengths.items() if length >= depth)

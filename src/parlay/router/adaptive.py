@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 from parlay import trees
 from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, expected_accepted, walk
+from parlay.router.ranking import NOBODY, best, best_of
 from parlay.types import Cost, Draft, Spent, View
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -22,6 +24,8 @@ _FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming i
 _SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
 _UP = 0.1  # how far the depth per node follows a draft
 _STRIDES = 16  # at most about so many sizes are compared when drafts are trimmed
+
+_NO_STEP = Spent(0.0, 0.0, 0, 0)
 
 _Size = tuple[int, float, float]
 """Nodes per sequence, and the seconds that drafting and verifying them take for the batch."""
@@ -61,12 +65,14 @@ class Adaptive:
         self._probes = 0.0  # that a draft carries, as last proposed
         self._states: dict[int, _State] = {}
         self._prices: _Prices | None = None
+        self._bill = _Bill(cost, _NO_STEP)
+        self._proposed = 0.0  # nodes per sequence, in this step
         self._own_rows = 0
         self._other_rows = 0
         self._others_seen = (0, 0)  # rows that were not this strategy's, in the last two steps
 
     def plan(self, views: Sequence[View]) -> list[int]:
-        self._own_rows = len(views)
+        self._own_rows, self._proposed = len(views), 0.0
         self._other_rows = min(self._others_seen)  # one chunk of somebody's prompt does not make a crowd
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         if self._max_budget == 0 or not views:
@@ -76,7 +82,6 @@ class Adaptive:
 
     def _plan(self, state: _State, prices: _Prices) -> int:
         state.quiet += 1
-        state.proposed = 0
         state.probing = state.quiet > state.wait
         if state.prices is not prices:
             state.prices = prices
@@ -126,55 +131,48 @@ class Adaptive:
         return best
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
-        for view, draft in zip(views, drafts, strict=True):
-            self._state(view.sequence).proposed = len(draft)
-        self._probes = sum(draft.probes for draft in drafts) / len(drafts)
-        kept = self._trim(views, drafts) if any(map(len, drafts)) else list(drafts)
+        states = [self._state(view.sequence) for view in views]
+        nodes = sum(map(len, drafts))
+        self._proposed = nodes / len(drafts)
+        self._probes = sum([draft.probes for draft in drafts]) / len(drafts)
+        kept = self._trim(states, drafts, nodes, _mean_length(views)) if nodes else list(drafts)
         self._own_rows += sum(map(len, kept))
         return kept
 
-    def _trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
-        states = [self._state(view.sequence) for view in views]
-        floor = self._floor(views, drafts)
-        ranked: list[tuple[float, int, int]] = []
-        for place, (state, draft) in enumerate(zip(states, drafts, strict=True)):
-            if draft.law == "point":
-                reaches = self._calibration.reaches(draft, state.lean.odds, floor)
-                ranked += [
-                    (-reach, place, node) for node, reach in enumerate(reaches) if reach >= floor or node < _PROBE
-                ]
-        ranked.sort()
-        kept: list[list[int]] = [[] for _ in drafts]
-        for _, place, node in ranked[: self._worth(views, drafts, ranked)]:
-            kept[place].append(node)
+    def _trim(self, states: Sequence[_State], drafts: Sequence[Draft], nodes: int, context: int) -> list[Draft]:
+        floor = self._floor(len(drafts), nodes, context)
+        candidates = [
+            self._calibration.candidates(draft, state.lean.odds, floor, _PROBE) if draft.law == "point" else NOBODY
+            for state, draft in zip(states, drafts, strict=True)
+        ]
+        ranked = sorted(chain.from_iterable([reaches for _, reaches in candidates]), reverse=True)
+        kept = best(candidates, ranked, self._worth(drafts, nodes, ranked, context))
         for place, state in enumerate(states):
             if state.probing and len(kept[place]) < _PROBE:
-                kept[place] = [node for _, owner, node in ranked if owner == place][:_PROBE]
+                kept[place] = best_of(candidates[place], _PROBE)
         return [_cut(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
 
-    def _floor(self, views: Sequence[View], drafts: Sequence[Draft]) -> float:
+    def _floor(self, sequences: int, nodes: int, context: int) -> float:
         """A chance that is worth no row: a quarter of what rows cost on average, in tokens of plain decoding."""
-        rows, nodes = len(views) + self._other_rows, sum(map(len, drafts))
-        plain = self._cost.forward(rows, _mean_length(views))
-        row = (self._cost.forward(rows + nodes, _mean_length(views)) - plain) / nodes
+        rows = sequences + self._other_rows
+        plain = self._cost.forward(rows, context)
+        row = (self._cost.forward(rows + nodes, context) - plain) / nodes
         return 0.25 * row * rows / plain
 
-    def _worth(self, views: Sequence[View], drafts: Sequence[Draft], ranked: Sequence[tuple[float, int, int]]) -> int:
+    def _worth(self, drafts: Sequence[Draft], nodes: int, ranked: Sequence[float], context: int) -> int:
         """How many of the ranked nodes to verify: where tokens per second are highest, and fewer of equals."""
-        context = _mean_length(views)
-        tokens = float(len(views) + self._other_rows)
-        rows = len(views) + self._other_rows + sum(draft.probes for draft in drafts)
-        rows += sum(len(draft) - draft.probes for draft in drafts if draft.law != "point")
-        draft_seconds = self._seconds_of(sum(map(len, drafts)) / len(drafts), len(drafts))
-        best, best_rate = 0, tokens / (draft_seconds + self._cost.forward(rows, context))
-        stride, forward = -(-len(ranked) // _STRIDES), self._cost.forward
-        for count, (reach, _, _) in enumerate(ranked, start=1):
-            tokens -= reach  # negated for sorting
-            if count % stride == 0 or count == len(ranked):
-                rate = tokens / (draft_seconds + forward(rows + count, context))
-                if rate > best_rate:
-                    best, best_rate = count, rate
-        return best
+        plain = len(drafts) + self._other_rows
+        untrimmed = sum([draft.probes if draft.law == "point" else len(draft) for draft in drafts])
+        rows, forward = plain + untrimmed, self._cost.forward
+        draft_seconds = self._seconds_of(nodes / len(drafts), len(drafts))
+        count, best_rate = 0, plain / (draft_seconds + forward(rows, context))
+        gains = list(accumulate(ranked))
+        stride = -(-len(gains) // _STRIDES)
+        for more in [*range(stride, len(gains), stride), len(gains)] if gains else []:
+            rate = (plain + gains[more - 1]) / (draft_seconds + forward(rows + more, context))
+            if rate > best_rate:
+                count, best_rate = more, rate
+        return count
 
     def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
         state = self._state(view.sequence)
@@ -183,18 +181,23 @@ class Adaptive:
             return
         if self._prices is not None:
             self._prices.left -= _AGED
-        if not state.new:
-            self._draft_seconds.learn(state.proposed, spent.draft_seconds)
-        if len(draft) > draft.probes:
-            self._learn_outcome(state, draft, *walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :]))
-        self._learn_worth(state, len(draft), accepted, spent)
+        if self._bill.spent is not spent:  # the first of a step to be told
+            self._bill = _Bill(self._cost, spent)
+            if not state.new:
+                self._draft_seconds.learn(self._proposed, spent.draft_seconds)
+        rows = len(draft)
+        if rows > draft.probes:
+            self._learn_outcome(state, draft, rows - draft.probes, *walk(draft, accepted, view.tokens))
+        self._learn_worth(state, rows, accepted, spent)
         state.new = False
 
-    def _learn_outcome(self, state: _State, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
-        state.lean.learn(len(path), len(tested), self._calibration.learn(draft, path, tested))
+    def _learn_outcome(
+        self, state: _State, draft: Draft, nodes: int, path: Sequence[int], tested: Sequence[int]
+    ) -> None:
+        accepted = len(path)
+        state.lean.learn(accepted, len(tested), self._calibration.learn(draft, path, tested))
         missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
-        state.levels.learn(len(path), missed)
-        nodes = len(draft) - draft.probes
+        state.levels.learn(accepted, missed)
         depth = nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes])
         self._depth_per_node += _UP * (depth / nodes - self._depth_per_node)
         if path:
@@ -202,12 +205,12 @@ class Adaptive:
 
     def _learn_worth(self, state: _State, rows: int, accepted: int, spent: Spent) -> None:
         """Settle what ``rows`` more rows have lost or gained; a probe that lost is waited out, the next one longer."""
-        plain = self._cost.forward(1, spent.context)
+        forward = self._bill.forward
+        plain = forward(1)
         draft_seconds = 0.0 if state.new else spent.draft_seconds  # a first proposal reads the prompt
         if rows == 0 and draft_seconds <= _FREE * plain:
             return  # it found nothing, for nothing: the next step may probe
-        without = self._cost.forward(spent.rows - rows, spent.context)
-        loss = (draft_seconds + self._cost.forward(spent.rows, spent.context) - without) / plain - accepted
+        loss = (draft_seconds + forward(spent.rows) - forward(spent.rows - rows)) / plain - accepted
         state.purse = max(0.0, state.purse - loss)
         if state.probing:
             state.wait = max(2 * state.wait, math.ceil(loss / _LOSS)) if loss > 0 else _FIRST_WAIT
@@ -224,6 +227,23 @@ class Adaptive:
             limit = self._max_budget if known else min(_FIRST, self._max_budget)
             state = self._states[sequence] = _State(limit, Levels(self._levels))
         return state
+
+
+class _Bill:
+    """Seconds of forwards in the circumstances of one step, whose sequences all ask for much the same."""
+
+    __slots__ = ("_cost", "_seconds", "spent")
+
+    def __init__(self, cost: Cost, spent: Spent) -> None:
+        self.spent = spent
+        self._cost = cost
+        self._seconds: dict[int, float] = {}
+
+    def forward(self, rows: int) -> float:
+        seconds = self._seconds.get(rows)
+        if seconds is None:
+            seconds = self._seconds[rows] = self._cost.forward(rows, self.spent.context)
+        return seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -253,7 +273,6 @@ class _State:
         "paying",
         "prices",
         "probing",
-        "proposed",
         "purse",
         "quiet",
         "wait",
@@ -264,7 +283,6 @@ class _State:
         self.levels = levels
         self.limit = limit  # slow start: nodes that may be drafted for now
         self.budget = 0  # as planned for this step
-        self.proposed = 0  # nodes the drafter proposed in this step
         self.prices: _Prices | None = None  # by which `paying` was worked out
         self.paying = 0  # the size worth drafting
         self.purse = _STAKE  # forwards that drafts may lose
@@ -275,7 +293,7 @@ class _State:
 
 
 def _mean_length(views: Sequence[View]) -> int:
-    return sum(len(view.tokens) for view in views) // len(views)
+    return sum([len(view.tokens) for view in views]) // len(views)
 
 
 def _sizes(most: int) -> list[int]:
@@ -286,4 +304,5 @@ def _sizes(most: int) -> list[int]:
 
 def _cut(draft: Draft, nodes: Sequence[int]) -> Draft:
     """The draft without the nodes that are not worth it; drawn drafts stay whole."""
-    return trees.prune(draft, sorted(nodes)) if draft.law == "point" else draft
+    whole = draft.law != "point" or len(nodes) == len(draft) - draft.probes
+    return draft if whole else trees.prune(draft, nodes)

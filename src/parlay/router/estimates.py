@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 from parlay import trees
+from parlay.router.ranking import Candidates
 from parlay.types import Draft
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the buckets of scores
@@ -18,14 +20,15 @@ _ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
 _SLOWER = 0.3  # weight of a proposal that took longer than expected
 
 
-def walk(draft: Draft, accepted: int, committed: Sequence[int]) -> tuple[list[int], list[int]]:
+def walk(draft: Draft, accepted: int, text: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """The nodes on the accepted path, and all whose parent was reached: those were tested.
 
-    ``accepted`` nodes were; ``committed`` are the tokens of the step, which tell the path where the tree branches.
+    ``accepted`` nodes were; ``text`` ends with the tokens of the step, which tell the path where the tree branches.
     """
     real = len(draft) - draft.probes
     if trees.is_chain(draft.tree):
-        return list(range(accepted)), list(range(min(accepted + 1, real)))
+        return range(accepted), range(min(accepted + 1, real))
+    committed = text[len(text) - accepted - 1 :]
     families = trees.children(draft.tree)
     path: list[int] = []
     tested: list[int] = []
@@ -45,50 +48,78 @@ class Calibration:
 
     def __init__(self) -> None:
         self._accepted = [0.0] * (len(_EDGES) + 1)
-        self._tested = [0.0] * (len(_EDGES) + 1)
+        self._rejected = [0.0] * (len(_EDGES) + 1)
         self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they fade like what was seen
         self.steps = 0
 
     def chance(self, score: float) -> float:
         """Share of nodes with about this score that were accepted when their parent was."""
         bucket = bisect_right(_EDGES, score)
-        weight = self._weights[bucket]
-        return (self._accepted[bucket] + weight * score) / (self._tested[bucket] + weight)
+        likely = self._accepted[bucket] + self._weights[bucket] * score
+        return likely / (likely + self._rejected[bucket] + self._weights[bucket] * (1 - score))
 
-    def reaches(self, draft: Draft, odds: float, floor: float) -> list[float]:
-        """Chance that the path down to each node is accepted, probes left out; 0 for some below ``floor``.
+    def candidates(self, draft: Draft, odds: float, floor: float, sure: int) -> Candidates:
+        """The nodes that are accepted, with all above them, with a chance of at least ``floor``; probes are left out.
 
-        Of each node it is `chance`, its odds times ``odds``; written out here, as every step asks it of every node.
+        The first ``sure`` are among them whatever theirs. A node's own is `chance`, its odds times ``odds``.
         """
-        accepted, tested, weights = self._accepted, self._tested, self._weights
-        result: list[float] = []
-        for parent, score in zip(draft.tree.parents[: len(draft) - draft.probes], _scores(draft), strict=False):
-            reach = result[parent] if parent >= 0 else 1.0
-            if reach < floor:
-                reach = 0.0
-            else:
-                bucket = bisect_right(_EDGES, score)
-                weight = weights[bucket]
-                chance = odds * (accepted[bucket] + weight * score)
-                reach *= chance / (chance + tested[bucket] - accepted[bucket] + weight * (1 - score))
-            result.append(reach)
-        return result
+        scores = _scores(draft)
+        if draft.probes:
+            scores = scores[: len(scores) - draft.probes]
+        if not trees.is_chain(draft.tree):
+            return self._branching(draft.tree.parents, scores, odds, floor, sure)
+        accepted, rejected, weights = self._accepted, self._rejected, self._weights
+        reach = 1.0
+        reaches: list[float] = []
+        for bucket, score in zip(_buckets(scores), scores, strict=True):  # written out: each step asks it of each node
+            weight = weights[bucket]
+            chance = odds * (accepted[bucket] + weight * score)
+            reach *= chance / (chance + rejected[bucket] + weight * (1 - score))
+            if reach < floor and len(reaches) >= sure:
+                break
+            reaches.append(reach)
+        return range(len(reaches)), reaches
+
+    def _branching(
+        self, parents: Sequence[int], scores: Sequence[float], odds: float, floor: float, sure: int
+    ) -> Candidates:
+        reaches: list[float] = []
+        nodes = zip(parents, _buckets(scores), scores, strict=False)  # probes are the last parents
+        for parent, bucket, score in nodes:
+            weight = self._weights[bucket]
+            chance = odds * (self._accepted[bucket] + weight * score)
+            chance /= chance + self._rejected[bucket] + weight * (1 - score)
+            reaches.append(chance * (reaches[parent] if parent >= 0 else 1.0))
+        kept = [node for node, reach in enumerate(reaches) if reach >= floor or node < sure]
+        return kept, [reaches[node] for node in kept]
 
     def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> float:
         """One step: the accepted nodes, and those that were tested. How many of these it would have expected."""
         self.steps += 1
-        scores = _scores(draft)
-        expected = sum([self.chance(scores[node]) for node in tested])
-        buckets = [bisect_right(_EDGES, scores[node]) for node in tested]
-        taken = [bisect_right(_EDGES, scores[node]) for node in path]
+        own = _scores(draft)
+        all_buckets = _buckets(own)
+        buckets = [all_buckets[node] for node in tested]
+        taken = buckets[: len(path)] if tested[: len(path)] == path else [buckets[tested.index(node)] for node in path]
+        accepted, rejected, weights = self._accepted, self._rejected, self._weights
+        expected = 0.0
+        for bucket, node in zip(buckets, tested, strict=True):
+            weight = weights[bucket]
+            expected += (accepted[bucket] + weight * own[node]) / (accepted[bucket] + rejected[bucket] + weight)
         for bucket in set(buckets):
-            self._accepted[bucket] = self._accepted[bucket] * _BUCKET_DECAY + taken.count(bucket)
-            self._tested[bucket] = self._tested[bucket] * _BUCKET_DECAY + buckets.count(bucket)
-            self._weights[bucket] *= _BUCKET_DECAY
+            count, right = buckets.count(bucket), taken.count(bucket)
+            accepted[bucket] = accepted[bucket] * _BUCKET_DECAY + right
+            rejected[bucket] = rejected[bucket] * _BUCKET_DECAY + count - right
+            weights[bucket] *= _BUCKET_DECAY
         return expected
 
 
-def _scores(draft: Draft) -> Sequence[float]:
+@lru_cache(maxsize=512)
+def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
+    """The buckets of a draft's scores: asked for twice a step, and many drafters score alike again and again."""
+    return tuple([bisect_right(_EDGES, score) for score in scores])
+
+
+def _scores(draft: Draft) -> tuple[float, ...]:
     return draft.scores or (UNSCORED,) * len(draft)
 
 
@@ -158,8 +189,8 @@ class DraftSeconds:
         slope = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
         return max(0.0, (self._seconds - slope * self._nodes) / self._count) + slope * nodes
 
-    def learn(self, nodes: int, seconds: float) -> None:
-        """A proposal of so many nodes took so long."""
+    def learn(self, nodes: float, seconds: float) -> None:
+        """Proposals of so many nodes on average took so long each."""
         expected = self.of(nodes) or seconds
         weight = 1.0 if seconds < expected else _SLOWER
         seconds = min(seconds, 2 * expected)

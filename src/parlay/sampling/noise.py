@@ -68,7 +68,10 @@ def stream(key: NoiseKey, position: int, purpose: int = Purpose.SHARED, *draw: i
 
 
 def bits(streams: Sequence[int], ids: Tensor) -> Tensor:
-    """SplitMix64 output number ``ids[n]`` of each stream, ``[S, N]`` int64: the unsigned value's bit pattern."""
+    """SplitMix64 output number ``ids[n]`` of each stream, ``[S, N]`` int64: the unsigned value's bit pattern.
+
+    Ids ``[S, N]`` are those of each stream.
+    """
     states = [_signed(state) for state in streams]
     if ids.is_cpu:  # NumPy's integer arithmetic is twice as fast as torch's there
         return torch.from_numpy(_hash(np.array(states, np.int64)[:, None], ids.numpy() * _signed(_GOLDEN)))
@@ -131,6 +134,13 @@ def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
 def draw_among(logits_V: Tensor, ids: Tensor, state: int) -> int:
     """One of ``ids``, which rise: the token that `draw` would choose if all others were -inf."""
     return _best(logits_V, ids, bits([state], ids)[0])[1]
+
+
+def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams: Sequence[int]) -> list[int]:
+    """`draw_among` for several rows: one of each row's ids, which rise, that stays."""
+    scores_RC = gumbel(bits(streams, ids_RC)).add_(logits_RV.gather(1, ids_RC))
+    places_R = select.argmax(scores_RC.masked_fill_(~stay_RC, -torch.inf))[1]
+    return ids_RC.gather(1, places_R[:, None])[:, 0].tolist()
 
 
 def _draw_large(logits_V: Tensor, state: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.sampling import noise, select, truncation
 from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
-from parlay.types import Fault, ParlayError, View
+from parlay.types import Fault, ParlayError, SamplingParams, View
 
 
 def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
@@ -25,10 +25,10 @@ def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[in
     for row, (view, path) in enumerate(zip(views, paths, strict=True)):
         if is_plain_greedy(view, path):
             plain.append(row)
-        elif truncation.truncates(view.request.params) or edits(view, path):
-            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
-        else:
+        elif goes_together(view, path) or not (truncation.truncates(view.request.params) or edits(view, path)):
             tempered.append(row)
+        else:
+            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
     if plain:
         _put(chosen, plain, greedy(rows(logits_RV, plain)))
     if tempered:
@@ -69,12 +69,19 @@ def is_plain_greedy(view: View, path: Sequence[int]) -> bool:
     return view.request.params.temperature == 0 and not edits(view, path)
 
 
+def goes_together(view: View, path: Sequence[int]) -> bool:
+    """Whether the row is one of those that are truncated together, at a fraction of what one costs alone."""
+    return (
+        truncation.goes_together(view.request.params) and view.request.params.temperature > 0 and not edits(view, path)
+    )
+
+
 def greedy(logits_RV: Tensor) -> list[int | Fault]:
     """The most likely token of each row, or what is wrong with it."""
     values_R, ids_R = select.argmax(logits_RV)
     values: list[float] = values_R.tolist()
     ids: list[int | Fault] = ids_R.tolist()
-    if all(map(math.isfinite, values)):
+    if math.isfinite(sum(values)):  # so all are; and a sum that overflows only costs a closer look
         return ids
     return [_or_fault(top, token) for top, token in zip(values, ids, strict=True)]
 
@@ -98,13 +105,29 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
 
 
 def _tempered(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
-    """Rows that need temperature and noise only."""
+    """Rows that need temperature, noise and perhaps truncation only."""
     scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
     good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]
-    if good:
-        streams = [_stream(views[row], paths[row]) for row in good]
-        _put(tokens, good, noise.draw(rows(scores_RV, good), streams))
+    groups: dict[tuple[int, float], list[int]] = {}
+    for row in good:
+        params = views[row].request.params
+        groups.setdefault((params.top_k, params.top_p), []).append(row)
+    for group in groups.values():
+        streams = [_stream(views[row], paths[row]) for row in group]
+        _put(tokens, group, _drawn(rows(scores_RV, group), views[group[0]].request.params, streams))
+    return tokens
+
+
+def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) -> list[int]:
+    """A token of each row, all truncated alike."""
+    if not truncation.truncates(params):
+        return noise.draw(scores_RV, streams)
+    ids_RC, stay_RC, sure_R = truncation.eligible_rows(scores_RV, params)
+    tokens = noise.draw_among_rows(scores_RV, ids_RC, stay_RC, streams)
+    for row, sure in enumerate(sure_R.tolist()):
+        if not sure:
+            tokens[row] = noise.draw_among(scores_RV[row], truncation.eligible(scores_RV[row], params), streams[row])
     return tokens
 
 

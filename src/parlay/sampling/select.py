@@ -51,6 +51,28 @@ def _true(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.is_cpu else mask.nonzero()[:, 0]
 
 
+def leading_rows(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Indices of the ``count`` largest values of each row, rising, ``[R, count]``; for which rows they are, ``[R]``.
+
+    Not for those in which equals compete for the last place. ``count`` is at most the size of a row. What comes out for
+    a row does not depend on the others.
+    """
+    size = values_RV.shape[-1]
+    if size <= _SMALL or count * _BLOCK > size:
+        return _largest(values_RV, count)
+    # As many blocks reach the count-th largest maximum, so at least as many values do: the others need no look.
+    blocks_RC, clear_R = _largest(block_maxima(values_RV), count)
+    ids_RN = (blocks_RC[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=values_RV.device)).flatten(1)
+    values_RN = values_RV.gather(1, ids_RN.clamp(max=size - 1)).masked_fill_(ids_RN >= size, -torch.inf)
+    places_RC, sure_R = _largest(values_RN, count)
+    return ids_RN.gather(1, places_RC), sure_R & clear_R
+
+
+def _largest(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    top = values_RV.topk(count)
+    return top.indices.sort(1).values, (values_RV >= top.values[:, -1:]).sum(1) == count
+
+
 def leading(values_V: Tensor, count: int) -> Tensor:
     """Indices of the ``count`` largest values, largest first, equal ones by rising index."""
     size = values_V.numel()

@@ -31,6 +31,38 @@ def eligible(logits_V: Tensor, params: SamplingParams) -> Tensor:
     return torch.arange(logits_V.numel(), device=logits_V.device) if ids is None else ids
 
 
+def goes_together(params: SamplingParams) -> bool:
+    """Whether `eligible_rows` takes rows of this request."""
+    return (params.top_k > 0 or params.top_p < 1) and params.min_p == 0 and params.typical_p == 1
+
+
+def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor]:
+    """Top-k and top-p of several rows at once: candidates, which of them stay, and for which rows that is certain.
+
+    Candidates ``[R, C]`` are ids, rising in each row, ``stay`` ``[R, C]`` and ``sure`` ``[R]`` bool. Rows in which
+    equals compete for the last place, or whose mass lies too widely spread, are for `eligible`. Rows have a finite
+    maximum. What comes out for a row does not depend on the others, so it is the same in every batch.
+    """
+    count = min(params.top_k or _FIRST_GUESS, logits_RV.shape[-1])
+    ids_RC, sure_R = select.leading_rows(logits_RV, count)
+    if params.top_p == 1:
+        return ids_RC, torch.ones_like(ids_RC, dtype=torch.bool), sure_R
+    best_RC = logits_RV.gather(1, ids_RC)
+    order_RC = best_RC.sort(dim=1, descending=True, stable=True).indices
+    weights_RC = (best_RC - best_RC.amax(1, keepdim=True)).exp_()
+    reached_RC = weights_RC.gather(1, order_RC).cumsum(1, dtype=torch.float64)
+    whole_R = reached_RC[:, -1] if params.top_k else torch.stack([_mass(row_V) for row_V in logits_RV])
+    goal_R1 = (params.top_p * whole_R)[:, None]
+    needed_R1 = (reached_RC < goal_R1).sum(1, keepdim=True) + 1
+    ranked_RC = torch.arange(count, device=ids_RC.device) < needed_R1
+    stay_RC = torch.empty_like(ranked_RC).scatter_(1, order_RC, ranked_RC)
+    return ids_RC, stay_RC, sure_R & (needed_R1[:, 0] <= count)
+
+
+def _mass(logits_V: Tensor) -> Tensor:
+    return _weights(logits_V).sum(dtype=torch.float64)
+
+
 def _filters(params: SamplingParams) -> Iterator[Callable[[Tensor], Tensor]]:
     if params.top_k > 0:
         yield lambda logits: _rising(select.leading(logits, params.top_k))

@@ -12,14 +12,24 @@ from parlay.types.base import Exactness, FinishReason, Law, LogitsProcessor, Noi
 from parlay.types.drafts import NO_DRAFT, Draft, Fault, Tree, Verdict
 from parlay.types.params import SamplingParams, StructuredOutputsParams
 from parlay.types.requests import Constraint, Layers, Request, StopChecker, View
-from parlay.types.results import Committed, EngineStats, Event, Metrics, TokenLogprobs
+from parlay.types.results import (
+    NOTHING_COMMITTED,
+    Committed,
+    CommittedTokens,
+    EngineStats,
+    Event,
+    Metrics,
+    TokenLogprobs,
+)
 from parlay.types.runners import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
 
 __all__ = [
+    "NOTHING_COMMITTED",
     "NO_DRAFT",
     "Chain",
     "Committed",
+    "CommittedTokens",
     "Constraint",
     "Cost",
     "Draft",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.types.base import Law
 
@@ -46,14 +46,13 @@ class Draft:
     probes: int = 0
 
     def __len__(self) -> int:
-        return len(self.tree)
+        return len(self.tree.tokens)
 
 
 NO_DRAFT = Draft()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a rule decided for one sequence: the accepted nodes, root side first, and one more token after them.
 
     ``sampled`` gives, per row of the walk (root, then each accepted node), the token chosen there; its last entry is

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import repeat
+from typing import NamedTuple, overload
 
 from parlay.types.base import Exactness, FinishReason
 
@@ -106,11 +107,38 @@ class Committed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class CommittedTokens(Sequence[Committed]):
+    """The tokens that joined a sequence in one step, in columns: a `Committed` is made when one is looked at.
+
+    ``logprobs`` are as many as tokens, or none where the request wants none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[Committed]:
+        return map(Committed, self.tokens, self.sources, self.logprobs or repeat(None))
+
+    @overload
+    def __getitem__(self, place: int) -> Committed: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Committed, ...]: ...
+    def __getitem__(self, place: int | slice) -> Committed | tuple[Committed, ...]:
+        return tuple(self)[place]
+
+
+NOTHING_COMMITTED = CommittedTokens()
+
+
+class Event(NamedTuple):
     """What one step did to one request. The last event of a request carries its reason, metrics and any error."""
 
     request: str
-    committed: tuple[Committed, ...] = ()
+    committed: CommittedTokens = NOTHING_COMMITTED
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

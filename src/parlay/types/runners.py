@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
 from parlay.types.drafts import NO_TREE, Tree
@@ -44,8 +44,7 @@ class RunnerSpec:
         return tuple(half for layer in range(self.num_layers) for half in (("attention", layer), ("mlp", layer)))
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """What one sequence feeds into one forward: its pending tokens, then a tree below the last of them.
 
     Rows are numbered pending first, then tree nodes. Logits are computed for the rows from ``logits_from`` on, so an
@@ -59,7 +58,7 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        return len(self.pending) + len(self.tree)
+        return len(self.pending) + len(self.tree.tokens)
 
 
 @dataclass(frozen=True, slots=True)

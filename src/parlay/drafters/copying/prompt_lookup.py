@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from parlay import trees
 from parlay.drafters.entries import Resources, UsageError
@@ -45,12 +46,16 @@ class PromptLookup(OneByOne):
         if length == 0:
             return NO_DRAFT
         tokens = text.copy(place, budget)
-        # Chance that a copy goes on after n matching tokens; measured on edits and answers, .33 to .95.
-        scores = [matched / (matched + 2) for matched in range(length, length + len(tokens))]
-        return trees.chain(tokens, SOURCE, scores)
+        return trees.chain(tokens, SOURCE, _scores(length, len(tokens)))
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
+
+
+@lru_cache(maxsize=1024)
+def _scores(matched: int, count: int) -> tuple[float, ...]:
+    """Chance that a copy goes on after n matching tokens; measured on edits and answers, .33 to .95."""
+    return tuple(matching / (matching + 2) for matching in range(matched, matched + count))
 
 
 class _Text:
@@ -60,7 +65,7 @@ class _Text:
         self.references = references
         self._sizes = sizes
         self._history = History()
-        self._tokens: list[int] = []
+        self._tokens = array("i")
         self._places = [_Places(size) for size in self._sizes]
         for reference in self.references:
             start = len(self._tokens)
@@ -106,52 +111,57 @@ class _Text:
         """How many tokens before ``place`` equal the latest ones, given that ``known`` do."""
         text = self._tokens
         longest = min(longest, place)
+        if text[place - longest : place] == text[len(text) - longest :]:  # a copy that goes on is told at once
+            return longest
         while known < longest and text[place - known - 1] == text[-known - 1]:
             known += 1
         return known
 
     def copy(self, place: int, budget: int) -> list[int]:
-        tokens = self._tokens[place : place + budget]
+        tokens = self._tokens[place : place + budget].tolist()
         return tokens[: tokens.index(_END)] if _END in tokens else tokens
 
 
 class _Places:
     """The places that follow each n-gram of one size, most recent first.
 
-    An n-gram is indexed when the token after it is known, so the latest one never finds itself.
+    An n-gram is indexed when the token after it is known, so the latest one never finds itself. Keys are the bytes of
+    its tokens: one piece of memory each, where a tuple would be five, that are as far apart as they are old.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._latest: dict[tuple[int, ...], int] = {}
+        self._latest: dict[bytes, int] = {}
         self._earlier = array("q")  # place -> the previous place with the same n-gram before it, or -1
 
-    def index(self, text: Sequence[int], start: int) -> None:
+    def index(self, text: array[int], start: int) -> None:
         """Take in what was appended to ``text``; an n-gram lies within the part that begins at ``start``."""
-        size, latest, earlier = self.size, self._latest, self._earlier
-        first = max(len(earlier), start + size)
-        earlier.extend([-1] * (min(first, len(text)) - len(earlier)))
-        if first >= len(text):
-            return
-        columns = (text[first - size + offset : len(text) - size + offset] for offset in range(size))
-        for place, key in enumerate(zip(*columns, strict=True), first):
-            earlier.append(latest.get(key, -1))
+        latest, known, end = self._latest, len(self._earlier), len(text)
+        first = max(known, start + self.size)
+        if first > known:
+            self._earlier.extend([-1] * (min(first, end) - known))
+        before, note = latest.get, self._earlier.append
+        width, run = text.itemsize, self.size * text.itemsize
+        tokens = text[first - self.size : end].tobytes()
+        for place, at in enumerate(range(0, (end - first) * width, width), first):
+            key = tokens[at : at + run]
+            note(before(key, -1))
             latest[key] = place
 
-    def cut(self, text: Sequence[int], length: int) -> None:
+    def cut(self, text: array[int], length: int) -> None:
         """Forget the places from ``length`` on, the last ones first; ``text`` still has their tokens."""
         for place in range(len(self._earlier) - 1, length - 1, -1):
             before = self._earlier.pop()
-            key = tuple(text[place - self.size : place])
+            key = text[place - self.size : place].tobytes()
             if self._latest.get(key) == place:
                 if before < 0:
                     del self._latest[key]
                 else:
                     self._latest[key] = before
 
-    def of(self, text: Sequence[int], longest: int) -> Iterator[int]:
+    def of(self, text: array[int], longest: int) -> Iterator[int]:
         """Places after occurrences of the latest n-gram, if the sequence is that long."""
-        place = self._latest.get(tuple(text[-self.size :]), -1) if self.size <= longest else -1
+        place = self._latest.get(text[-self.size :].tobytes(), -1) if self.size <= longest else -1
         for _ in range(CANDIDATES):
             if place < 0:
                 return

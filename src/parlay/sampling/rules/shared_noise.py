@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import islice
+from typing import ClassVar, cast
 
 from torch import Tensor
 
-from parlay.sampling.sampler import greedy, is_plain_greedy, rows, sample
-from parlay.types import Draft, Exactness, Fault, Law, Rule, Verdict, View
+from parlay import trees
+from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
+from parlay.types import Draft, Exactness, Fault, Law, Rule, Tree, Verdict, View
 
 
 @dataclass(frozen=True)
@@ -32,28 +35,72 @@ def follow(
     views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
     """Plain decoding's tokens for as long as the drafts carry them, by whatever law these were chosen."""
-    walks = [_Walk(view, draft, root) for view, draft, root in zip(views, drafts, roots, strict=True)]
-    plain = [walk for walk in walks if is_plain_greedy(walk.view, ())]
+    greedily = [is_plain_greedy(view, ()) for view in views]
+    if all(greedily):
+        return _greedily(drafts, logits_RV, roots)
+    lockstep = [place for place, plain in enumerate(greedily) if not plain]
+    walks = {place: _Walk(views[place], drafts[place], roots[place]) for place in lockstep}
+    _walk_in_lockstep(list(walks.values()), logits_RV)
+    plain = [place for place in range(len(views)) if place not in walks]
+    verdicts: dict[int, Verdict | Fault] = {place: walk.verdict for place, walk in walks.items()}
     if plain:
-        _walk_greedily(plain, logits_RV)
-    _walk_in_lockstep([walk for walk in walks if walk.open], logits_RV)
-    return [walk.verdict for walk in walks]
+        chosen = _greedily([drafts[place] for place in plain], logits_RV, [roots[place] for place in plain])
+        verdicts.update(zip(plain, chosen, strict=True))
+    return [verdicts[place] for place in range(len(views))]
 
 
 def check_law(rule: Rule, draft: Draft) -> None:
     """Raises ValueError for a draft that the rule can't judge."""
-    if len(draft) and draft.law not in rule.laws:
+    if (draft.law == "point" and "point" in rule.laws) or not len(draft):
+        return
+    if draft.law not in rule.laws:
         raise ValueError(
             f"accept rule {type(rule).__name__} can't judge drafts of law {draft.law!r}; it takes {sorted(rule.laws)}"
         )
-    if len(draft) and draft.law != "point" and draft.probs is None:
+    if draft.law != "point" and draft.probs is None:
         raise ValueError(f"accept rule {type(rule).__name__} needs the law that each node was drawn from")
+
+
+def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) -> list[Verdict | Fault]:
+    """Where the largest logit decides, one argmax over all rows costs less than one per visited row."""
+    tokens = tuple(greedy(logits_RV))
+    return [
+        _verdict(draft, tokens[root : root + 1 + len(draft) - draft.probes])
+        for draft, root in zip(drafts, roots, strict=True)
+    ]
+
+
+def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
+    """Down the tree by ``tokens``, which were chosen at the root and at each node, probes left out."""
+    if trees.is_chain(draft.tree):
+        taken = [*map(operator.eq, draft.tree.tokens, tokens[:-1]), False].index(False)
+        path, sampled = tuple(range(taken)), tokens[: taken + 1]
+    else:
+        path = _path(draft.tree, tokens)
+        sampled = (tokens[0], *[tokens[node + 1] for node in path])
+    last = sampled[-1]
+    if not isinstance(last, Fault):
+        return Verdict(path, cast("tuple[int, ...]", sampled))
+    # Tokens drawn above stand, as in plain decoding: the last is then the bonus, and the fault the next root's.
+    return Verdict(path[:-1], cast("tuple[int, ...]", sampled[:-1])) if path else last
+
+
+def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
+    """The nodes that carry what was chosen above them, from below the root."""
+    nodes = range(len(tokens) - 1)
+    children: dict[tuple[int, int | Fault], int] = {(tree.parents[node], tree.tokens[node]): node for node in nodes}
+    path: list[int] = []
+    here = -1
+    while (below := children.get((here, tokens[here + 1]))) is not None:
+        path.append(below)
+        here = below
+    return tuple(path)
 
 
 class _Walk:
     """One sequence's way down its tree. Probes are not part of it."""
 
-    __slots__ = ("_children", "_fault", "_node", "_path", "open", "root", "sampled", "view")
+    __slots__ = ("_chain", "_children", "_fault", "_node", "_path", "open", "root", "sampled", "view")
 
     def __init__(self, view: View, draft: Draft, root: int) -> None:
         self.view = view
@@ -66,11 +113,16 @@ class _Walk:
         real = len(draft) - draft.probes
         nodes = zip(draft.tree.parents[:real], draft.tree.tokens[:real], range(real), strict=True)
         self._children = {(parent, token): node for parent, token, node in nodes}
+        self._chain = draft.tree.tokens[:real] if trees.is_chain(draft.tree) else ()
 
-    @property
-    def row(self) -> int:
-        """The row of logits to draw from next."""
-        return self.root + 1 + self._node
+    def ahead(self, most: int) -> list[tuple[int, list[int]]]:
+        """The row of logits to draw from next, and its path; then those below it as long as there is but one way.
+
+        At most so many, and one where rows are not drawn together at less cost.
+        """
+        path, first = list(self.sampled), self.root + 1 + self._node
+        below = self._chain[self._node + 1 :][: most - 1] if goes_together(self.view, path) else ()
+        return [(first + depth, [*path, *below[:depth]]) for depth in range(len(below) + 1)]
 
     @property
     def verdict(self) -> Verdict | Fault:
@@ -94,32 +146,21 @@ class _Walk:
         self._path.append(node)
         self._node = node
 
-    def descend(self, tokens: Sequence[int | Fault]) -> None:
-        """All the way, by the tokens that the rows of logits choose."""
-        first, children, sampled, path, node = self.root + 1, self._children, self.sampled, self._path, self._node
-        while isinstance(token := tokens[first + node], int):
-            sampled.append(token)
-            below = children.get((node, token))
-            if below is None:
-                self.open = False
-                return
-            path.append(below)
-            self._node = node = below
-        self.take(token)
-
-
-def _walk_greedily(walks: Sequence[_Walk], logits_RV: Tensor) -> None:
-    """Where the largest logit decides, one argmax over all rows costs less than one per visited row."""
-    tokens = greedy(logits_RV)
-    for walk in walks:
-        walk.descend(tokens)
-
 
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
-    """Level by level over all sequences, so that only visited rows are processed, each on its own path."""
+    """Over all sequences at once, so that only visited rows are processed, each on its own path, and few in vain.
+
+    Level by level; but where rows are drawn together at less cost, at each turn twice as many levels as before.
+    """
+    most = 2
     while walks:
-        chosen = [walk.row for walk in walks]
-        tokens = sample(rows(logits_RV, chosen), [walk.view for walk in walks], [walk.sampled for walk in walks])
-        for walk, token in zip(walks, tokens, strict=True):
-            walk.take(token)
+        runs = [walk.ahead(most) for walk in walks]
+        chosen = [row for run in runs for row, _ in run]
+        views = [walk.view for walk, run in zip(walks, runs, strict=True) for _ in run]
+        tokens = iter(sample(rows(logits_RV, chosen), views, [path for run in runs for _, path in run]))
+        for walk, run in zip(walks, runs, strict=True):
+            for token in islice(tokens, len(run)):
+                if walk.open:
+                    walk.take(token)
         walks = [walk for walk in walks if walk.open]
+        most *= 2

@@ -180,8 +180,7 @@ class ChatChunks:
             return []
         first = self._tokens[event.index]
         self._tokens[event.index] = last = first + len(event.token_ids)
-        committed = self._samples[event.index].committed[first:last]
-        return [token.logprobs for token in committed if token.logprobs is not None]
+        return self._samples[event.index].logprobs[first:last]
 
     def _delta(self, event: StreamEvent) -> dict[str, object]:
         reader = self._readers[event.index]

@@ -162,8 +162,9 @@ class CompletionChunks:
         first = self._tokens[place][event.index]
         self._tokens[place][event.index] = last = first + len(event.token_ids)
         table = CompletionTable(self._speller, self._offsets[place][event.index])
-        for token in self._jobs[place].samples[event.index].committed[first:last]:
-            table.add(token.token, token.logprobs)
+        sample = self._jobs[place].samples[event.index]
+        for token, logprobs in zip(event.token_ids, sample.logprobs[first:last], strict=True):
+            table.add(token, logprobs)
         return table.columns
 
 
