@@ -28,6 +28,18 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
+from parlay.train.planting import (
+    between,
+    constant_key,
+    look_back,
+    orthonormal_columns,
+    orthonormal_rows,
+    padded,
+    set_group,
+    sharpen,
+    turned,
+)
+
 Pins = dict[str, Tensor]
 """By name of a parameter: True where training must leave it as it is."""
 
@@ -36,6 +48,7 @@ _EMBEDDING_STD = 0.5  # large, or what the layers learn to write soon drowns the
 _BEFORE, _AVERAGE, _MATCH, _BEGIN = 2.5, 1.6, 4.5, 1.6  # query and key norm weights: how sharp each layer's heads are
 _FINAL = 0.16
 _FURTHEST = 8  # tokens back in layer 0
+_DISTANCE = 200  # tokens back, about where the text to copy is
 _FADE = 0.05  # by how much less a fit counts for each token further back
 _CENTRES = (14, 28)  # tokens back, where the two averages are taken
 _AVERAGE_SIZE, _AVERAGE_FIT = 2.0, 2.0  # averages are short vectors: how much louder they are stored and compared
@@ -56,7 +69,7 @@ class Match:
     beyond: int = 0
 
 
-_DEEP = (Match(8, 2, 0.7, 20.0), Match(6, 0, 0.75, 6.0), Match(3, 0, 0.62, 2.5), Match(7, 0, 0.8, 6.0, beyond=1))
+_DEEP = (Match(8, 2, 0.7, 26.0), Match(6, 0, 0.75, 6.0), Match(3, 0, 0.62, 2.5), Match(7, 0, 0.8, 6.0, beyond=1))
 _START = Match(1, 0, 0.5, 8.0)
 
 
@@ -160,7 +173,7 @@ def plant(model: Qwen3ForCausalLM, marks: Marks, seed: int = 0) -> Pins:
         groups = [_plant_before(layers[0].self_attn, circuit, turn)]
         if layout.averages:
             groups.append(_plant_averages(layers[1].self_attn, circuit, turn))
-        groups.append(_plant_matches(layers[last].self_attn, circuit))
+        groups.append(_plant_matches(layers[last].self_attn, circuit, turn))
         if layout.averages:
             _plant_start(layers[last + 1].self_attn, embedding, circuit)
     for at, used in enumerate(groups):
@@ -188,13 +201,13 @@ def _plant_before(attention: Qwen3Attention, circuit: _Circuit, turn: Tensor) ->
     """Head h looks h + 1 back: constant query and key whose product, turned by position, peaks there."""
     layout = circuit.layout
     size = 2 * len(turn)
-    fast = _between(turn, _FAST)
-    _sharpen(attention, _BEFORE)
+    fast = between(turn, _FAST)
+    sharpen(attention, _BEFORE)
     groups = list(range(layout.slots // attention.num_key_value_groups))
     for group in groups:
-        _set_group(attention, group, _constant_key(fast, layout), _padded(_own_code(layout), size))
+        set_group(attention, group, constant_key(fast, layout.width), padded(_own_code(layout), size))
     for head in range(layout.slots):
-        _look_back(attention, head, head + 1, fast, turn)
+        look_back(attention, head, head + 1, fast, turn)
         attention.o_proj.weight[layout.place(head + 1), head * size : head * size + layout.slot] = torch.eye(
             layout.slot
         )
@@ -205,28 +218,31 @@ def _plant_averages(attention: Qwen3Attention, circuit: _Circuit, turn: Tensor) 
     """The last group of heads takes averages; pairs of middle speed blur the place where it looks."""
     layout = circuit.layout
     size = 2 * len(turn)
-    middle = _between(turn, _MIDDLE)
-    _sharpen(attention, _AVERAGE)
+    middle = between(turn, _MIDDLE)
+    sharpen(attention, _AVERAGE)
     group = attention.config.num_key_value_heads - 1
     code = _code(layout.average, layout, circuit.draw)
-    _set_group(attention, group, _constant_key(middle, layout), _padded(_reading(code, layout), size))
+    set_group(attention, group, constant_key(middle, layout.width), padded(_reading(code, layout), size))
     for index, centre in enumerate(_CENTRES):
         head = group * attention.num_key_value_groups + index
-        _look_back(attention, head, centre, middle, turn)
+        look_back(attention, head, centre, middle, turn)
         stored = torch.eye(layout.average) * _AVERAGE_SIZE
         attention.o_proj.weight[layout.around(index), head * size : head * size + layout.average] = stored
     return [group]
 
 
-def _plant_matches(attention: Qwen3Attention, circuit: _Circuit) -> list[int]:
-    """Groups of heads that compare; in a shallow model one, over all slots, and the other groups stay free."""
+def _plant_matches(attention: Qwen3Attention, circuit: _Circuit, turn: Tensor) -> list[int]:
+    """Groups of heads that compare; in a shallow model one, over all slots, and the other groups stay free.
+
+    Their slow pairs turn a little all the same, and of equal fits the nearer one would win. What is copied lies further
+    back than what was just written, so that queries are made to meet keys best at `_DISTANCE`."""
     layout = circuit.layout
-    _sharpen(attention, _MATCH)
+    sharpen(attention, _MATCH)
     matches = _DEEP if layout.averages else (Match(layout.slots, 0, 0.75, 5.0),)
     for group, match in enumerate(matches):
         query, key = _compared(layout, match)
         spread = _spread(attention.head_dim, len(query), circuit.draw)
-        _plant_copy(attention, group, (spread @ query, spread @ key), match, circuit)
+        _plant_copy(attention, group, (turned(spread @ query, _DISTANCE, turn), spread @ key), match, circuit)
     return list(range(len(matches)))
 
 
@@ -234,7 +250,7 @@ def _plant_start(attention: Qwen3Attention, embedding: Tensor, circuit: _Circuit
     """The first group of a later layer: after the mark of an answer it looks for what follows a line break. It is not
     pinned, and not sharp, so that training can choose among those places."""
     layout, marks = circuit.layout, circuit.marks
-    _sharpen(attention, _BEGIN)
+    sharpen(attention, _BEGIN)
     mark = embedding[marks.turns[-1]].clone()
     mark[: layout.token.start] = 0
     line = embedding[marks.line, layout.code]
@@ -281,7 +297,7 @@ def _spread(size: int, codes: int, draw: torch.Generator) -> Tensor:
     half, slow = size // 2, max(1, 9 * size // 32 - 1)
     place = torch.cat([torch.arange(half - 1 - slow, half - 1), torch.arange(size - 1 - slow, size - 1)])
     spread = torch.zeros(size, codes)
-    spread[place] = _columns(len(place), codes, draw) * max(1.0, codes / len(place)) ** 0.5
+    spread[place] = orthonormal_columns(len(place), codes, draw) * max(1.0, codes / len(place)) ** 0.5
     return spread
 
 
@@ -294,8 +310,8 @@ def _plant_copy(
     length = _length(layout, match)
     query[size // 2 - 1, 0] = length * match.fit
     key[size // 2 - 1, _RESTING] = length * _REST
-    copy = _rows(min(size, layout.identity), layout.identity, circuit.draw)
-    _set_group(attention, group, key, _padded(_reading(copy, layout), size))
+    copy = orthonormal_rows(min(size, layout.identity), layout.identity, circuit.draw)
+    set_group(attention, group, key, padded(_reading(copy, layout), size))
     place = layout.beyond if match.beyond else layout.token
     for head in range(group * heads, (group + 1) * heads):
         attention.q_proj.weight[head * size : (head + 1) * size] = query
@@ -325,40 +341,6 @@ def _pins(layer: Qwen3DecoderLayer, layout: Layout, planted: Sequence[int], *, a
     return pins
 
 
-def _sharpen(attention: Qwen3Attention, weight: float) -> None:
-    """Sets the norms of queries and keys: their product is at most ``weight**2 * sqrt(head size)``."""
-    attention.q_norm.weight.fill_(weight)
-    attention.k_norm.weight.fill_(weight)
-
-
-def _set_group(attention: Qwen3Attention, group: int, key: Tensor, value: Tensor) -> None:
-    """Writes the key and value rows of one group of heads."""
-    shared = slice(group * attention.head_dim, (group + 1) * attention.head_dim)
-    attention.k_proj.weight[shared] = key
-    attention.v_proj.weight[shared] = value
-
-
-def _look_back(attention: Qwen3Attention, head: int, back: float, pairs: Tensor, turn: Tensor) -> None:
-    """Makes the query of ``head`` a constant that meets the constant key best ``back`` positions before."""
-    size, angle = attention.head_dim, back * turn
-    rows = slice(head * size, (head + 1) * size)
-    attention.q_proj.weight[rows] = 0
-    attention.q_proj.weight[rows, 0] = 2 * torch.cat([pairs * angle.cos(), -pairs * angle.sin()])
-    attention.o_proj.weight[:, rows] = 0
-
-
-def _constant_key(pairs: Tensor, layout: Layout) -> Tensor:
-    """Key rows that are the same everywhere, in the first dimension of each of the ``pairs``."""
-    key = torch.zeros(2 * len(pairs), layout.width)
-    key[: len(pairs), 0] = 2 * pairs
-    return key
-
-
-def _between(turn: Tensor, limits: tuple[float, float]) -> Tensor:
-    """1 for the pairs that turn at a speed within ``limits``, else 0."""
-    return ((turn > limits[0]) & (turn < limits[1])).float()
-
-
 def _own_code(layout: Layout) -> Tensor:
     """Rows that read the token's code, to a length of about 1."""
     rows = torch.zeros(layout.slot, layout.width)
@@ -368,7 +350,7 @@ def _own_code(layout: Layout) -> Tensor:
 
 def _code(size: int, layout: Layout, draw: torch.Generator) -> Tensor:
     """``[size, identity]``: takes an identity to a code of length about 1."""
-    return _rows(size, layout.identity, draw) / (_EMBEDDING_STD * math.sqrt(size))
+    return orthonormal_rows(size, layout.identity, draw) / (_EMBEDDING_STD * math.sqrt(size))
 
 
 def _reading(code: Tensor, layout: Layout) -> Tensor:
@@ -376,20 +358,3 @@ def _reading(code: Tensor, layout: Layout) -> Tensor:
     rows = torch.zeros(len(code), layout.width)
     rows[:, layout.token] = code
     return rows
-
-
-def _padded(rows: Tensor, size: int) -> Tensor:
-    """``rows``, and rows of zeros up to ``size``."""
-    return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
-
-
-def _rows(rows: int, columns: int, draw: torch.Generator) -> Tensor:
-    """Orthonormal rows in a random direction."""
-    square = torch.randn(columns, columns, generator=draw)
-    orthonormal: Tensor = torch.linalg.qr(square).Q
-    return orthonormal[:rows]
-
-
-def _columns(rows: int, columns: int, draw: torch.Generator) -> Tensor:
-    """Orthonormal rows or columns, whichever are fewer: inner products survive as well as the size allows."""
-    return _rows(rows, columns, draw) if rows <= columns else _rows(columns, rows, draw).T

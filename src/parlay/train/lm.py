@@ -88,7 +88,8 @@ class Run:
         )
         self.model = Qwen3ForCausalLM(config)
         marks = marks_of(self.tokenizer)
-        self.optimizers = Optimizers(self.model, plant(self.model, marks, options.seed))
+        self.pins = plant(self.model, marks, options.seed)
+        self.optimizers = Optimizers(self.model, self.pins)
         self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed, marks.rest)
         self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
         self.checks = checks.make_checks(options.data, self.tokenizer, copies=8, edits=4, dialogues=8)
@@ -115,9 +116,15 @@ class Run:
         return loss
 
     def restore(self) -> float:
-        """Loads the saved state; returns the training seconds already used."""
+        """Loads the saved state; returns the training seconds already used. What is pinned stays as it is planted now:
+        the state may come from a version that planted otherwise."""
         state = torch.load(self.state_path, weights_only=True)
+        parameters = dict(self.model.named_parameters())
+        planted = {name: parameters[name].detach()[mask] for name, mask in self.pins.items()}
         self.model.load_state_dict(state["model"])
+        with torch.no_grad():
+            for name, mask in self.pins.items():
+                parameters[name][mask] = planted[name]
         self.optimizers.load_state_dict(state["optimizers"])
         self.progress = Progress(**state["progress"])
         return float(state["elapsed"])
