@@ -55,7 +55,7 @@ _ADDONS = (
 )
 
 EDIT = Workload(
-    "edit", (("user", f"Rename the variable total to current in this code.\n\n[code]\n{_FUNCTION}\n[/code]"),)
+    "edit", (("user", f"Rename the variable value to number in this code.\n\n[code]\n{_FUNCTION}\n[/code]"),)
 )
 CALL = Workload(
     "JSON call",
