@@ -169,6 +169,8 @@ class Drafting:
             raise ValueError(f"accept rule {type(strategy.rule).__name__} can't judge drafts of law {draft.law!r}")
         if len(tree.parents) != nodes or len(draft.sources) != nodes or len(draft.scores) not in (0, nodes):
             raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
+        if not 0 <= draft.probes <= nodes:
+            raise ValueError(f"draft of {nodes} tokens, {draft.probes} of them probes")
         if min(tree.tokens) < 0 or max(tree.tokens) >= self._spec.vocab_size:
             raise ValueError(f"drafted token outside the vocabulary of {self._spec.vocab_size}")
         if not trees.is_chain(tree) and any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):

@@ -266,15 +266,15 @@ def rounded(value: Any) -> Any:
 
 
 def anonymous(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with absolute paths cut to their last part: a checkpoint tells nothing of the disk it was made on."""
+    """The record with paths cut to their last part: a checkpoint tells nothing of the disk it was made on."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: cut(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [cut(item) for item in value]
-        absolute = isinstance(value, Path) or (isinstance(value, str) and value.startswith("/"))
-        return Path(value).name if absolute else value
+        leads_away = isinstance(value, Path) or (isinstance(value, str) and value.startswith(("/", "../", "~")))
+        return Path(value).name if leads_away else value
 
     result: dict[str, Any] = cut(record)
     return result
