@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from benchmarks.figures.adversary import adversaries
+from benchmarks.figures.adversary import adversaries, plainly
 from benchmarks.figures.compare import Comparison
 from benchmarks.figures.ours import PLAIN, parlay
 from benchmarks.figures.prompts import Prompt
@@ -90,20 +90,27 @@ def run_strategies(setup: Setup, results: Results, comparison: Comparison, names
 
 
 def adversary(setup: Setup, results: Results) -> None:
-    """Drafters that are wrong on purpose, under the default policy."""
-    prompts = setup.prompts(MINI, ("prose", "edit"))
+    """Drafters that are wrong on purpose, under the default policy, on a model whose forwards are dear and on one
+    whose forwards take no longer than the engine's work for a draft."""
+    for model in (MINI, WIDE):
+        mislead(setup, results, model)
+
+
+def mislead(setup: Setup, results: Results, model: str) -> None:
+    """The same on one model."""
+    prompts = setup.prompts(model, ("prose", "edit"))
     comparison = Comparison(
         part="adversary",
-        model=MINI,
+        model=model,
         prompts=prompts,
         most_tokens=setup.scale.tokens,
-        rounds=setup.scale.rounds,
+        rounds=setup.scale.rounds if model == MINI else setup.scale.wide_rounds,
         before_loops=False,
     )
     if not comparison.pending(results):
         return
-    with setup.llm(MINI) as llm:
-        reference = parlay(llm, PLAIN)
+    with setup.llm(model) as llm:
+        reference = plainly(llm)
         everything = [prompt for drawn in prompts.values() for prompt in drawn]
         comparison.run(results, reference, adversaries(llm, reference, everything, setup.scale.tokens))
 
