@@ -49,20 +49,22 @@ class Drafting:
                 self._layers.reclaim()
         for turn in ready:
             self._add_forced(turn)
-        drafted = [turn for turn in ready if len(turn.draft)]
+        drafted = [turn for turn in ready if turn.draft is not NO_DRAFT]
         self._most = min(self._max_draft_rows, max(1, self._max_draft_rows // (len(drafted) or 1)))
-        self._fit_rows(drafted)
+        if drafted:
+            self._fit_rows(drafted)
 
     def _plan(self, strategy: Strategy, turns: list[Turn]) -> list[tuple[Turn, int]]:
         """The turns for which something is to be drafted, and how many nodes at most."""
         try:
             budgets = strategy.policy.plan([turn.sequence for turn in turns])
-            limits = [min(budget, self._most, self._limit(turn)) for turn, budget in zip(turns, budgets, strict=True)]
+            wanted = [pair for pair in zip(turns, budgets, strict=True) if pair[1] > 0]
         except Exception as error:
             for turn in turns:
                 drop_drafter(turn.sequence, error)
             return []
-        return [(turn, limit) for turn, limit in zip(turns, limits, strict=True) if limit > 0]
+        limits = [(turn, min(budget, self._most, self._limit(turn))) for turn, budget in wanted]
+        return [(turn, limit) for turn, limit in limits if limit > 0]
 
     def _limit(self, turn: Turn) -> int:
         """A draft longer than what may still be committed, less the token that every step commits, is waste."""
