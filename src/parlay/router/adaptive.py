@@ -18,8 +18,9 @@ _PROBE = 2  # nodes of a probe
 _FIRST_WAIT = 8  # steps without a tested node before a probe
 _LOSS = 0.01  # share of plain decoding's time that failed probes may take
 _STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
-_FRESH = 64  # steps after which costs are looked up again; one with a draft counts for `_AGED`
-_AGED = 16
+_FRESH = 16  # steps after which costs are looked up again; one with a draft counts for `_AGED`
+_AGED = 4
+_SAME = 0.05  # change of a cost that is taken for none
 _FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming is enough
 _SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
 _UP = 0.1  # how far the depth per node follows a draft
@@ -97,6 +98,8 @@ class Adaptive:
         """Looked up again for another batch, and now and then."""
         prices = self._prices
         batch = (len(views), self._other_rows)
+        if prices is not None and prices.batch == batch and prices.left <= 0 and self._stands(prices, views):
+            prices.left = _FRESH
         if prices is None or prices.batch != batch or prices.left <= 0:
             table = self._cost_table(views)
             # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
@@ -105,15 +108,23 @@ class Adaptive:
         prices.left -= 1
         return prices
 
+    def _stands(self, prices: _Prices, views: Sequence[View]) -> bool:
+        """Whether nothing was drafted by these prices, so that little was learnt, and both their ends still hold."""
+        context = _mean_length(views)
+        return not prices.used and all(
+            math.isclose(sum(old[1:]), sum(self._size(old[0], len(views), context)[1:]), rel_tol=_SAME)
+            for old in (prices.table[0], prices.table[-1])
+        )
+
     def _cost_table(self, views: Sequence[View]) -> list[_Size]:
         """What it costs if each sequence drafts so many nodes, for a few sizes."""
         context = _mean_length(views)
-        base = len(views) + self._other_rows
-        rows = {size: round((size + self._probes) * len(views)) for size in _sizes(self._max_budget)}
-        return [
-            (size, self._seconds_of(size, len(views)), self._cost.forward(base + more, context))
-            for size, more in {0: 0, **rows}.items()
-        ]
+        return [self._size(size, len(views), context) for size in (0, *_sizes(self._max_budget))]
+
+    def _size(self, size: int, sequences: int, context: int) -> _Size:
+        more = round((size + self._probes) * sequences) if size else 0
+        seconds = self._cost.forward(sequences + self._other_rows + more, context)
+        return size, self._seconds_of(size, sequences), seconds
 
     def _seconds_of(self, nodes: float, sequences: int) -> float:
         """What it takes to draft so many nodes for each of ``sequences``."""
@@ -181,6 +192,7 @@ class Adaptive:
             return
         if self._prices is not None:
             self._prices.left -= _AGED
+            self._prices.used = True
         if self._bill.spent is not spent:  # the first of a step to be told
             self._bill = _Bill(self._cost, spent)
             if not state.new:
@@ -248,7 +260,8 @@ class _Bill:
 
 @dataclass(slots=True, eq=False)
 class _Prices:
-    """What drafts cost a batch of so many sequences and other rows. Good for ``left`` more steps.
+    """What drafts cost a batch of so many sequences and other rows. Good for ``left`` more steps; ``used`` once a draft
+    was planned by them.
 
     ``share`` is what to reckon with instead of the share of levels that a sequence had accepted; ``paying`` are the
     sizes that pay, by share, as far as anyone asked.
@@ -258,6 +271,7 @@ class _Prices:
     table: list[_Size]
     share: float | None
     left: int = _FRESH
+    used: bool = False
     paying: dict[float, int] = field(default_factory=dict)
 
 
