@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.figures.systems import System, Timed
-from parlay.bench.loops import first_loop, looped
-
-FEWEST_TOKENS = 16
-"""A text that loops earlier than this leaves too little to time and is left out."""
+from parlay.bench.loops import FEWEST_TOKENS, first_loop, lasts, looped
 
 LEFT_OUT = "left out: the text repeats itself"
 
@@ -85,7 +82,7 @@ class Comparison:
         prompt = next(prompt for prompt in self.prompts[block.kind] if prompt.number == block.prompt)
         most = first_loop(goal.tokens) if self.before_loops else len(goal.tokens)
         share = looped(goal.tokens)
-        if not counts(most, goal.tokens):
+        if self.before_loops and not lasts(goal.tokens):
             note = f"{LEFT_OUT} after {most} tokens"
             return [Row(**block._asdict(), system=system.name, looped=share, note=note) for system in systems]
         shift = (block.round + block.prompt) % len(systems)
@@ -100,11 +97,6 @@ class Comparison:
             except Exception as error:  # a row that says so is the result
                 rows.append(Row(**block._asdict(), system=system.name, error=one_line(error)))
         return rows
-
-
-def counts(tokens: int, text: Sequence[int]) -> bool:
-    """Whether so many tokens are enough to time; a text that ends of itself may be shorter."""
-    return tokens >= min(FEWEST_TOKENS, len(text))
 
 
 def timed_row(block: Block, name: str, timed: Timed, goal: Sequence[int], share: float) -> Row:

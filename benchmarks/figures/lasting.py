@@ -11,9 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.figures.compare import counts
 from benchmarks.figures.prompts import Prompt
-from parlay.bench.loops import first_loop
+from parlay.bench.loops import lasts
 from parlay.llm import LLM
 from parlay.models.loading import weight_files
 from parlay.types import SamplingParams
@@ -33,21 +32,20 @@ def lasting_first(drawn: Drawn, checkpoint: Path, tokens: int, cache: Path) -> d
         origin.update(path.read_bytes())
     stored = cache / f"lasting-{origin.hexdigest()[:12]}.json"
     if stored.exists():
-        lasts: dict[str, list[bool]] = json.loads(stored.read_text(encoding="utf-8"))
+        found: dict[str, list[bool]] = json.loads(stored.read_text(encoding="utf-8"))
     else:
-        lasts = _decode(drawn, checkpoint, tokens)
+        found = _decode(drawn, checkpoint, tokens)
         cache.mkdir(parents=True, exist_ok=True)
-        stored.write_text(json.dumps(lasts), encoding="utf-8")
-    return {kind: sorted(drawn[kind], key=lambda prompt: not lasts[kind][prompt.number]) for kind in drawn}
+        stored.write_text(json.dumps(found), encoding="utf-8")
+    return {kind: sorted(drawn[kind], key=lambda prompt: not found[kind][prompt.number]) for kind in drawn}
 
 
 def _decode(drawn: Drawn, checkpoint: Path, tokens: int) -> dict[str, list[bool]]:
     """By kind, whether the text of plain decoding counts, prompt by prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
-    lasts: dict[str, list[bool]] = {}
+    found: dict[str, list[bool]] = {}
     with LLM(str(checkpoint), strategy="none", max_num_seqs=TOGETHER) as llm:
         for kind, prompts in drawn.items():
             outputs = llm.generate([{"prompt_token_ids": prompt.ids} for prompt in prompts], params)
-            texts = [output.outputs[0].token_ids for output in outputs]
-            lasts[kind] = [counts(first_loop(text), text) for text in texts]
-    return lasts
+            found[kind] = [lasts(output.outputs[0].token_ids) for output in outputs]
+    return found

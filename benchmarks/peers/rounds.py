@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from benchmarks.figures.compare import FEWEST_TOKENS, LEFT_OUT
+from benchmarks.figures.compare import LEFT_OUT
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.systems import Timed
 from benchmarks.peers.worker import Failed
-from parlay.bench.loops import first_loop, looped
+from parlay.bench.loops import FEWEST_TOKENS, first_loop, lasts, looped
 from parlay.bench.records import Cell, Results, Row
 
 PAUSE_SECONDS = 0.02
@@ -40,16 +40,13 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A prompt, the text of plain decoding as far as it counts, and what share of the uncut text is looped."""
+    """A prompt, the text of plain decoding as far as it counts, what share of the uncut text is looped, and whether
+    enough of it is left to time."""
 
     prompt: Prompt
     text: tuple[int, ...]
     looped: float
-
-    @property
-    def counts(self) -> bool:
-        """Whether enough is left to time, where the text had to be cut."""
-        return not self.looped or len(self.text) >= FEWEST_TOKENS
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +127,7 @@ class Race:
             text = self.entrants[0].decode(prompt.ids, self.tokens).tokens
         except Failed as error:
             raise ValueError(f"{self.entrants[0]} can't run on {self.model}: {error}") from error
-        return Goal(prompt, text[: first_loop(text)], looped(text))
+        return Goal(prompt, text[: first_loop(text)], looped(text), lasts(text))
 
     def _measure(self, turn: int, workload: str, goals: Sequence[Goal]) -> list[Row]:
         """One row per entrant, over all prompts; who begins changes from prompt to prompt."""

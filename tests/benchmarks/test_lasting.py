@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import lasting, prompts
-from benchmarks.figures.compare import FEWEST_TOKENS
 from benchmarks.figures.prompts import Prompt
 from parlay import LLM, SamplingParams
-from parlay.bench.loops import first_loop
+from parlay.bench.loops import FEWEST_TOKENS, first_loop
 from parlay.models.loading import load_tokenizer, resolve
 
 TOKENS = 48

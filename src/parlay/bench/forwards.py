@@ -115,12 +115,12 @@ def measure(models: Mapping[str, Timed], rows: Sequence[int], contexts: Sequence
 def _text(runner: Runner, sequence: int, context: int, longest: int) -> Iterator[bool]:
     """A sequence of that many tokens with room for the ``longest``; False where the runner has none."""
     runner.open(sequence, (0,))
-    fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
-    for start in range(0, context if fits else 0, _CHUNK):
-        tokens = _tokens(runner, min(_CHUNK, context - start))
-        runner.forward([Segment(sequence, tokens, logits_from=len(tokens))])
-        runner.keep(sequence, ())
     try:
+        fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
+        for start in range(0, context if fits else 0, _CHUNK):
+            tokens = _tokens(runner, min(_CHUNK, context - start))
+            runner.forward([Segment(sequence, tokens, logits_from=len(tokens))])
+            runner.keep(sequence, ())
         yield fits
     finally:
         runner.release(sequence)

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 LENGTH = 16
+FEWEST_TOKENS = 16
+"""A text that loops earlier than this leaves too little to time."""
 
 
 def first_loop(output: Sequence[int], length: int = LENGTH) -> int:
     """How many tokens come before the first looped one; all of them when nothing repeats."""
     return next(_repeats(output, length), len(output))
+
+
+def lasts(output: Sequence[int]) -> bool:
+    """Whether enough comes before the first loop to be timed; a text that ends of itself may be shorter."""
+    return first_loop(output) >= min(FEWEST_TOKENS, len(output))
 
 
 def looped(output: Sequence[int], length: int = LENGTH) -> float:

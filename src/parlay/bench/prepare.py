@@ -13,14 +13,12 @@ from itertools import islice
 from typing import TypeVar
 
 from parlay.bench.conversations import conversation_ids, padded, text_ids
-from parlay.bench.loops import first_loop, looped
+from parlay.bench.loops import FEWEST_TOKENS, first_loop, lasts, looped
 from parlay.bench.records import PLAIN
 from parlay.bench.wave import Answer, Ask, Ids, Waves
 from parlay.bench.workloads import Item, Message, Workload
 from parlay.llm import LLM
 
-FEWEST_TOKENS = 16
-"""An answer that is cut shorter than this leaves too little to time."""
 LOOPS = "the answer repeats itself at once"
 NO_ROOM = "no room in the context"
 _TOGETHER = 8
@@ -99,11 +97,10 @@ class Preparation:
         asks: list[Ask] = []
         goals: list[Ids] = []
         for ask, answer in found:
-            whole = len(answer.tokens)
-            length = whole if self.keep_loops else first_loop(answer.tokens)
-            if length < min(FEWEST_TOKENS, whole):
+            if not (self.keep_loops or lasts(answer.tokens)):
                 left_out[LOOPS] += 1
                 continue
+            length = len(answer.tokens) if self.keep_loops else first_loop(answer.tokens)
             asks.append(replace(ask, most=max(length, 1)))
             goals.append(answer.tokens[:length])
         return Prepared(tuple(asks), tuple(goals), _share(found), _note(left_out, len(asks)))

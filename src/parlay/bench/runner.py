@@ -12,7 +12,8 @@ from functools import cached_property
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from parlay.bench.prepare import FEWEST_TOKENS, Preparation, Prepared, in_groups
+from parlay.bench.loops import FEWEST_TOKENS
+from parlay.bench.prepare import Preparation, Prepared, in_groups
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.bench.summary import plain_of, summarise
 from parlay.bench.tally import row_of
