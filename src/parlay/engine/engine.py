@@ -22,6 +22,7 @@ from parlay.engine.verify import NO_OUTPUT, verify
 from parlay.sampling.processors import validate
 from parlay.sampling.sampler import ranked
 from parlay.types import (
+    NOTHING_SPENT,
     Cost,
     EngineStats,
     Event,
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 _NOTHING = Verdict((), ())
 _NO_NEEDS = Needs()
-_NO_STEP = Spent(0.0, 0.0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Clock:
     verify: float = 0.0
     whole: bool = True
     """One forward did for all sequences."""
-    spent: Spent = _NO_STEP
+    spent: Spent = NOTHING_SPENT
 
     @property
     def overhead(self) -> float:

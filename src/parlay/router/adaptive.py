@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 from parlay import trees
 from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, expected_accepted, walk
 from parlay.router.ranking import NOBODY, best, best_of
-from parlay.types import Cost, Draft, Spent, View
+from parlay.types import NOTHING_SPENT, Cost, Draft, Spent, View
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which it is known
@@ -25,8 +25,6 @@ _FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming i
 _SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
 _UP = 0.1  # how far the depth per node follows a draft
 _STRIDES = 16  # at most about so many sizes are compared when drafts are trimmed
-
-_NO_STEP = Spent(0.0, 0.0, 0, 0)
 
 _Size = tuple[int, float, float]
 """Nodes per sequence, and the seconds that drafting and verifying them take for the batch."""
@@ -66,7 +64,7 @@ class Adaptive:
         self._probes = 0.0  # that a draft carries, as last proposed
         self._states: dict[int, _State] = {}
         self._prices: _Prices | None = None
-        self._bill = _Bill(cost, _NO_STEP)
+        self._bill = _Bill(cost, NOTHING_SPENT)
         self._proposed = 0.0  # nodes per sequence, in this step
         self._own_rows = 0
         self._other_rows = 0

@@ -22,10 +22,11 @@ from parlay.types.results import (
     TokenLogprobs,
 )
 from parlay.types.runners import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
-from parlay.types.strategy import Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
+from parlay.types.strategy import NOTHING_SPENT, Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
 
 __all__ = [
     "NOTHING_COMMITTED",
+    "NOTHING_SPENT",
     "NO_DRAFT",
     "Chain",
     "Committed",

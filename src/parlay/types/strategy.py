@@ -101,12 +101,18 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one step cost a sequence: its proposal's share of drafting, and the forward that verified it."""
+    """What one step cost a sequence: its proposal's share of drafting, and the forward that verified it.
+
+    ``context`` is the mean length of the batch's texts in that forward, before it committed anything.
+    """
 
     draft_seconds: float
     verify_seconds: float
     rows: int
     context: int
+
+
+NOTHING_SPENT = Spent(0.0, 0.0, 0, 0)
 
 
 class Policy(Protocol):
