@@ -172,7 +172,7 @@ class Unruly(Fixed):
         self._raise("trim")
         return super().trim(views, drafts)
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         self._raise("learn")
 
     def release(self, sequence: int) -> None:

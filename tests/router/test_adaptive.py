@@ -101,7 +101,7 @@ def simulate(
         view.tokens += [0] * accepted + [1]
         draft_seconds = budget * drafting.node_seconds + bool(budget) * drafting.step_seconds
         seconds = forward(1 + len(draft))
-        policy.learn(view, draft, accepted, Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
+        policy.learn([view], [draft], [accepted], Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
         run.tokens += accepted + 1
         run.steps += 1
         run.seconds += draft_seconds + seconds
@@ -285,7 +285,7 @@ def test_a_tree_learns_from_the_path_that_was_committed() -> None:
         kept = policy.trim([view], [draft])[0]
         accepted = int(2 in kept.tree.tokens)
         view.tokens += [2, 9] if accepted else [9]
-        policy.learn(view, kept, accepted, Spent(0.0, 1.0, 1 + len(kept), 10))
+        policy.learn([view], [kept], [accepted], Spent(0.0, 1.0, 1 + len(kept), 10))
     expensive = Adaptive(TableCost(lambda rows: 1 + 0.3 * (rows - 1)), 8)
     expensive._calibration, expensive._states = policy._calibration, {}
     expensive.plan([view])
@@ -322,7 +322,7 @@ def test_a_crowd_of_other_rows_ends_drafting_but_one_prompt_does_not() -> None:
         policy.plan([view])
         kept = policy.trim([view], [draft])[0]
         view.tokens += [1] * len(kept) + [2]
-        policy.learn(view, kept, len(kept), Spent(0.0, 1.0, 1 + len(kept) + others, len(view.tokens)))
+        policy.learn([view], [kept], [len(kept)], Spent(0.0, 1.0, 1 + len(kept) + others, len(view.tokens)))
         return len(kept)
 
     assert [step(others) for others in (0, 0, 500, 0, 0)] == [4] * 5
@@ -361,7 +361,7 @@ def simulate_with_probes(policy: Adaptive, rate: float, probes: int, tokens: int
             accepted += 1
         view.tokens += [0] * accepted + [1]
         seconds = memory_bound(1 + len(draft))
-        policy.learn(view, draft, accepted, Spent(0.0, seconds, 1 + len(draft), len(view.tokens)))
+        policy.learn([view], [draft], [accepted], Spent(0.0, seconds, 1 + len(draft), len(view.tokens)))
         run.tokens += accepted + 1
         run.steps += 1
         run.seconds += seconds

@@ -36,7 +36,7 @@ class Flat:
 def outcome(policy: Policy, view: SequenceView, draft: Draft, accepted: Sequence[int]) -> None:
     """A step whose walk took the nodes ``accepted``."""
     view.tokens += [*(draft.tree.tokens[node] for node in accepted), -1]
-    policy.learn(view, draft, len(accepted), Spent(0.0, 1.0, 1 + len(draft), len(view.tokens)))
+    policy.learn([view], [draft], [len(accepted)], Spent(0.0, 1.0, 1 + len(draft), len(view.tokens)))
 
 
 def chain(length: int, scores: Sequence[float] = ()) -> Draft:
@@ -56,7 +56,7 @@ def test_every_name_that_a_strategy_may_ask_for_is_a_policy() -> None:
         policy = make_policy(name, 0, Flat())
         assert policy.plan([view]) == [0]
         assert policy.trim([view], [NO_DRAFT]) == [NO_DRAFT]
-        policy.learn(view, NO_DRAFT, 0, Spent(0.0, 1.0, 1, 1))
+        policy.learn([view], [NO_DRAFT], [0], Spent(0.0, 1.0, 1, 1))
         assert policy.plan([view]) == [0]
         policy.release(0)
         policy.release(0)

@@ -1,5 +1,7 @@
-"""Budgets, proposals, trimming: everything before the forward. What fails in
-it, drafter or policy, costs its request the drafts and nothing else."""
+"""Budgets, proposals, trimming, and afterwards what drafters and policies are told.
+
+What fails in it, drafter or policy, costs its requests the drafts and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,12 @@ import logging
 from collections.abc import Iterable
 
 from parlay import trees
-from parlay.engine.constrained import legal, with_forced
+from parlay.engine.commit import Commit
+from parlay.engine.constrained import drafters_part, legal, with_forced
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler, Turn
 from parlay.engine.sequence import Sequence
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, RunnerSpec, Strategy
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, RunnerSpec, Spent, Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +38,19 @@ class Drafting:
         self._max_draft_rows = max_draft_rows
         self._most = max_draft_rows
         """Nodes of one draft: where as many draft as in the last step, more would be cut again."""
+        self._planned: list[Sequence] = []
+        """Those that could draft in the last step."""
+        self._rest = 0
+        """For how many more steps of these their policies have nothing to draft."""
+        self._resting = False
+        """This is one of those steps."""
 
     def propose(self, batch: list[Turn]) -> None:
         """Ask each drafter once for all its sequences, then trim to what pays, fits and can be verified."""
         ready = [turn for turn in batch if turn.at_root and turn.sequence.drafting]
-        for strategy, turns in _by_strategy(ready):
-            wanted = self._plan(strategy, turns)
-            if strategy.drafter is not None and strategy.drafter.needs.layers:
-                wanted = self._lend(wanted)
-            if wanted and strategy.drafter is not None:
-                self._ask(strategy, strategy.drafter, wanted)
-            if self._layers is not None:
-                self._layers.reclaim()
+        if not self._goes_on_resting(batch, ready):
+            rests = [self._draft(strategy, turns) for strategy, turns in _by_strategy(ready)]
+            self._rest = min(rests, default=0)
         for turn in ready:
             self._add_forced(turn)
         drafted = [turn for turn in ready if turn.draft is not NO_DRAFT]
@@ -54,17 +58,39 @@ class Drafting:
         if drafted:
             self._fit_rows(drafted)
 
-    def _plan(self, strategy: Strategy, turns: list[Turn]) -> list[tuple[Turn, int]]:
-        """The turns for which something is to be drafted, and how many nodes at most."""
+    def _goes_on_resting(self, batch: list[Turn], ready: list[Turn]) -> bool:
+        """Whether the same sequences run, and no others, as when their policies had nothing to draft for a while."""
+        sequences = [turn.sequence for turn in ready]
+        self._resting = self._rest > 0 and len(ready) == len(batch) and sequences == self._planned
+        self._planned = sequences
+        self._rest -= self._resting
+        return self._resting
+
+    def _draft(self, strategy: Strategy, turns: list[Turn]) -> int:
+        """Drafts of one strategy's sequences. For how many more steps there are none to come."""
+        wanted, rest = self._plan(strategy, turns)
+        assert strategy.drafter is not None
+        if strategy.drafter.needs.layers:
+            wanted = self._lend(wanted)
+        if wanted:
+            self._ask(strategy, strategy.drafter, wanted)
+        if self._layers is not None:
+            self._layers.reclaim()
+        return rest
+
+    def _plan(self, strategy: Strategy, turns: list[Turn]) -> tuple[list[tuple[Turn, int]], int]:
+        """The turns for which something is to be drafted, and how many nodes at most; without any, a policy's rest."""
+        views = [turn.sequence for turn in turns]
         try:
-            budgets = strategy.policy.plan([turn.sequence for turn in turns])
+            budgets = strategy.policy.plan(views)
             wanted = [pair for pair in zip(turns, budgets, strict=True) if pair[1] > 0]
+            rest = 0 if wanted else strategy.policy.rest(views)
         except Exception as error:
-            for turn in turns:
-                drop_drafter(turn.sequence, error)
-            return []
+            for view in views:
+                drop_drafter(view, error)
+            return [], 0
         limits = [(turn, min(budget, self._most, self._limit(turn))) for turn, budget in wanted]
-        return [(turn, limit) for turn, limit in limits if limit > 0]
+        return [(turn, limit) for turn, limit in limits if limit > 0], rest
 
     def _limit(self, turn: Turn) -> int:
         """A draft longer than what may still be committed, less the token that every step commits, is waste."""
@@ -146,6 +172,29 @@ class Drafting:
                 self._ask(strategy, drafter, [one])
             return
         drop_drafter(wanted[0][0].sequence, error)
+
+    def learn(self, batch: list[Turn], commits: list[Commit], spent: Spent) -> None:
+        """Tell policies what the step's drafts came to, each once for all its sequences."""
+        if self._resting:
+            return
+        groups: dict[int, tuple[Strategy, list[Sequence], list[Draft], list[int]]] = {}
+        for turn, done in zip(batch, commits, strict=True):
+            sequence = turn.sequence
+            if not (done.committed and sequence.drafting and sequence.strategy.drafter is not None):
+                continue
+            draft = turn.draft if sequence.request.constraint is None else drafters_part(turn.draft)
+            if draft is None:
+                continue
+            _, views, drafts, accepted = groups.setdefault(id(sequence.strategy), (sequence.strategy, [], [], []))
+            views.append(sequence)
+            drafts.append(draft)
+            accepted.append(done.accepted if draft is turn.draft else 0)
+        for strategy, views, drafts, accepted in groups.values():
+            try:
+                strategy.policy.learn(views, drafts, accepted, spent)
+            except Exception as error:
+                for sequence in views:
+                    drop_drafter(sequence, error)
 
     def observe(self, told: list[tuple[Sequence, Observation]]) -> None:
         """Tell drafters what became of their drafts, each once for all its sequences."""

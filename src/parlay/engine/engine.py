@@ -13,8 +13,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
-from parlay.engine.constrained import drafters_part
-from parlay.engine.drafting import Drafting, drop_drafter
+from parlay.engine.drafting import Drafting
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler, Turn
 from parlay.engine.sequence import Sequence
@@ -208,7 +207,7 @@ class Engine:
                 commits.append(self._commit_one(turn, verdict, out.logits_RV))
             except Exception as error:  # a stop checker, say: it stays with its request
                 commits.append(_failure(_fault(turn, error).reason))
-        _learn(batch, commits, clock.spent)
+        self._drafting.learn(batch, commits, clock.spent)
         return commits
 
     def _commit_one(self, turn: Turn, verdict: Verdict | Fault, logits_RV: Tensor) -> Commit:
@@ -334,21 +333,6 @@ def _spent(batch: list[Turn], clock: _Clock) -> Spent:
     rows = sum(nodes) + sum([len(turn.pending) for turn in batch])
     context = sum([len(turn.sequence.tokens) for turn in batch]) // len(batch)
     return Spent(clock.draft / drafted, clock.verify, rows, context)
-
-
-def _learn(batch: list[Turn], commits: list[Commit], spent: Spent) -> None:
-    """Tell each policy what its sequences' drafts came to."""
-    for turn, done in zip(batch, commits, strict=True):
-        sequence = turn.sequence
-        if not (done.committed and sequence.drafting and sequence.strategy.drafter is not None):
-            continue
-        draft = drafters_part(turn.draft)
-        if draft is not None:
-            accepted = done.accepted if draft is turn.draft else 0
-            try:
-                sequence.strategy.policy.learn(sequence, draft, accepted, spent)
-            except Exception as error:
-                drop_drafter(sequence, error)
 
 
 def _failure(reason: str) -> Commit:

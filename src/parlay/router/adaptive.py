@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 from parlay import trees
-from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, expected_accepted, walk
+from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, Outcome, expected_accepted, walk
 from parlay.router.ranking import NOBODY, best, best_of
-from parlay.types import NOTHING_SPENT, Cost, Draft, Spent, View
+from parlay.types import Cost, Draft, Spent, View
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which it is known
@@ -64,7 +65,6 @@ class Adaptive:
         self._probes = 0.0  # that a draft carries, as last proposed
         self._states: dict[int, _State] = {}
         self._prices: _Prices | None = None
-        self._bill = _Bill(cost, NOTHING_SPENT)
         self._proposed = 0.0  # nodes per sequence, in this step
         self._own_rows = 0
         self._other_rows = 0
@@ -77,11 +77,19 @@ class Adaptive:
         if self._max_budget == 0 or not views:
             return [0] * len(views)
         prices = self._current_prices(views)
-        return [self._plan(self._state(view.sequence), prices) for view in views]
+        return [self._plan(self._state(view), len(view.tokens), prices) for view in views]
 
-    def _plan(self, state: _State, prices: _Prices) -> int:
-        state.quiet += 1
-        state.probing = state.quiet > state.wait
+    def rest(self, views: Sequence[View]) -> int:
+        """Until the next probe, or until prices are to be looked up again."""
+        if self._prices is None:  # without a budget
+            return _FRESH
+        waits = [self._state(view).until_probe(len(view.tokens)) for view in views]
+        steps = max(0, min(self._prices.left, min(waits) - 1))
+        self._prices.left -= steps
+        return steps
+
+    def _plan(self, state: _State, length: int, prices: _Prices) -> int:
+        state.probing = state.until_probe(length) <= 0
         if state.prices is not prices:
             state.prices = prices
             share = prices.share or state.levels.share
@@ -140,7 +148,7 @@ class Adaptive:
         return best
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
-        states = [self._state(view.sequence) for view in views]
+        states = [self._state(view) for view in views]
         nodes = sum(map(len, drafts))
         self._proposed = nodes / len(drafts)
         self._probes = sum([draft.probes for draft in drafts]) / len(drafts)
@@ -183,76 +191,92 @@ class Adaptive:
                 count, best_rate = more, rate
         return count
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
-        state = self._state(view.sequence)
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
-        if not state.budget:
+        told = [
+            _Told(state, Outcome(draft, *walk(draft, right, view.tokens)), right, len(view.tokens))
+            for view, draft, right in zip(views, drafts, accepted, strict=True)
+            if (state := self._state(view)).budget
+        ]
+        if not told:
             return
         if self._prices is not None:
             self._prices.left -= _AGED
             self._prices.used = True
-        if self._bill.spent is not spent:  # the first of a step to be told
-            self._bill = _Bill(self._cost, spent)
-            if not state.new:
-                self._draft_seconds.learn(self._proposed, spent.draft_seconds)
-        rows = len(draft)
-        if rows > draft.probes:
-            self._learn_outcome(state, draft, rows - draft.probes, *walk(draft, accepted, view.tokens))
-        self._learn_worth(state, rows, accepted, spent)
-        state.new = False
+        if not any(one.state.new for one in told):  # a first proposal reads the prompt
+            self._draft_seconds.learn(self._proposed, spent.draft_seconds)
+        expected = self._calibration.learn([one.outcome for one in told])
+        bill = _Bill(self._cost, spent)
+        for one, should in zip(told, expected, strict=True):
+            self._learn_outcome(one, should)
+            self._learn_worth(one, bill)
+            one.state.new = False
 
-    def _learn_outcome(
-        self, state: _State, draft: Draft, nodes: int, path: Sequence[int], tested: Sequence[int]
-    ) -> None:
-        accepted = len(path)
-        state.lean.learn(accepted, len(tested), self._calibration.learn(draft, path, tested))
-        missed = bool(tested) and (not path or draft.tree.parents[tested[-1]] == path[-1])
+    def _learn_outcome(self, told: _Told, expected: float) -> None:
+        state, (draft, path, tested), accepted, _ = told
+        nodes = len(draft) - draft.probes
+        if not nodes:
+            return
+        state.lean.learn(accepted, len(tested), expected)
+        chained = trees.is_chain(draft.tree)
+        missed = len(tested) > accepted and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         state.levels.learn(accepted, missed)
-        depth = nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes])
+        depth = nodes if chained else max(trees.depths(draft.tree)[:nodes])
         self._depth_per_node += _UP * (depth / nodes - self._depth_per_node)
         if path:
             state.limit = min(2 * state.limit, self._max_budget)
 
-    def _learn_worth(self, state: _State, rows: int, accepted: int, spent: Spent) -> None:
-        """Settle what ``rows`` more rows have lost or gained; a probe that lost is waited out, the next one longer."""
-        forward = self._bill.forward
-        plain = forward(1)
-        draft_seconds = 0.0 if state.new else spent.draft_seconds  # a first proposal reads the prompt
-        if rows == 0 and draft_seconds <= _FREE * plain:
+    def _learn_worth(self, told: _Told, bill: _Bill) -> None:
+        """Settle what the rows of a draft have lost or gained; a probe that lost is waited out, the next one longer."""
+        state, rows = told.state, len(told.outcome.draft)
+        draft_seconds = 0.0 if state.new else bill.draft_seconds  # a first proposal reads the prompt
+        if rows == 0 and draft_seconds <= _FREE * bill.plain:
             return  # it found nothing, for nothing: the next step may probe
-        loss = (draft_seconds + forward(spent.rows) - forward(spent.rows - rows)) / plain - accepted
+        loss = (draft_seconds + bill.rows(rows)) / bill.plain - told.accepted
         state.purse = max(0.0, state.purse - loss)
         if state.probing:
             state.wait = max(2 * state.wait, math.ceil(loss / _LOSS)) if loss > 0 else _FIRST_WAIT
         if rows or state.probing:
-            state.quiet = 0
+            state.spent_at = told.length
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
 
-    def _state(self, sequence: int) -> _State:
-        state = self._states.get(sequence)
+    def _state(self, view: View) -> _State:
+        state = self._states.get(view.sequence)
         if state is None:
-            known = self._calibration.steps >= _KNOWN
+            known = self._calibration.drafts >= _KNOWN
             limit = self._max_budget if known else min(_FIRST, self._max_budget)
-            state = self._states[sequence] = _State(limit, Levels(self._levels))
+            state = self._states[view.sequence] = _State(limit, Levels(self._levels), len(view.tokens))
         return state
 
 
-class _Bill:
-    """Seconds of forwards in the circumstances of one step, whose sequences all ask for much the same."""
+class _Told(NamedTuple):
+    """What a step came to for a sequence that was to draft: its outcome, and how long its text is now."""
 
-    __slots__ = ("_cost", "_seconds", "spent")
+    state: _State
+    outcome: Outcome
+    accepted: int
+    length: int
+
+
+class _Bill:
+    """Seconds of one step: for a proposal, for the rows of one draft, and what a forward of one row would take."""
 
     def __init__(self, cost: Cost, spent: Spent) -> None:
-        self.spent = spent
+        self.draft_seconds = spent.draft_seconds
+        self.plain = cost.forward(1, spent.context)
         self._cost = cost
-        self._seconds: dict[int, float] = {}
+        self._spent = spent
+        self._seconds: dict[int, float] = {0: 0.0}
 
-    def forward(self, rows: int) -> float:
-        seconds = self._seconds.get(rows)
+    def rows(self, count: int) -> float:
+        """What so many of the step's rows have added to it."""
+        seconds = self._seconds.get(count)
         if seconds is None:
-            seconds = self._seconds[rows] = self._cost.forward(rows, self.spent.context)
+            rows, context = self._spent.rows, self._spent.context
+            seconds = self._cost.forward(rows, context) - self._cost.forward(rows - count, context)
+            self._seconds[count] = seconds
         return seconds
 
 
@@ -286,11 +310,11 @@ class _State:
         "prices",
         "probing",
         "purse",
-        "quiet",
+        "spent_at",
         "wait",
     )
 
-    def __init__(self, limit: int, levels: Levels) -> None:
+    def __init__(self, limit: int, levels: Levels, length: int) -> None:
         self.lean = Lean()
         self.levels = levels
         self.limit = limit  # slow start: nodes that may be drafted for now
@@ -299,9 +323,13 @@ class _State:
         self.paying = 0  # the size worth drafting
         self.purse = _STAKE  # forwards that drafts may lose
         self.probing = False
-        self.quiet = 0  # steps since rows were last spent
-        self.wait = _FIRST_WAIT  # quiet steps before the next probe
+        self.spent_at = length  # of the text, when rows were last spent: each step without a draft adds one token
+        self.wait = _FIRST_WAIT  # such steps before the next probe
         self.new = True  # nothing drafted yet: the first proposal reads the prompt
+
+    def until_probe(self, length: int) -> int:
+        """Steps that are still to be waited for, the text being so long."""
+        return self.spent_at + self.wait - length
 
 
 def _mean_length(views: Sequence[View]) -> int:

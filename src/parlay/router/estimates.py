@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from parlay import trees
 from parlay.router.ranking import Candidates
@@ -43,6 +44,23 @@ def walk(draft: Draft, accepted: int, text: Sequence[int]) -> tuple[Sequence[int
     return path, tested
 
 
+class Outcome(NamedTuple):
+    """A draft, the nodes of it on the accepted path, and those that were tested; see `walk`."""
+
+    draft: Draft
+    path: Sequence[int]
+    tested: Sequence[int]
+
+
+class _Table(NamedTuple):
+    """What speaks for and against each node of a draft whose parent was accepted, its chance, and its bucket."""
+
+    likely: list[float]
+    unlikely: list[float]
+    chances: list[float]
+    buckets: tuple[int, ...]
+
+
 class Calibration:
     """Acceptance by score, over all sequences of a strategy."""
 
@@ -50,7 +68,9 @@ class Calibration:
         self._accepted = [0.0] * (len(_EDGES) + 1)
         self._rejected = [0.0] * (len(_EDGES) + 1)
         self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they fade like what was seen
-        self.steps = 0
+        self._tables: dict[tuple[float, ...], _Table] = {}
+        self.drafts = 0
+        """How many were tested."""
 
     def chance(self, score: float) -> float:
         """Share of nodes with about this score that were accepted when their parent was."""
@@ -63,64 +83,61 @@ class Calibration:
 
         The first ``sure`` are among them whatever theirs. A node's own is `chance`, its odds times ``odds``.
         """
-        scores = _scores(draft)
-        if draft.probes:
-            scores = scores[: len(scores) - draft.probes]
-        if not trees.is_chain(draft.tree):
-            return self._branching(draft.tree.parents, scores, odds, floor, sure)
-        accepted, rejected, weights = self._accepted, self._rejected, self._weights
-        reach = 1.0
+        table, real = self._table(draft), len(draft) - draft.probes
+        weighed = zip(table.likely[:real], table.unlikely, strict=False)
         reaches: list[float] = []
-        for bucket, score in zip(_buckets(scores), scores, strict=True):  # written out: each step asks it of each node
-            weight = weights[bucket]
-            chance = odds * (accepted[bucket] + weight * score)
-            reach *= chance / (chance + rejected[bucket] + weight * (1 - score))
+        if not trees.is_chain(draft.tree):
+            for parent, (yes, no) in zip(draft.tree.parents, weighed, strict=False):
+                above = reaches[parent] if parent >= 0 else 1.0
+                reaches.append(above * odds * yes / (odds * yes + no))
+            kept = [node for node, reach in enumerate(reaches) if reach >= floor or node < sure]
+            return kept, [reaches[node] for node in kept]
+        reach = 1.0
+        for yes, no in weighed:
+            reach *= odds * yes / (odds * yes + no)
             if reach < floor and len(reaches) >= sure:
                 break
             reaches.append(reach)
         return range(len(reaches)), reaches
 
-    def _branching(
-        self, parents: Sequence[int], scores: Sequence[float], odds: float, floor: float, sure: int
-    ) -> Candidates:
-        reaches: list[float] = []
-        nodes = zip(parents, _buckets(scores), scores, strict=False)  # probes are the last parents
-        for parent, bucket, score in nodes:
-            weight = self._weights[bucket]
-            chance = odds * (self._accepted[bucket] + weight * score)
-            chance /= chance + self._rejected[bucket] + weight * (1 - score)
-            reaches.append(chance * (reaches[parent] if parent >= 0 else 1.0))
-        kept = [node for node, reach in enumerate(reaches) if reach >= floor or node < sure]
-        return kept, [reaches[node] for node in kept]
-
-    def learn(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> float:
-        """One step: the accepted nodes, and those that were tested. How many of these it would have expected."""
-        self.steps += 1
-        own = _scores(draft)
-        all_buckets = _buckets(own)
-        buckets = [all_buckets[node] for node in tested]
-        taken = buckets[: len(path)] if tested[: len(path)] == path else [buckets[tested.index(node)] for node in path]
-        accepted, rejected, weights = self._accepted, self._rejected, self._weights
-        expected = 0.0
-        for bucket, node in zip(buckets, tested, strict=True):
-            weight = weights[bucket]
-            expected += (accepted[bucket] + weight * own[node]) / (accepted[bucket] + rejected[bucket] + weight)
-        for bucket in set(buckets):
-            count, right = buckets.count(bucket), taken.count(bucket)
-            accepted[bucket] = accepted[bucket] * _BUCKET_DECAY + right
-            rejected[bucket] = rejected[bucket] * _BUCKET_DECAY + count - right
-            weights[bucket] *= _BUCKET_DECAY
+    def learn(self, outcomes: Sequence[Outcome]) -> list[float]:
+        """One step of many drafts. How many of each one's tested nodes should have been accepted, as far as known."""
+        right, tested = [0] * len(self._weights), [0] * len(self._weights)
+        expected: list[float] = []
+        for outcome in outcomes:
+            table = self._table(outcome.draft)
+            for bucket in map(table.buckets.__getitem__, outcome.path):
+                right[bucket] += 1
+            for bucket in map(table.buckets.__getitem__, outcome.tested):
+                tested[bucket] += 1
+            expected.append(sum(map(table.chances.__getitem__, outcome.tested)))
+            self.drafts += bool(outcome.tested)
+        for bucket, count in enumerate(tested):
+            if count:
+                self._accepted[bucket] = self._accepted[bucket] * _BUCKET_DECAY + right[bucket]
+                self._rejected[bucket] = self._rejected[bucket] * _BUCKET_DECAY + count - right[bucket]
+                self._weights[bucket] *= _BUCKET_DECAY
+        self._tables.clear()
         return expected
+
+    def _table(self, draft: Draft) -> _Table:
+        """Made once a step for all drafts that score alike: each is asked for before the forward and after it."""
+        scores = draft.scores or (UNSCORED,) * len(draft)
+        table = self._tables.get(scores)
+        if table is None:
+            buckets = _buckets(scores)
+            pairs = list(zip(buckets, scores, strict=True))
+            likely = [self._accepted[bucket] + self._weights[bucket] * score for bucket, score in pairs]
+            unlikely = [self._rejected[bucket] + self._weights[bucket] * (1 - score) for bucket, score in pairs]
+            chances = [yes / (yes + no) for yes, no in zip(likely, unlikely, strict=True)]
+            table = self._tables[scores] = _Table(likely, unlikely, chances, buckets)
+        return table
 
 
 @lru_cache(maxsize=512)
 def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
-    """The buckets of a draft's scores: asked for twice a step, and many drafters score alike again and again."""
+    """The buckets of a draft's scores; many drafters score alike again and again."""
     return tuple([bisect_right(_EDGES, score) for score in scores])
-
-
-def _scores(draft: Draft) -> tuple[float, ...]:
-    return draft.scores or (UNSCORED,) * len(draft)
 
 
 class Lean:

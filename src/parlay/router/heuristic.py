@@ -30,13 +30,16 @@ class Heuristic:
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
-        depths = trees.depths(draft.tree)[: len(draft) - draft.probes]
-        if not depths:
-            return
-        budget = self._budgets.get(view.sequence, self._start)
-        change = _MORE if accepted == max(depths) else -_LESS
-        self._budgets[view.sequence] = min(max(_LEAST, budget + change), _MOST)
+    def rest(self, views: Sequence[View]) -> int:
+        return 0
+
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+        for view, draft, right in zip(views, drafts, accepted, strict=True):
+            depths = trees.depths(draft.tree)[: len(draft) - draft.probes]
+            if depths:
+                budget = self._budgets.get(view.sequence, self._start)
+                change = _MORE if right == max(depths) else -_LESS
+                self._budgets[view.sequence] = min(max(_LEAST, budget + change), _MOST)
 
     def release(self, sequence: int) -> None:
         last = self._budgets.pop(sequence, self._start)

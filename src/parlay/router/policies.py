@@ -25,7 +25,10 @@ class Fixed:
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
+    def rest(self, views: Sequence[View]) -> int:
+        return 0
+
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         """Nothing to learn."""
 
     def release(self, sequence: int) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.router.estimates import UNSCORED, Calibration, walk
+from parlay.router.estimates import UNSCORED, Calibration, Outcome, walk
 from parlay.types import Draft, Spent, View
 
 _RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
@@ -34,10 +34,15 @@ class Confidence:
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
-        if not draft.scores:
-            return
-        path, tested = walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :])
+    def rest(self, views: Sequence[View]) -> int:
+        return 0
+
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+        for view, draft, right in zip(views, drafts, accepted, strict=True):
+            if draft.scores:
+                self._learn_outcome(draft, *walk(draft, right, view.tokens))
+
+    def _learn_outcome(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
         self._record += [(draft.scores[node], node in path) for node in tested]
         if tested and len(self._record) >= _FEWEST:
             self.threshold = best_threshold(self._record, self.threshold)
@@ -96,9 +101,12 @@ class Risk:
             reaches.append(reaches[parent] * chance if parent >= 0 else 1.0)
         return reaches
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
-        if len(draft) > draft.probes:
-            self._calibration.learn(draft, *walk(draft, accepted, view.tokens[len(view.tokens) - accepted - 1 :]))
+    def rest(self, views: Sequence[View]) -> int:
+        return 0
+
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+        told = zip(views, drafts, accepted, strict=True)
+        self._calibration.learn([Outcome(draft, *walk(draft, right, view.tokens)) for view, draft, right in told])
 
     def release(self, sequence: int) -> None:
         """Holds nothing of a sequence."""

@@ -122,12 +122,19 @@ class Policy(Protocol):
         """Nodes each sequence may draft now; 0 is always allowed and costs nothing."""
         ...
 
+    def rest(self, views: Sequence[View]) -> int:
+        """Asked when `plan` gave nobody anything: for how many more steps it would not, if nothing else happens.
+
+        For so many steps, or until other sequences run, the policy is neither asked nor told.
+        """
+        ...
+
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         """Cut drafts down to the nodes that pay."""
         ...
 
-    def learn(self, view: View, draft: Draft, accepted: int, spent: Spent) -> None:
-        """One step of one sequence is over."""
+    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+        """One step is over: of each draft, empty ones too, so many nodes were accepted; their tokens are committed."""
         ...
 
     def release(self, sequence: int) -> None: ...
