@@ -166,7 +166,11 @@ class Unruly(Fixed):
 
     def plan(self, views: Sequence[View]) -> list[int]:
         self._raise("plan")
-        return super().plan(views)
+        return [0] * len(views) if self._method == "rest" else super().plan(views)
+
+    def rest(self, views: Sequence[View]) -> int:
+        self._raise("rest")
+        return super().rest(views)
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         self._raise("trim")
@@ -183,7 +187,7 @@ class Unruly(Fixed):
             raise RuntimeError("bad policy")
 
 
-@pytest.mark.parametrize("method", ["plan", "trim", "learn", "release"])
+@pytest.mark.parametrize("method", ["plan", "rest", "trim", "learn", "release"])
 def test_a_policy_that_raises_costs_its_requests_their_drafts_and_nothing_else(method: str) -> None:
     unruly = replace(strategy(), policy=Unruly(method))
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, unruly if one is WELL[0] else strategy()) for one in WELL])

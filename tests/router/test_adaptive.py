@@ -77,6 +77,7 @@ class Run:
     steps: int = 0
     seconds: float = 0.0
     sizes: list[int] = field(default_factory=list)
+    asked: int = 0
 
     @property
     def speed(self) -> float:
@@ -90,8 +91,11 @@ def simulate(
     coin = random.Random(seed)
     view = SequenceView(sequence)
     run = Run()
+    rest = 0
     while run.tokens < tokens:
-        budget = policy.plan([view])[0]
+        asked = rest == 0
+        budget = policy.plan([view])[0] if asked else 0
+        rest = policy.rest([view]) if asked and not budget else max(0, rest - 1)
         proposed = budget if coin.random() < drafting.covers else 0
         draft = trees.chain([0] * proposed, "toy", [drafting.score] * proposed)
         draft = policy.trim([view], [draft])[0]
@@ -101,7 +105,9 @@ def simulate(
         view.tokens += [0] * accepted + [1]
         draft_seconds = budget * drafting.node_seconds + bool(budget) * drafting.step_seconds
         seconds = forward(1 + len(draft))
-        policy.learn([view], [draft], [accepted], Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
+        if asked:
+            policy.learn([view], [draft], [accepted], Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
+        run.asked += asked
         run.tokens += accepted + 1
         run.steps += 1
         run.seconds += draft_seconds + seconds
@@ -149,7 +155,9 @@ def test_a_pause_looks_up_hardly_any_costs() -> None:
     drafting = Drafting(rate=0.0, score=0.7)
     simulate(policy, drafting, steep, 50)
     cost.asked = 0
-    assert sum(map(bool, simulate(policy, drafting, steep, 400).sizes)) < 12
+    run = simulate(policy, drafting, steep, 400)
+    assert sum(map(bool, run.sizes)) < 12
+    assert run.asked < 100, "most steps do not even ask the policy"
     assert cost.asked < 400
 
 
