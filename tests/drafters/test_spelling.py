@@ -72,7 +72,7 @@ def test_commas_and_plusses_in_parentheses_belong_to_the_member() -> None:
 
 def test_equal_members_are_equal_however_they_are_written() -> None:
     """Defaults, spaces and order say nothing, inside as outside."""
-    one = parse("union:of=prompt-lookup(max_ngram=32) + draft-model( shape=tree, min_p=0.20 )")
+    one = parse("union:of=prompt-lookup(max_ngram=1048576) + draft-model( shape=tree, min_p=0.20 )")
     other = parse("union(of=prompt-lookup+draft-model(min_p=0.2,shape=tree))")
     assert one == other
     assert parse("union:of=prompt-lookup()+draft-model") == parse("union")

@@ -16,6 +16,8 @@ SOURCE = "prompt-lookup"
 CANDIDATES = 64  # how many occurrences of one n-gram are looked at, the most recent ones
 
 _ANCHOR = 4  # runs of this length are looked up first: common short ones would hide old long matches
+_STEP = 32  # tokens that are compared at once, at first
+_SUREST = 32  # a longer match says no more of the next token
 _END = -1  # stands between references: never in a query, never proposed
 
 
@@ -29,7 +31,9 @@ class PromptLookup(OneByOne):
     The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
     """
 
-    def __init__(self, resources: Resources, *, max_ngram: int = 32, min_ngram: int = 1, pick: str = "recent") -> None:
+    def __init__(
+        self, resources: Resources, *, max_ngram: int = 1 << 20, min_ngram: int = 1, pick: str = "recent"
+    ) -> None:
         if min_ngram > max_ngram:
             raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
         self._longest = max_ngram
@@ -46,7 +50,7 @@ class PromptLookup(OneByOne):
         if length == 0:
             return NO_DRAFT
         tokens = text.copy(place, budget)
-        return trees.chain(tokens, SOURCE, _scores(length, len(tokens)))
+        return trees.chain(tokens, SOURCE, _scores(min(length, _SUREST), len(tokens)))
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
@@ -74,6 +78,8 @@ class _Text:
                 places.index(self._tokens, start)
             self._tokens.append(_END)
         self._start = len(self._tokens)
+        self._match = 0, 0
+        """The last one, as far as it is still one: `match` says of what."""
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Take back what the sequence no longer has (inside a cascade: what was drafted), append what is new in it."""
@@ -81,45 +87,62 @@ class _Text:
         agreed = history.agree(tokens)
         if agreed < len(history.tokens):
             self._cut(agreed)
-        new = tokens[agreed:]
+        new = array("i", tokens[agreed:])
         history.tokens.extend(new)
         self._tokens.extend(new)
+        self._go_on(new)
 
     def _cut(self, length: int) -> None:
         for places in self._places:
             places.cut(self._tokens, self._start + length)
         del self._tokens[self._start + length :]
         self._history.cut(length)
+        self._match = 0, 0
+
+    def _go_on(self, new: array[int]) -> None:
+        """A match that the new tokens prolong is the longest again, and needs no search: others grew no faster.
+
+        Not a short one, beside which a longer one may have been overlooked, nor one without a token after it.
+        """
+        (place, length), count = self._match, len(new)
+        text = self._tokens
+        prolonged = length >= self._sizes[0] and text[place : place + count] == new and text[place + count] != _END
+        self._match = (place + count, length + count) if prolonged else (0, 0)
 
     def match(self, longest: int, leftmost: bool) -> tuple[int, int]:
         """Where what followed the longest match begins, and the length of the match; 0 without one."""
+        if not 0 < self._match[1] < longest:  # of equals that reach the limit it may not be the one to pick
+            self._match = self._search(min(longest, len(self._history.tokens)), leftmost)
+        return self._match
+
+    def _search(self, longest: int, leftmost: bool) -> tuple[int, int]:
         best, length = 0, 0
-        longest = min(longest, len(self._history.tokens))
         for places in self._places:  # the second is only kept up when the first knows nothing
             places.index(self._tokens, self._start)
             for place in places.of(self._tokens, longest):
+                if not leftmost and length >= min(longest, place):
+                    break  # no earlier place can have more before it
                 found = self._match_length(place, places.size, longest)
                 if found > length or (leftmost and found == length):
                     best, length = place, found
-                if length == longest and not leftmost:
-                    break
             if length:
                 break
         return best, length
 
     def _match_length(self, place: int, known: int, longest: int) -> int:
         """How many tokens before ``place`` equal the latest ones, given that ``known`` do."""
-        text = self._tokens
-        longest = min(longest, place)
-        if text[place - longest : place] == text[len(text) - longest :]:  # a copy that goes on is told at once
-            return longest
-        while known < longest and text[place - known - 1] == text[-known - 1]:
-            known += 1
+        text, end, longest = self._tokens, len(self._tokens), min(longest, place)
+        step, growing = _STEP, True
+        while step and known < longest:
+            ahead = min(longest, known + step)
+            same = text[place - ahead : place - known] == text[end - ahead : end - known]
+            known, growing = (ahead, growing) if same else (known, False)
+            step = 2 * step if growing else step // 2
         return known
 
     def copy(self, place: int, budget: int) -> list[int]:
         tokens = self._tokens[place : place + budget].tolist()
-        return tokens[: tokens.index(_END)] if _END in tokens else tokens
+        return tokens[: tokens.index(_END)] if self._start and _END in tokens else tokens
 
 
 class _Places:

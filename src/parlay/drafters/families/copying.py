@@ -16,7 +16,7 @@ ENTRIES = (
         when="the answer repeats the prompt, a reference or itself: edits, quotes, code, JSON; the default",
         reference="Saxena 2023, prompt lookup decoding, github.com/apoorvumang/prompt-lookup-decoding",
         parameters={
-            "max_ngram": Parameter(int, 32, "matches longer than this count as this long", low=1, high=256),
+            "max_ngram": Parameter(int, 1 << 20, "matches longer than this count as this long", low=1, high=1 << 20),
             "min_ngram": Parameter(int, 1, "fewest tokens that must match", low=1, high=256),
             "pick": Parameter(str, "recent", "which occurrence to copy from", choices=("recent", "leftmost")),
             **budget(31),

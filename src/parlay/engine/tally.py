@@ -1,0 +1,93 @@
+"""What is counted of one sample while it is decoded: steps, drafts, nodes, seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from parlay import trees
+from parlay.types import Draft
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Drafts by what became of them, ``outcomes`` by nodes proposed and accepted; and their nodes."""
+
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    drafted_by_depth: Counter[int] = field(default_factory=Counter)
+    accepted_by_depth: Counter[int] = field(default_factory=Counter)
+    outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def count(self, draft: Draft, path: tuple[int, ...], proposed: int) -> None:
+        self.drafted_by_source.update(draft.sources[:proposed])
+        self.accepted_by_source.update(trees.along(draft.sources, path))
+        self.drafted_by_depth.update(trees.depths(draft.tree)[:proposed])
+        self.accepted_by_depth.update(range(1, len(path) + 1))
+        self.outcomes[proposed, len(path)] += 1
+
+    def count_chains(self, source: str, proposed: int, accepted: int, drafts: int) -> None:
+        self.drafted_by_source[source] += drafts * proposed
+        self.accepted_by_source[source] += drafts * accepted
+        for depth in range(1, proposed + 1):
+            self.drafted_by_depth[depth] += drafts
+            self.accepted_by_depth[depth] += drafts * (depth <= accepted)
+        self.outcomes[proposed, accepted] += drafts
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the engine counts for one sample; the only counter there is. Seconds are wall time of its steps."""
+
+    steps: int = 0
+    draft_steps: int = 0
+    first_step_tokens: int = 0
+    cached_tokens: int = 0
+    drafter_faults: int = 0
+    layer_rows: int = 0
+    layer_seconds: float = 0.0
+    chains: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    """Drafts without branches by their one source, the nodes proposed and those accepted; most are such."""
+    others: Nodes = field(default_factory=Nodes)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+
+    def count_step(self, draft: Draft, path: tuple[int, ...], committed: int) -> None:
+        """A forward committed ``committed`` tokens, the nodes of ``path`` among them."""
+        if self.steps == 0:
+            self.first_step_tokens = committed
+        self.steps += 1
+        proposed = len(draft) - draft.probes
+        if not proposed:
+            return
+        self.draft_steps += 1
+        sources = draft.sources
+        if sources.count(sources[0]) == len(sources) and trees.is_chain(draft.tree):
+            self.chains[sources[0], proposed, len(path)] += 1
+        else:
+            self.others.count(draft, path, proposed)
+
+    def nodes(self) -> Nodes:
+        """What was counted of all drafts."""
+        nodes = deepcopy(self.others)
+        nodes.outcomes[0, 0] += self.steps - self.draft_steps
+        for (source, proposed, accepted), drafts in self.chains.items():
+            nodes.count_chains(source, proposed, accepted, drafts)
+        return nodes
+
+    def count_layers(self, rows: int, seconds: float) -> None:
+        """Drafting ran rows of this sequence through the target's own layers."""
+        self.layer_rows += rows
+        self.layer_seconds += seconds
+
+    def count_seconds(self, prefill: bool, draft: float, verify: float, overhead: float) -> None:
+        """Add one step's wall time; until a step has committed, all of it is prefill."""
+        if prefill:
+            self.prefill_seconds += draft + verify + overhead
+            return
+        self.draft_seconds += draft
+        self.verify_seconds += verify
+        self.overhead_seconds += overhead
