@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import NamedTuple
 
 from parlay import trees
 from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, Outcome, expected_accepted, walk
@@ -193,28 +192,29 @@ class Adaptive:
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
-        told = [
-            _Told(state, Outcome(draft, *walk(draft, right, view.tokens)), right, len(view.tokens))
-            for view, draft, right in zip(views, drafts, accepted, strict=True)
-            if (state := self._state(view)).budget
-        ]
+        told: list[tuple[_State, int, int]] = []
+        outcomes: list[Outcome] = []
+        for view, draft, right in zip(views, drafts, accepted, strict=True):
+            state = self._state(view)
+            if state.budget:
+                told.append((state, right, len(view.tokens)))
+                outcomes.append((draft, *walk(draft, right, view.tokens)))
         if not told:
             return
         if self._prices is not None:
             self._prices.left -= _AGED
             self._prices.used = True
-        if not any(one.state.new for one in told):  # a first proposal reads the prompt
+        if not any(state.new for state, _, _ in told):  # a first proposal reads the prompt
             self._draft_seconds.learn(self._proposed, spent.draft_seconds)
-        expected = self._calibration.learn([one.outcome for one in told])
+        expected = self._calibration.learn(outcomes)
         bill = _Bill(self._cost, spent)
-        for one, should in zip(told, expected, strict=True):
-            self._learn_outcome(one, should)
-            self._learn_worth(one, bill)
-            one.state.new = False
+        for (state, right, length), outcome, should in zip(told, outcomes, expected, strict=True):
+            self._learn_outcome(state, outcome, should)
+            state.settle(len(outcome[0]), right, bill, length)
 
-    def _learn_outcome(self, told: _Told, expected: float) -> None:
-        state, (draft, path, tested), accepted, _ = told
-        nodes = len(draft) - draft.probes
+    def _learn_outcome(self, state: _State, outcome: Outcome, expected: float) -> None:
+        draft, path, tested = outcome
+        nodes, accepted = len(draft) - draft.probes, len(path)
         if not nodes:
             return
         state.lean.learn(accepted, len(tested), expected)
@@ -226,19 +226,6 @@ class Adaptive:
         if path:
             state.limit = min(2 * state.limit, self._max_budget)
 
-    def _learn_worth(self, told: _Told, bill: _Bill) -> None:
-        """Settle what the rows of a draft have lost or gained; a probe that lost is waited out, the next one longer."""
-        state, rows = told.state, len(told.outcome.draft)
-        draft_seconds = 0.0 if state.new else bill.draft_seconds  # a first proposal reads the prompt
-        if rows == 0 and draft_seconds <= _FREE * bill.plain:
-            return  # it found nothing, for nothing: the next step may probe
-        loss = (draft_seconds + bill.rows(rows)) / bill.plain - told.accepted
-        state.purse = max(0.0, state.purse - loss)
-        if state.probing:
-            state.wait = max(2 * state.wait, math.ceil(loss / _LOSS)) if loss > 0 else _FIRST_WAIT
-        if rows or state.probing:
-            state.spent_at = told.length
-
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
 
@@ -249,15 +236,6 @@ class Adaptive:
             limit = self._max_budget if known else min(_FIRST, self._max_budget)
             state = self._states[view.sequence] = _State(limit, Levels(self._levels), len(view.tokens))
         return state
-
-
-class _Told(NamedTuple):
-    """What a step came to for a sequence that was to draft: its outcome, and how long its text is now."""
-
-    state: _State
-    outcome: Outcome
-    accepted: int
-    length: int
 
 
 class _Bill:
@@ -326,6 +304,22 @@ class _State:
         self.spent_at = length  # of the text, when rows were last spent: each step without a draft adds one token
         self.wait = _FIRST_WAIT  # such steps before the next probe
         self.new = True  # nothing drafted yet: the first proposal reads the prompt
+
+    def settle(self, rows: int, accepted: int, bill: _Bill, length: int) -> None:
+        """Reckon what the rows of a draft have lost or gained; a probe that lost is waited out, the next one longer.
+
+        ``length`` is that of the text now.
+        """
+        draft_seconds = 0.0 if self.new else bill.draft_seconds  # a first proposal reads the prompt
+        self.new = False
+        if rows == 0 and draft_seconds <= _FREE * bill.plain:
+            return  # it found nothing, for nothing: the next step may probe
+        loss = (draft_seconds + bill.rows(rows)) / bill.plain - accepted
+        self.purse = max(0.0, self.purse - loss)
+        if self.probing:
+            self.wait = max(2 * self.wait, math.ceil(loss / _LOSS)) if loss > 0 else _FIRST_WAIT
+        if rows or self.probing:
+            self.spent_at = length
 
     def until_probe(self, length: int) -> int:
         """Steps that are still to be waited for, the text being so long."""

@@ -44,12 +44,8 @@ def walk(draft: Draft, accepted: int, text: Sequence[int]) -> tuple[Sequence[int
     return path, tested
 
 
-class Outcome(NamedTuple):
-    """A draft, the nodes of it on the accepted path, and those that were tested; see `walk`."""
-
-    draft: Draft
-    path: Sequence[int]
-    tested: Sequence[int]
+Outcome = tuple[Draft, Sequence[int], Sequence[int]]
+"""A draft, the nodes of it on the accepted path, and those that were tested; see `walk`."""
 
 
 class _Table(NamedTuple):
@@ -104,14 +100,14 @@ class Calibration:
         """One step of many drafts. How many of each one's tested nodes should have been accepted, as far as known."""
         right, tested = [0] * len(self._weights), [0] * len(self._weights)
         expected: list[float] = []
-        for outcome in outcomes:
-            table = self._table(outcome.draft)
-            for bucket in map(table.buckets.__getitem__, outcome.path):
+        for draft, path, reached in outcomes:
+            table = self._table(draft)
+            for bucket in map(table.buckets.__getitem__, path):
                 right[bucket] += 1
-            for bucket in map(table.buckets.__getitem__, outcome.tested):
+            for bucket in map(table.buckets.__getitem__, reached):
                 tested[bucket] += 1
-            expected.append(sum(map(table.chances.__getitem__, outcome.tested)))
-            self.drafts += bool(outcome.tested)
+            expected.append(sum(map(table.chances.__getitem__, reached)))
+            self.drafts += bool(reached)
         for bucket, count in enumerate(tested):
             if count:
                 self._accepted[bucket] = self._accepted[bucket] * _BUCKET_DECAY + right[bucket]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.router.estimates import UNSCORED, Calibration, Outcome, walk
+from parlay.router.estimates import UNSCORED, Calibration, walk
 from parlay.types import Draft, Spent, View
 
 _RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
@@ -106,7 +106,7 @@ class Risk:
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         told = zip(views, drafts, accepted, strict=True)
-        self._calibration.learn([Outcome(draft, *walk(draft, right, view.tokens)) for view, draft, right in told])
+        self._calibration.learn([(draft, *walk(draft, right, view.tokens)) for view, draft, right in told])
 
     def release(self, sequence: int) -> None:
         """Holds nothing of a sequence."""

@@ -87,10 +87,9 @@ class _Text:
         agreed = history.agree(tokens)
         if agreed < len(history.tokens):
             self._cut(agreed)
-        new = array("i", tokens[agreed:])
+        new = tokens[agreed:]
         history.tokens.extend(new)
-        self._tokens.extend(new)
-        self._go_on(new)
+        self._append(array("i", new))
 
     def _cut(self, length: int) -> None:
         for places in self._places:
@@ -99,13 +98,13 @@ class _Text:
         self._history.cut(length)
         self._match = 0, 0
 
-    def _go_on(self, new: array[int]) -> None:
+    def _append(self, new: array[int]) -> None:
         """A match that the new tokens prolong is the longest again, and needs no search: others grew no faster.
 
         Not a short one, beside which a longer one may have been overlooked, nor one without a token after it.
         """
-        (place, length), count = self._match, len(new)
-        text = self._tokens
+        (place, length), text, count = self._match, self._tokens, len(new)
+        text.extend(new)
         prolonged = length >= self._sizes[0] and text[place : place + count] == new and text[place + count] != _END
         self._match = (place + count, length + count) if prolonged else (0, 0)
 
