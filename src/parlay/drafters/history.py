@@ -29,9 +29,10 @@ class History:
         if start > len(tokens) or start > len(held) or not _same(held, tokens, max(0, start - TAIL), start):
             start = 0
         end = min(len(held), len(tokens))
-        self._source = tokens
-        self._agreed = end if _same(held, tokens, start, end) else _first_difference(held, tokens, start, end)
-        return self._agreed
+        if start < end and not _same(held, tokens, start, end):
+            end = next(place for place in range(start, end) if held[place] != tokens[place])
+        self._source, self._agreed = tokens, end
+        return end
 
     def cut(self, length: int) -> None:
         """Forget the tokens from ``length`` on."""
@@ -40,11 +41,5 @@ class History:
 
 
 def _same(held: list[int], tokens: Sequence[int], start: int, end: int) -> bool:
-    if start == end:
-        return True
     there = tokens[start:end]
     return held[start:end] == (there if isinstance(there, list) else list(there))
-
-
-def _first_difference(held: list[int], tokens: Sequence[int], start: int, end: int) -> int:
-    return next(place for place in range(start, end) if held[place] != tokens[place])

@@ -30,7 +30,7 @@ class Commit(NamedTuple):
 def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, max_context: int) -> Commit:
     """Append the verdict's tokens until a stop: the token that completes a stop counts, later ones do not exist."""
     sequence, draft, path = turn.sequence, turn.draft, verdict.path
-    room = max(0, min(sequence.remaining, max_context - len(sequence.tokens)))
+    room = sequence.room(max_context)
     logprobs = _logprobs(sequence, verdict, logits_RV, turn.root)
     end = _read(sequence, verdict.sampled[:room])
     tokens = verdict.sampled[: end.kept]

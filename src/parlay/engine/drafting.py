@@ -89,14 +89,12 @@ class Drafting:
             for view in views:
                 drop_drafter(view, error)
             return [], 0
-        limits = [(turn, min(budget, self._most, self._limit(turn))) for turn, budget in wanted]
+        limits = [(turn, min(budget, self._most, self._limit(turn.sequence))) for turn, budget in wanted]
         return [(turn, limit) for turn, limit in limits if limit > 0], rest
 
-    def _limit(self, turn: Turn) -> int:
+    def _limit(self, sequence: Sequence) -> int:
         """A draft longer than what may still be committed, less the token that every step commits, is waste."""
-        sequence = turn.sequence
-        left = min(sequence.remaining, self._max_context - len(sequence.tokens))
-        return 0 if self._spec.tree == "none" else left - 1
+        return 0 if self._spec.tree == "none" else sequence.room(self._max_context) - 1
 
     def _lend(self, wanted: list[tuple[Turn, int]]) -> list[tuple[Turn, int]]:
         """Set scratch aside for rows of the target's own layers; where room is short, for fewer, and no draft for 0.
@@ -132,7 +130,7 @@ class Drafting:
         sequence, constraint = turn.sequence, turn.sequence.request.constraint
         if constraint is None or sequence.strategy.drafter is None:
             return
-        limit = min(self._limit(turn), self._max_draft_rows)
+        limit = min(self._limit(sequence), self._max_draft_rows)
         if limit <= 0:
             return
         laws = sequence.strategy.rule.laws
@@ -252,8 +250,7 @@ def _legal(drafts: list[Draft], turns: list[Turn]) -> list[Draft]:
 
 def drop_drafter(sequence: Sequence, error: Exception) -> None:
     """Its drafter or its policy has failed."""
-    sequence.drafting = False
-    sequence.tally.drafter_faults += 1
+    sequence.drop_drafter()
     logger.warning(
         "the drafter of strategy %s failed (%s: %s): request %s goes on without drafts, its text unchanged",
         sequence.strategy.name, type(error).__name__, error, sequence.request.id,

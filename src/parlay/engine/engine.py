@@ -16,7 +16,7 @@ from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler, Turn
-from parlay.engine.sequence import Sequence
+from parlay.engine.sequence import NOTHING_NEEDED, Sequence
 from parlay.engine.verify import NO_OUTPUT, verify
 from parlay.sampling.processors import validate
 from parlay.sampling.sampler import ranked
@@ -29,7 +29,6 @@ from parlay.types import (
     Fault,
     FinishReason,
     LayerSkipper,
-    Needs,
     Observation,
     Output,
     Request,
@@ -43,7 +42,6 @@ from parlay.types import (
 logger = logging.getLogger(__name__)
 
 _NOTHING = Verdict((), ())
-_NO_NEEDS = Needs()
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ class Engine:
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._validate(request)
-        needs = strategy.drafter.needs if strategy.drafter is not None else _NO_NEEDS
+        needs = strategy.drafter.needs if strategy.drafter is not None else NOTHING_NEEDED
         if needs.layers and self._layers is None:
             raise ValueError(
                 f"strategy {strategy.name} drafts with the target's own layers, but the runner of "
@@ -100,6 +98,7 @@ class Engine:
             exactness=Exactness.weakest(strategy.rule.exactness, self.runner.spec.exactness),
             tokens=list(request.prompt),
             prompt_length=len(request.prompt),
+            needs=needs,
             layers=self._layers if needs.layers else None,
         )
         self._next_sequence += 1
@@ -153,7 +152,7 @@ class Engine:
         commits = self._commit(batch, out, verdicts, clock)
         self._observe(batch, out, verdicts, commits, choices)
         self._count_seconds(batch, clock)
-        return events + [self._report(turn.sequence, done) for turn, done in zip(batch, commits, strict=True)]
+        return events + self._report(batch, commits)
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 
@@ -166,7 +165,7 @@ class Engine:
         """The turns that the target computed, what came out, and the sequences on which it failed."""
         if not batch:
             return batch, NO_OUTPUT, []
-        taps = sorted({tap for turn in batch for tap in _needs(turn).taps})
+        taps = sorted({tap for turn in batch for tap in turn.sequence.needs.taps})
         began = time.perf_counter()
         done = verify(self.runner, batch, taps)
         clock.verify = time.perf_counter() - began
@@ -194,7 +193,7 @@ class Engine:
         """What the sampler prefers at the root and at each node, for drafters that want to see it."""
         return [
             _ranked(turn, out.logits_RV[turn.root : end], count)
-            if turn.at_root and (count := _needs(turn).choices)
+            if turn.at_root and (count := turn.sequence.needs.choices)
             else ()
             for turn, end in zip(batch, out.starts[1:], strict=True)
         ]
@@ -235,7 +234,8 @@ class Engine:
         told: list[tuple[Sequence, Observation]] = []
         rows = 0
         for index, (turn, verdict, done) in enumerate(zip(batch, verdicts, commits, strict=True)):
-            if _drafter_watches(turn) and isinstance(verdict, Verdict):
+            needs = turn.sequence.needs
+            if ((turn.at_root and needs.outcomes) or needs.taps) and isinstance(verdict, Verdict):
                 taps = _taps(turn, verdict.path[: done.accepted], out, rows)
                 told.append((turn.sequence, Observation(turn.sequence, turn.draft, verdict, taps, choices[index])))
             rows += len(turn.pending) + len(turn.draft)
@@ -248,10 +248,13 @@ class Engine:
         for turn in batch:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
 
-    def _report(self, sequence: Sequence, done: Commit) -> Event:
-        if done.finish_reason is not None:
-            return self._end(sequence, done)
-        return Event(sequence.request.id, done.committed)
+    def _report(self, batch: list[Turn], commits: list[Commit]) -> list[Event]:
+        return [
+            Event(turn.sequence.request.id, done.committed)
+            if done.finish_reason is None
+            else self._end(turn.sequence, done)
+            for turn, done in zip(batch, commits, strict=True)
+        ]
 
     def _end(self, sequence: Sequence, done: Commit) -> Event:
         request = sequence.request
@@ -339,11 +342,6 @@ def _failure(reason: str) -> Commit:
     return Commit(finish_reason="error", error=reason)
 
 
-def _needs(turn: Turn) -> Needs:
-    drafter = turn.sequence.strategy.drafter
-    return drafter.needs if drafter is not None and turn.sequence.drafting else _NO_NEEDS
-
-
 def _ranked(turn: Turn, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:
     """Root, then nodes, each on its own path."""
     tree = turn.draft.tree
@@ -351,17 +349,8 @@ def _ranked(turn: Turn, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...],
     return tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))
 
 
-def _drafter_watches(turn: Turn) -> bool:
-    """Whether the drafter has anything to learn: a step that committed, or features of a prefill chunk."""
-    drafter = turn.sequence.strategy.drafter
-    if drafter is None or not turn.sequence.drafting:
-        return False
-    needs = drafter.needs
-    return bool(needs.taps) or (turn.at_root and needs.outcomes)
-
-
 def _taps(turn: Turn, accepted: tuple[int, ...], out: Output, first_row: int) -> dict[int, Tensor]:
     """The tapped rows of the tokens that the step cached; a stop may have cut the verdict's path."""
     first_node = first_row + len(turn.pending)
     rows = [*range(first_row, first_node), *(first_node + node for node in accepted)]
-    return {layer: out.taps[layer][rows] for layer in _needs(turn).taps}
+    return {layer: out.taps[layer][rows] for layer in turn.sequence.needs.taps}

@@ -68,6 +68,7 @@ class Scheduler:
         self._limits = limits
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        """Both by rank."""
         self.preemptions = 0
         self.prefix_tokens_asked = self.prefix_tokens_found = 0
         self._refused: tuple[Sequence, int] | None = None
@@ -87,7 +88,7 @@ class Scheduler:
         room, preemptions = self._limits.max_rows, self.preemptions
         turns: list[Turn] = []
         failed: list[tuple[Sequence, str]] = []
-        for sequence in sorted(self.running, key=self._decoding_first):
+        for sequence in self._decoding_first():
             if room and sequence.is_open:
                 turn = _turn(sequence, room)
                 if self._has_room(sequence, len(turn.pending), failed):
@@ -95,8 +96,8 @@ class Scheduler:
                     room -= len(turn.pending)
         if self.preemptions > preemptions:  # who had to go does not come back at once; some had got a turn by then
             return [turn for turn in turns if turn.sequence.is_open], failed
-        while room and self._admit(room, failed):
-            turns.append(_turn(self.running[-1], room))
+        while room and (admitted := self._admit(failed)) is not None:
+            turns.append(_turn(admitted, room))
             room -= len(turns[-1].pending)
         if not turns and not failed and self.waiting and not self.running:
             failed.append((self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
@@ -114,7 +115,7 @@ class Scheduler:
         tokens = sequence.cached + pending
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
-                victim = max(self.running, key=self._rank)
+                victim = self.running[-1]
                 self._preempt(victim)
                 if victim is sequence:
                     return False
@@ -123,16 +124,16 @@ class Scheduler:
             return False
         return True
 
-    def _admit(self, room: int, failed: list[tuple[Sequence, str]]) -> bool:
+    def _admit(self, failed: list[tuple[Sequence, str]]) -> Sequence | None:
         """Start the first waiting sequence if a place and memory for its whole text are there now."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
-            return False
+            return None
         sequence = self.waiting[0]
         leader = self._leader(sequence)
         if leader is not None and leader.cached < leader.prompt_length:
-            return False  # a sample of the same prompt is prefilling: fork it when it is done
+            return None  # a sample of the same prompt is prefilling: fork it when it is done
         if self._refused is not None and self._refused[0] is sequence and self._runner.room() <= self._refused[1]:
-            return False  # to open it is to look its prefix up, which is not done in vain at each step
+            return None  # to open it is to look its prefix up, which is not done in vain at each step
         self._open(sequence, leader)
         try:
             fits = self._fits(sequence)
@@ -140,15 +141,15 @@ class Scheduler:
             failed.append((sequence, str(error)))
             self._close(sequence)
             self.waiting.remove(sequence)
-            return self._admit(room, failed)
+            return self._admit(failed)
         if not fits:
             self._close(sequence)
             self._refused = (sequence, self._runner.room())
-            return False
+            return None
         self.waiting.remove(sequence)
-        self.running.append(sequence)
+        bisect.insort(self.running, sequence, key=self._rank)
         self._count_prefix(sequence)
-        return True
+        return sequence
 
     def _fits(self, sequence: Sequence) -> bool:
         if not self._runner.reserve(sequence.sequence, len(sequence.tokens)):
@@ -196,9 +197,12 @@ class Scheduler:
         """First things first; see the class."""
         return sequence.sequence + self._limits.patience * sequence.request.priority, sequence.sequence
 
-    def _decoding_first(self, sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+    def _decoding_first(self) -> list[Sequence]:
         """Sequences one token from their next commit go before prefill, so that a long prompt delays nobody."""
-        return len(sequence.tokens) - sequence.cached > 1, self._rank(sequence)
+        decoding = [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached <= 1]
+        if len(decoding) < len(self.running):
+            decoding += [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached > 1]
+        return decoding
 
 
 def _reusable(sequence: Sequence) -> list[int]:

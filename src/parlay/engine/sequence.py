@@ -6,7 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from parlay.engine.tally import Tally
-from parlay.types import Exactness, Layers, Metrics, Request, Strategy, TokenLogprobs
+from parlay.types import Exactness, Layers, Metrics, Needs, Request, Strategy, TokenLogprobs
+
+NOTHING_NEEDED = Needs(outcomes=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,26 +24,32 @@ class Sequence:
     exactness: Exactness
     tokens: list[int]
     prompt_length: int
+    needs: Needs = NOTHING_NEEDED
+    """What its drafter wants of each step."""
     layers: Layers | None = None
     cached: int = 0
     is_open: bool = False
     admitted: bool = False
     """It has been running, if only until it was preempted."""
     drafting: bool = True
-    """False once its drafter raised: the request goes on plainly."""
+    """False once its drafter raised."""
     tally: Tally = field(default_factory=Tally)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+
+    def drop_drafter(self) -> None:
+        """The request goes on plainly."""
+        self.drafting, self.needs = False, NOTHING_NEEDED
+        self.tally.drafter_faults += 1
 
     @property
     def output_length(self) -> int:
         return len(self.tokens) - self.prompt_length
 
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still be committed under ``max_tokens``; the engine has made that a number."""
+    def room(self, max_context: int) -> int:
+        """Tokens that may still be committed, by ``max_tokens``, which the engine has made a number, and context."""
         limit = self.request.params.max_tokens
         assert limit is not None
-        return limit + self.prompt_length - len(self.tokens)
+        return max(0, min(self.prompt_length + limit, max_context) - len(self.tokens))
 
     def metrics(self) -> Metrics:
         tally, nodes = self.tally, self.tally.nodes()
