@@ -9,19 +9,17 @@ from itertools import accumulate, chain
 
 from parlay import trees
 from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, Outcome, expected_accepted, walk
+from parlay.router.purse import FREE, Bill, Purse
 from parlay.router.ranking import NOBODY, best, best_of
 from parlay.types import Cost, Draft, Spent, View
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which it is known
 _PROBE = 2  # nodes of a probe
-_FIRST_WAIT = 8  # steps without a tested node before a probe
-_LOSS = 0.01  # share of plain decoding's time that failed probes may take
-_STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
 _FRESH = 16  # steps after which costs are looked up again; one with a draft counts for `_AGED`
 _AGED = 4
+_STALE = 64  # most such steps, while costs turn out the same
 _SAME = 0.05  # change of a cost that is taken for none
-_FREE = 0.01  # of a forward: drafting that costs less needs no plan, trimming is enough
 _SURE = 0.98  # acceptance of the surest drafts, for which such drafters get their budget
 _UP = 0.1  # how far the depth per node follows a draft
 _STRIDES = 16  # at most about so many sizes are compared when drafts are trimmed
@@ -43,12 +41,12 @@ class Adaptive:
     0 where no depth pays. A drafter whose work is next to free drafts the whole budget and is trimmed.
 
     *Never slower*: a sequence begins with `_FIRST` nodes and doubles with each draft that holds, unless the drafter is
-    known by then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `_FIRST_WAIT` steps; each
-    one that loses time doubles the wait, at least to 1 / `_LOSS` times that loss. So probes take at most a share of
-    `_LOSS`. What drafts lose is paid from a purse, which holds `_STAKE` forwards at first and fills with what drafts
+    known by then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `FIRST_WAIT` steps; each
+    one that loses time doubles the wait, at least to 1 / `LOSS` times that loss. So probes take at most a share of
+    `LOSS`. What drafts lose is paid from a purse, which holds `STAKE` forwards at first and fills with what drafts
     gain: when it is empty, only probes are drafted. So a drafter that is always wrong costs its stake and its probes.
-    A step that drafts nothing costs next to nothing itself: the plan stands while the batch is the same, for at
-    most `_FRESH` steps.
+    Where nothing is to be drafted, the policy wants to be left alone: until the next probe, and with money in a purse
+    for at most `_FRESH` steps, twice as many each time that costs are found unchanged.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, because that
     needs few observations; calibration by depth, as static trees use it, knows nothing of a drafter's confidence.
@@ -75,40 +73,49 @@ class Adaptive:
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         if self._max_budget == 0 or not views:
             return [0] * len(views)
-        prices = self._current_prices(views)
-        return [self._plan(self._state(view), len(view.tokens), prices) for view in views]
+        states = [self._state(view) for view in views]
+        prices = self._current_prices(views) if _any_purse(states) else None
+        return [self._plan(state, len(view.tokens), prices) for state, view in zip(states, views, strict=True)]
 
     def rest(self, views: Sequence[View]) -> int:
         """Until the next probe, or until prices are to be looked up again."""
-        if self._prices is None:  # without a budget
+        if self._max_budget == 0:
             return _FRESH
-        waits = [self._state(view).until_probe(len(view.tokens)) for view in views]
-        steps = max(0, min(self._prices.left, min(waits) - 1))
-        self._prices.left -= steps
-        return steps
+        states = [self._state(view) for view in views]
+        steps = min([state.purse.until_probe(len(view.tokens)) for state, view in zip(states, views, strict=True)]) - 1
+        if self._prices is not None and _any_purse(states):
+            steps = min(steps, self._prices.left)
+            self._prices.left -= steps
+        return max(0, steps)
 
-    def _plan(self, state: _State, length: int, prices: _Prices) -> int:
-        state.probing = state.until_probe(length) <= 0
+    def _plan(self, state: _State, length: int, prices: _Prices | None) -> int:
+        purse = state.purse
+        purse.probing = purse.until_probe(length) <= 0
+        paying = self._paying(state, prices) if prices is not None and purse.forwards > 0 else 0
+        state.budget = min(paying or (_PROBE if purse.probing else 0), state.limit)
+        return state.budget
+
+    def _paying(self, state: _State, prices: _Prices) -> int:
+        """The size worth drafting, by these prices and what was accepted lately."""
         if state.prices is not prices:
             state.prices = prices
             share = prices.share or state.levels.share
             if share not in prices.paying:
                 prices.paying[share] = self._paying_size(prices.table, share)
             state.paying = prices.paying[share]
-        paying = state.paying if state.purse > 0 else 0
-        state.budget = min(paying or (_PROBE if state.probing else 0), state.limit)
-        return state.budget
+        return state.paying
 
     def _current_prices(self, views: Sequence[View]) -> _Prices:
         """Looked up again for another batch, and now and then."""
         prices = self._prices
         batch = (len(views), self._other_rows)
         if prices is not None and prices.batch == batch and prices.left <= 0 and self._stands(prices, views):
-            prices.left = _FRESH
+            prices.lasting = min(2 * prices.lasting, _STALE)
+            prices.left = prices.lasting
         if prices is None or prices.batch != batch or prices.left <= 0:
             table = self._cost_table(views)
             # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
-            free = all(draft_seconds <= _FREE * seconds for _, draft_seconds, seconds in table)
+            free = all(draft_seconds <= FREE * seconds for _, draft_seconds, seconds in table)
             prices = self._prices = _Prices(batch, table, _SURE if free else None)
         prices.left -= 1
         return prices
@@ -156,6 +163,8 @@ class Adaptive:
         return kept
 
     def _trim(self, states: Sequence[_State], drafts: Sequence[Draft], nodes: int, context: int) -> list[Draft]:
+        if all(state.purse.probing and len(draft) <= _PROBE for state, draft in zip(states, drafts, strict=True)):
+            return list(drafts)  # they would all be kept
         floor = self._floor(len(drafts), nodes, context)
         candidates = [
             self._calibration.candidates(draft, state.lean.odds, floor, _PROBE) if draft.law == "point" else NOBODY
@@ -164,7 +173,7 @@ class Adaptive:
         ranked = sorted(chain.from_iterable([reaches for _, reaches in candidates]), reverse=True)
         kept = best(candidates, ranked, self._worth(drafts, nodes, ranked, context))
         for place, state in enumerate(states):
-            if state.probing and len(kept[place]) < _PROBE:
+            if state.purse.probing and len(kept[place]) < _PROBE:
                 kept[place] = best_of(candidates[place], _PROBE)
         return [_cut(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
 
@@ -204,13 +213,13 @@ class Adaptive:
         if self._prices is not None:
             self._prices.left -= _AGED
             self._prices.used = True
-        if not any(state.new for state, _, _ in told):  # a first proposal reads the prompt
+        if not any(state.purse.new for state, _, _ in told):  # a first proposal reads the prompt
             self._draft_seconds.learn(self._proposed, spent.draft_seconds)
         expected = self._calibration.learn(outcomes)
-        bill = _Bill(self._cost, spent)
+        bill = Bill(self._cost, spent)
         for (state, right, length), outcome, should in zip(told, outcomes, expected, strict=True):
             self._learn_outcome(state, outcome, should)
-            state.settle(len(outcome[0]), right, bill, length)
+            state.purse.settle(len(outcome[0]), right, bill, length)
 
     def _learn_outcome(self, state: _State, outcome: Outcome, expected: float) -> None:
         draft, path, tested = outcome
@@ -234,43 +243,24 @@ class Adaptive:
         if state is None:
             known = self._calibration.drafts >= _KNOWN
             limit = self._max_budget if known else min(_FIRST, self._max_budget)
-            state = self._states[view.sequence] = _State(limit, Levels(self._levels), len(view.tokens))
+            state = self._states[view.sequence] = _State(limit, Levels(self._levels), Purse(len(view.tokens)))
         return state
-
-
-class _Bill:
-    """Seconds of one step: for a proposal, for the rows of one draft, and what a forward of one row would take."""
-
-    def __init__(self, cost: Cost, spent: Spent) -> None:
-        self.draft_seconds = spent.draft_seconds
-        self.plain = cost.forward(1, spent.context)
-        self._cost = cost
-        self._spent = spent
-        self._seconds: dict[int, float] = {0: 0.0}
-
-    def rows(self, count: int) -> float:
-        """What so many of the step's rows have added to it."""
-        seconds = self._seconds.get(count)
-        if seconds is None:
-            rows, context = self._spent.rows, self._spent.context
-            seconds = self._cost.forward(rows, context) - self._cost.forward(rows - count, context)
-            self._seconds[count] = seconds
-        return seconds
 
 
 @dataclass(slots=True, eq=False)
 class _Prices:
-    """What drafts cost a batch of so many sequences and other rows. Good for ``left`` more steps; ``used`` once a draft
-    was planned by them.
+    """What drafts cost a batch of so many sequences and other rows.
 
-    ``share`` is what to reckon with instead of the share of levels that a sequence had accepted; ``paying`` are the
-    sizes that pay, by share, as far as anyone asked.
+    Good for ``left`` more steps of ``lasting``; ``used`` once a draft was planned by them. ``share`` is what to reckon
+    with instead of the share of levels that a sequence had accepted; ``paying`` are the sizes that pay, by share, as
+    far as anyone asked.
     """
 
     batch: tuple[int, int]
     table: list[_Size]
     share: float | None
     left: int = _FRESH
+    lasting: int = _FRESH
     used: bool = False
     paying: dict[float, int] = field(default_factory=dict)
 
@@ -278,52 +268,21 @@ class _Prices:
 class _State:
     """What is remembered of one sequence."""
 
-    __slots__ = (
-        "budget",
-        "lean",
-        "levels",
-        "limit",
-        "new",
-        "paying",
-        "prices",
-        "probing",
-        "purse",
-        "spent_at",
-        "wait",
-    )
+    __slots__ = ("budget", "lean", "levels", "limit", "paying", "prices", "purse")
 
-    def __init__(self, limit: int, levels: Levels, length: int) -> None:
+    def __init__(self, limit: int, levels: Levels, purse: Purse) -> None:
         self.lean = Lean()
         self.levels = levels
         self.limit = limit  # slow start: nodes that may be drafted for now
         self.budget = 0  # as planned for this step
         self.prices: _Prices | None = None  # by which `paying` was worked out
         self.paying = 0  # the size worth drafting
-        self.purse = _STAKE  # forwards that drafts may lose
-        self.probing = False
-        self.spent_at = length  # of the text, when rows were last spent: each step without a draft adds one token
-        self.wait = _FIRST_WAIT  # such steps before the next probe
-        self.new = True  # nothing drafted yet: the first proposal reads the prompt
+        self.purse = purse
 
-    def settle(self, rows: int, accepted: int, bill: _Bill, length: int) -> None:
-        """Reckon what the rows of a draft have lost or gained; a probe that lost is waited out, the next one longer.
 
-        ``length`` is that of the text now.
-        """
-        draft_seconds = 0.0 if self.new else bill.draft_seconds  # a first proposal reads the prompt
-        self.new = False
-        if rows == 0 and draft_seconds <= _FREE * bill.plain:
-            return  # it found nothing, for nothing: the next step may probe
-        loss = (draft_seconds + bill.rows(rows)) / bill.plain - accepted
-        self.purse = max(0.0, self.purse - loss)
-        if self.probing:
-            self.wait = max(2 * self.wait, math.ceil(loss / _LOSS)) if loss > 0 else _FIRST_WAIT
-        if rows or self.probing:
-            self.spent_at = length
-
-    def until_probe(self, length: int) -> int:
-        """Steps that are still to be waited for, the text being so long."""
-        return self.spent_at + self.wait - length
+def _any_purse(states: Sequence[_State]) -> bool:
+    """Whether anyone may draft more than a probe, so that it matters what drafts cost."""
+    return any(state.purse.forwards > 0 for state in states)
 
 
 def _mean_length(views: Sequence[View]) -> int:

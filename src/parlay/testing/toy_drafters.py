@@ -46,7 +46,7 @@ def answer_from(text_of: Callable[[Request], Sequence[int]]) -> Answer:
 class ToyDrafter:
     """A drafter without state: each draft is a function of the view and the budget."""
 
-    needs = Needs()
+    needs = Needs(outcomes=False)
 
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
@@ -136,7 +136,7 @@ class Raising:
     """Works like ``inner`` until its ``at``-th call of `propose` or `observe`, which raises; so do all later ones."""
 
     def __init__(self, inner: Drafter, at: int, where: str = "propose") -> None:
-        self.needs = inner.needs
+        self.needs = replace(inner.needs, outcomes=True)
         self._inner = inner
         self._left = {"propose": at if where == "propose" else -1, "observe": at if where == "observe" else -1}
 
