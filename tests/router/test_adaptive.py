@@ -149,7 +149,7 @@ def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> 
 
 
 def test_a_pause_looks_up_hardly_any_costs() -> None:
-    """What a step without a draft costs besides its forward: less than one look at the cost table on average."""
+    """A step without a draft costs its forward: the policy is seldom asked, and with an empty purse needs no costs."""
     cost = TableCost(steep)
     policy = Adaptive(cost, 16)
     drafting = Drafting(rate=0.0, score=0.7)
@@ -157,8 +157,8 @@ def test_a_pause_looks_up_hardly_any_costs() -> None:
     cost.asked = 0
     run = simulate(policy, drafting, steep, 400)
     assert sum(map(bool, run.sizes)) < 12
-    assert run.asked < 100, "most steps do not even ask the policy"
-    assert cost.asked < 400
+    assert run.asked < 20, "most steps do not even ask the policy"
+    assert cost.asked < 40
 
 
 def test_costs_that_change_in_a_pause_are_seen() -> None:
