@@ -309,6 +309,32 @@ def test_one_batch_shares_its_rows_by_chance() -> None:
     assert [len(draft) for draft in policy.trim(views, [unsure, sure])] == [0, 2]
 
 
+def test_drafts_that_go_on_being_right_are_not_weighed_each_time() -> None:
+    cost = TableCost(steep)
+    policy = Adaptive(cost, 16)
+    simulate(policy, Drafting(rate=1.0, score=0.9), steep, 400)
+    cost.asked = 0
+    run = simulate(policy, Drafting(rate=1.0, score=0.9), steep, 1700)
+    assert set(run.sizes[5:]) == {16}
+    assert cost.asked < 12 * run.steps, "weighing one draft takes twenty looks alone"
+
+
+def test_an_unsure_draft_after_sure_ones_is_weighed() -> None:
+    """Long copies held to their ends; then a draft comes that says of itself that it is a guess."""
+    policy = Adaptive(TableCost(lambda rows: 1 + 0.1 * (rows - 1)), 16)
+    view = SequenceView(0)
+
+    def step(score: float) -> int:
+        budget = policy.plan([view])[0]
+        kept = policy.trim([view], [trees.chain([7] * budget, "toy", [score] * budget)])[0]
+        view.tokens += [7] * len(kept) + [1]
+        policy.learn([view], [kept], [len(kept)], Spent(0.0, 1.0, 1 + len(kept), len(view.tokens)))
+        return len(kept)
+
+    assert [step(0.97) for _ in range(30)][-1] == 16
+    assert step(0.2) < 8
+
+
 def test_drawn_drafts_and_probe_rows_are_never_trimmed() -> None:
     policy = Adaptive(TableCost(compute_bound), 8)
     views = [SequenceView(0), SequenceView(1)]

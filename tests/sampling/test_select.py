@@ -53,6 +53,20 @@ def test_argmax_is_the_first_maximum_of_every_row(size: int, dtype: torch.dtype)
         assert token == (values_V == values_V.max()).nonzero()[0, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("size", [9000, 9088])
+def test_argmax_of_many_long_rows_is_that_of_each(size: int, dtype: torch.dtype) -> None:
+    """So many that blocks are looked at first; few values, so that each maximum stands in many blocks, the last too."""
+    rows_RV = torch.randint(0, 40, (480, size), generator=torch.Generator().manual_seed(2)).to(dtype)
+    rows_RV[3, :-1] = 0
+    rows_RV[3, -1] = 1
+    rows_RV[5, 77] = torch.nan
+    tops, ids = select.argmax(rows_RV)
+    assert tops.isnan().nonzero().flatten().tolist() == [5]
+    assert ids.tolist() == [int(select.argmax(row_V[None])[1]) for row_V in rows_RV]
+    assert ids[3] == size - 1
+
+
 def test_rows_may_lie_scattered_in_memory() -> None:
     rows_RV = torch.randn(9000, 2, generator=torch.Generator().manual_seed(1)).T
     order = rows_RV[1].sort(descending=True, stable=True).indices

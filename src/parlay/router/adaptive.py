@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 from parlay import trees
-from parlay.router.estimates import Calibration, DraftSeconds, Lean, Levels, Outcome, expected_accepted, walk
+from parlay.router.estimates import UNSCORED, Calibration, DraftSeconds, Lean, Levels, Outcome, expected_accepted, walk
 from parlay.router.purse import FREE, Bill, Purse
 from parlay.router.ranking import NOBODY, best, best_of
 from parlay.types import Cost, Draft, Spent, View
@@ -62,6 +64,7 @@ class Adaptive:
         self._probes = 0.0  # that a draft carries, as last proposed
         self._states: dict[int, _State] = {}
         self._prices: _Prices | None = None
+        self._held: _Held | None = None
         self._proposed = 0.0  # nodes per sequence, in this step
         self._own_rows = 0
         self._other_rows = 0
@@ -158,9 +161,24 @@ class Adaptive:
         nodes = sum(map(len, drafts))
         self._proposed = nodes / len(drafts)
         self._probes = sum([draft.probes for draft in drafts]) / len(drafts)
-        kept = self._trim(states, drafts, nodes, _mean_length(views)) if nodes else list(drafts)
+        kept = list(drafts)
+        if nodes and not self._as_sure_as_held(drafts):
+            kept = self._trim(states, drafts, nodes, _mean_length(views))
+            whole = all(map(operator.is_, kept, drafts))
+            self._held = _Held.of([draft for draft in kept if len(draft)], self._prices) if whole else None
         self._own_rows += sum(map(len, kept))
         return kept
+
+    def _as_sure_as_held(self, drafts: Sequence[Draft]) -> bool:
+        """Whether drafts like these were all worth their rows, and then right to their ends, at the same prices."""
+        held = self._held
+        if held is None or held.prices is not self._prices:
+            return False
+        return all(
+            len(draft) <= held.nodes and min(draft.scores, default=UNSCORED) >= held.score
+            for draft in drafts
+            if len(draft)
+        )
 
     def _trim(self, states: Sequence[_State], drafts: Sequence[Draft], nodes: int, context: int) -> list[Draft]:
         if all(state.purse.probing and len(draft) <= _PROBE for state, draft in zip(states, drafts, strict=True)):
@@ -218,6 +236,8 @@ class Adaptive:
         expected = self._calibration.learn(outcomes)
         bill = Bill(self._cost, spent)
         for (state, right, length), outcome, should in zip(told, outcomes, expected, strict=True):
+            if len(outcome[1]) < len(outcome[0]):
+                self._held = None
             self._learn_outcome(state, outcome, should)
             state.purse.settle(len(outcome[0]), right, bill, length)
 
@@ -263,6 +283,18 @@ class _Prices:
     lasting: int = _FRESH
     used: bool = False
     paying: dict[float, int] = field(default_factory=dict)
+
+
+class _Held(NamedTuple):
+    """Drafts that were weighed and all kept, none of which has been wrong since: how many nodes, how sure at least."""
+
+    prices: _Prices | None
+    nodes: int
+    score: float
+
+    @classmethod
+    def of(cls, drafts: Sequence[Draft], prices: _Prices | None) -> _Held:
+        return cls(prices, max(map(len, drafts)), min([min(draft.scores, default=UNSCORED) for draft in drafts]))
 
 
 class _State:

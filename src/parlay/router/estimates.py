@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from parlay import trees
@@ -49,12 +51,19 @@ Outcome = tuple[Draft, Sequence[int], Sequence[int]]
 
 
 class _Table(NamedTuple):
-    """What speaks for and against each node of a draft whose parent was accepted, its chance, and its bucket."""
+    """What is known of drafts with the same scores.
 
+    For each node its bucket, what speaks for and against it once its parent was accepted, and its chance then; how many
+    of the first n nodes of a chain should be accepted, if all are tested; and chains that were, by nodes accepted and
+    tested: these are counted first and looked at together.
+    """
+
+    buckets: tuple[int, ...]
     likely: list[float]
     unlikely: list[float]
     chances: list[float]
-    buckets: tuple[int, ...]
+    expected: list[float]
+    chains: Counter[tuple[int, int]]
 
 
 class Calibration:
@@ -102,12 +111,18 @@ class Calibration:
         expected: list[float] = []
         for draft, path, reached in outcomes:
             table = self._table(draft)
-            for bucket in map(table.buckets.__getitem__, path):
-                right[bucket] += 1
-            for bucket in map(table.buckets.__getitem__, reached):
-                tested[bucket] += 1
-            expected.append(sum(map(table.chances.__getitem__, reached)))
             self.drafts += bool(reached)
+            if isinstance(reached, range):
+                expected.append(table.expected[len(reached)])
+                table.chains[len(path), len(reached)] += 1
+            else:
+                expected.append(sum([table.chances[node] for node in reached]))
+                _count(right, [table.buckets[node] for node in path], 1)
+                _count(tested, [table.buckets[node] for node in reached], 1)
+        for table in self._tables.values():
+            for (accepted, reached_levels), count in table.chains.items():
+                _count(right, table.buckets[:accepted], count)
+                _count(tested, table.buckets[:reached_levels], count)
         for bucket, count in enumerate(tested):
             if count:
                 self._accepted[bucket] = self._accepted[bucket] * _BUCKET_DECAY + right[bucket]
@@ -126,8 +141,14 @@ class Calibration:
             likely = [self._accepted[bucket] + self._weights[bucket] * score for bucket, score in pairs]
             unlikely = [self._rejected[bucket] + self._weights[bucket] * (1 - score) for bucket, score in pairs]
             chances = [yes / (yes + no) for yes, no in zip(likely, unlikely, strict=True)]
-            table = self._tables[scores] = _Table(likely, unlikely, chances, buckets)
+            expected = list(accumulate(chances, initial=0.0))
+            table = self._tables[scores] = _Table(buckets, likely, unlikely, chances, expected, Counter())
         return table
+
+
+def _count(counts: list[int], buckets: Sequence[int], more: int) -> None:
+    for bucket in buckets:
+        counts[bucket] += more
 
 
 @lru_cache(maxsize=512)

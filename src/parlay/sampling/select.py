@@ -12,6 +12,7 @@ from torch import Tensor
 
 _BLOCK = 128
 _SMALL = 1 << 13  # up to here a plain pass over all values is as fast
+_LARGE = 1 << 22  # values from which on it pays that all threads read them
 _NUMPY = (torch.float16, torch.float32, torch.float64)  # NumPy has no bfloat16
 
 
@@ -27,11 +28,21 @@ def block_maxima(values_RV: Tensor) -> Tensor:
 
 def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
     """Largest value of each row and its first index, ``[R]`` each. A row that holds a NaN answers NaN."""
-    if values_RV.is_cpu and values_RV.dtype in _NUMPY:  # takes a fraction of the time that torch does
-        places_R = torch.from_numpy(values_RV.numpy().argmax(-1))
-        return values_RV.gather(-1, places_R[:, None])[:, 0], places_R
-    top = values_RV.max(-1)
-    return top.values, top.indices
+    if not (values_RV.is_cpu and values_RV.dtype in _NUMPY):
+        top = values_RV.max(-1)
+        return top.values, top.indices
+    if values_RV.numel() >= _LARGE:
+        return _argmax_by_blocks(values_RV)
+    places_R = torch.from_numpy(values_RV.numpy().argmax(-1))  # takes a fraction of the time that torch does
+    return values_RV.gather(-1, places_R[:, None])[:, 0], places_R
+
+
+def _argmax_by_blocks(values_RV: Tensor) -> tuple[Tensor, Tensor]:
+    blocks_R = argmax(block_maxima(values_RV))[1]
+    ids_RB = blocks_R[:, None] * _BLOCK + torch.arange(_BLOCK)
+    ids_RB.clamp_(max=values_RV.shape[-1] - 1)  # again and again the last one, which thereby is no earlier
+    values_R, places_R = argmax(values_RV.gather(-1, ids_RB))
+    return values_R, ids_RB.gather(-1, places_R[:, None])[:, 0]
 
 
 def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -> Tensor:
