@@ -78,9 +78,9 @@ def test_tensor_arithmetic_wraps_like_unsigned_integers() -> None:
     table = noise.bits(states, torch.tensor(ids))
     for state, row in zip(states, table.tolist(), strict=True):
         assert [value & MASK for value in row] == [splitmix64(state, token) for token in ids]
-    steps = torch.tensor(ids) * (0x9E3779B97F4A7C15 - (1 << 64))
-    signed = torch.tensor([[state - (1 << 64) if state >> 63 else state] for state in states])
-    assert torch.equal(noise._hash(signed, steps), table)  # as other devices compute it
+    unmixed = [[state + (token + 1) * 0x9E3779B97F4A7C15 & MASK for token in ids] for state in states]
+    signed = torch.tensor([[value - (1 << 64) if value >> 63 else value for value in row] for row in unmixed])
+    assert torch.equal(noise._signed_hash(signed), table)  # as other devices compute it
 
 
 def test_uniforms_stay_strictly_inside_the_unit_interval() -> None:

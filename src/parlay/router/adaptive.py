@@ -37,7 +37,8 @@ class Adaptive:
     chance, and the first m are verified for which (sequences + their chances) / (draft seconds + v(rows)) is largest;
     so a node stays while it is worth its row at the margin. Drafts of laws other than ``point`` are never trimmed:
     removing nodes by what was drawn would change the law. The probes of a `Draft` pay in later steps only, so they are
-    not trimmed; planning counts their rows, and a step of probes alone as one in which nothing was accepted.
+    not trimmed; planning counts their rows, and a step of probes alone as one in which nothing was accepted. Drafts as
+    sure as those that were all kept, and then right to their ends, go unweighed while prices stand.
 
     *Planning*: how deep to draft, from the share of levels accepted lately and the measured draft seconds per node;
     0 where no depth pays. A drafter whose work is next to free drafts the whole budget and is trimmed.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,33 +72,31 @@ def bits(streams: Sequence[int], ids: Tensor) -> Tensor:
 
     Ids ``[S, N]`` are those of each stream.
     """
-    states = [_signed(state) for state in streams]
-    if ids.is_cpu:  # NumPy's integer arithmetic is twice as fast as torch's there
-        return torch.from_numpy(_hash(np.array(states, np.int64)[:, None], ids.numpy() * _signed(_GOLDEN)))
-    return _hash(torch.tensor(states, dtype=torch.int64, device=ids.device)[:, None], ids * _signed(_GOLDEN))
+    first = [state + _GOLDEN & _MASK for state in streams]
+    if ids.is_cpu:  # NumPy's arithmetic takes a fraction of the time that torch's does there
+        steps = ids.numpy().view(np.uint64) * np.uint64(_GOLDEN)
+        return torch.from_numpy(_hash(np.array(first, np.uint64)[:, None] + steps).view(np.int64))
+    states = torch.tensor([_signed(state) for state in first], dtype=torch.int64, device=ids.device)
+    return _signed_hash(states[:, None] + ids * _signed(_GOLDEN))
 
 
-Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
-
-
-def _hash(states: Integers, steps: Integers) -> Integers:
-    """`mix` of each state and step and one step more, in wrapping int64."""
-    z = states + _signed(_GOLDEN) + steps
-    scratch = z * 0
-    _xor_shifted(z, 30, scratch)
-    z *= _signed(_MIX1)
-    _xor_shifted(z, 27, scratch)
-    z *= _signed(_MIX2)
-    _xor_shifted(z, 31, scratch)
+def _hash(z: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """`mix` of each element, in its place."""
+    shifted = np.empty_like(z)
+    for shift, factor in ((30, _MIX1), (27, _MIX2)):
+        z ^= np.right_shift(z, np.uint64(shift), out=shifted)
+        z *= np.uint64(factor)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
     return z
 
 
-def _xor_shifted(z: Integers, shift: int, scratch: Integers) -> None:
-    """``z ^= z >>> shift``: the mask drops what an arithmetic shift drags in. Fresh memory costs more than sums."""
-    scratch[...] = z
-    scratch >>= shift
-    scratch &= (1 << 64 - shift) - 1
-    z ^= scratch
+def _signed_hash(z: Tensor) -> Tensor:
+    """`mix` of each element, in its place, for devices that shift signed integers only."""
+    for shift, factor in ((30, _MIX1), (27, _MIX2)):
+        z ^= z >> shift & (1 << 64 - shift) - 1  # the mask drops what an arithmetic shift drags in
+        z *= _signed(factor)
+    z ^= z >> 31 & (1 << 33) - 1
+    return z
 
 
 def _signed(value: int) -> int:
@@ -119,7 +117,12 @@ def uniform_of(state: int) -> float:
 
 def gumbel(noise_bits: Tensor) -> Tensor:
     """Standard Gumbel noise in float64, rising with the signed bits, within (-3.61, 36.74)."""
-    return uniform(noise_bits).log_().neg_().log_().neg_()
+    if not noise_bits.is_cpu:
+        return uniform(noise_bits).log_().neg_().log_().neg_()
+    noise = uniform(noise_bits).numpy()
+    for _ in range(2):  # NumPy's logarithm, as above
+        np.negative(np.log(noise, out=noise), out=noise)
+    return torch.from_numpy(noise)
 
 
 def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
