@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import ClassVar, cast
 
 from torch import Tensor
@@ -100,7 +100,7 @@ def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
 class _Walk:
     """One sequence's way down its tree. Probes are not part of it."""
 
-    __slots__ = ("_chain", "_children", "_fault", "_node", "_path", "open", "root", "sampled", "view")
+    __slots__ = ("_chain", "_children", "_fault", "_most", "_node", "_path", "open", "root", "sampled", "view")
 
     def __init__(self, view: View, draft: Draft, root: int) -> None:
         self.view = view
@@ -114,14 +114,17 @@ class _Walk:
         nodes = zip(draft.tree.parents[:real], draft.tree.tokens[:real], range(real), strict=True)
         self._children = {(parent, token): node for parent, token, node in nodes}
         self._chain = draft.tree.tokens[:real] if trees.is_chain(draft.tree) else ()
+        self._most = 1 + max(1, _likely(draft.scores[:real]))
 
-    def ahead(self, most: int) -> list[tuple[int, list[int]]]:
+    def ahead(self) -> list[tuple[int, list[int]]]:
         """The row of logits to draw from next, and its path; then those below it as long as there is but one way.
 
-        At most so many, and one where rows are not drawn together at less cost.
+        One only where rows are not drawn together at less cost. Else as many as are likely to be reached by what the
+        drafter says, then twice as many at each turn.
         """
         path, first = list(self.sampled), self.root + 1 + self._node
-        below = self._chain[self._node + 1 :][: most - 1] if goes_together(self.view, path) else ()
+        below = self._chain[self._node + 1 :][: self._most - 1] if goes_together(self.view, path) else ()
+        self._most *= 2
         return [(first + depth, [*path, *below[:depth]]) for depth in range(len(below) + 1)]
 
     @property
@@ -150,11 +153,10 @@ class _Walk:
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
     """Over all sequences at once, so that only visited rows are processed, each on its own path, and few in vain.
 
-    Level by level; but where rows are drawn together at less cost, at each turn twice as many levels as before.
+    Level by level, or several levels at a time; see `_Walk.ahead`.
     """
-    most = 2
     while walks:
-        runs = [walk.ahead(most) for walk in walks]
+        runs = [walk.ahead() for walk in walks]
         chosen = [row for run in runs for row, _ in run]
         views = [walk.view for walk, run in zip(walks, runs, strict=True) for _ in run]
         tokens = iter(sample(rows(logits_RV, chosen), views, [path for run in runs for _, path in run]))
@@ -163,4 +165,8 @@ def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
                 if walk.open:
                     walk.take(token)
         walks = [walk for walk in walks if walk.open]
-        most *= 2
+
+
+def _likely(scores: Sequence[float]) -> int:
+    """Levels of a chain that are more likely reached than not."""
+    return sum(reach >= 0.5 for reach in accumulate(scores, operator.mul))
