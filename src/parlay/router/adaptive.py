@@ -113,21 +113,28 @@ class Adaptive:
         """Looked up again for another batch, and now and then."""
         prices = self._prices
         batch = (len(views), self._other_rows)
-        if prices is not None and prices.batch == batch and prices.left <= 0 and self._stands(prices, views):
-            prices.lasting = min(2 * prices.lasting, _STALE)
-            prices.left = prices.lasting
-        if prices is None or prices.batch != batch or prices.left <= 0:
-            table = self._cost_table(views)
-            # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
-            free = all(draft_seconds <= FREE * seconds for _, draft_seconds, seconds in table)
-            prices = self._prices = _Prices(batch, table, _SURE if free else None)
+        if prices is None or prices.batch != batch or (prices.left <= 0 and not self._stand(prices, views)):
+            prices = self._prices = self._new_prices(batch, views)
+        elif prices.left <= 0:
+            prices = self._prices = prices.renewed()
         prices.left -= 1
         return prices
 
-    def _stands(self, prices: _Prices, views: Sequence[View]) -> bool:
-        """Whether nothing was drafted by these prices, so that little was learnt, and both their ends still hold."""
+    def _new_prices(self, batch: tuple[int, int], views: Sequence[View]) -> _Prices:
+        table = self._cost_table(views)
+        # Next to free drafting: as much as the surest draft could use, and trimming does the rest.
+        free = all(draft_seconds <= FREE * seconds for _, draft_seconds, seconds in table)
+        return _Prices(batch, table, _SURE if free else None)
+
+    def _stand(self, prices: _Prices, views: Sequence[View]) -> bool:
+        """Whether the prices hold at both ends, and nothing was learnt since that matters beside them.
+
+        That is, nothing was drafted by them, or as much is drafted as could ever pay, whatever was accepted lately.
+        """
+        if prices.used and prices.share is None:
+            return False
         context = _mean_length(views)
-        return not prices.used and all(
+        return all(
             math.isclose(sum(old[1:]), sum(self._size(old[0], len(views), context)[1:]), rel_tol=_SAME)
             for old in (prices.table[0], prices.table[-1])
         )
@@ -220,33 +227,35 @@ class Adaptive:
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
-        told: list[tuple[_State, int, int]] = []
+        bill = Bill(self._cost, spent)
+        states: list[_State] = []
         outcomes: list[Outcome] = []
+        opening = False
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             state = self._state(view)
-            if state.budget:
-                told.append((state, right, len(view.tokens)))
-                outcomes.append((draft, *walk(draft, right, view.tokens)))
-        if not told:
+            if not state.budget:
+                continue
+            states.append(state)
+            outcomes.append((draft, *walk(draft, right, view.tokens)))
+            opening |= state.purse.new
+            state.purse.settle(len(draft), right, bill, len(view.tokens))
+        if not states:
             return
         if self._prices is not None:
             self._prices.left -= _AGED
             self._prices.used = True
-        if not any(state.purse.new for state, _, _ in told):  # a first proposal reads the prompt
+        if not opening:  # a first proposal reads the prompt
             self._draft_seconds.learn(self._proposed, spent.draft_seconds)
-        expected = self._calibration.learn(outcomes)
-        bill = Bill(self._cost, spent)
-        for (state, right, length), outcome, should in zip(told, outcomes, expected, strict=True):
-            if len(outcome[1]) < len(outcome[0]):
-                self._held = None
-            self._learn_outcome(state, outcome, should)
-            state.purse.settle(len(outcome[0]), right, bill, length)
+        for state, outcome, expected in zip(states, outcomes, self._calibration.learn(outcomes), strict=True):
+            self._learn_outcome(state, outcome, expected)
 
     def _learn_outcome(self, state: _State, outcome: Outcome, expected: float) -> None:
         draft, path, tested = outcome
         nodes, accepted = len(draft) - draft.probes, len(path)
         if not nodes:
             return
+        if accepted < nodes:
+            self._held = None
         state.lean.learn(accepted, len(tested), expected)
         chained = trees.is_chain(draft.tree)
         missed = len(tested) > accepted and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
@@ -284,6 +293,11 @@ class _Prices:
     lasting: int = _FRESH
     used: bool = False
     paying: dict[float, int] = field(default_factory=dict)
+
+    def renewed(self) -> _Prices:
+        """The same prices, good for twice as many steps."""
+        steps = min(2 * self.lasting, _STALE)
+        return _Prices(self.batch, self.table, self.share, steps, steps)
 
 
 class _Held(NamedTuple):
