@@ -66,6 +66,7 @@ class Drafting:
     covers: float = 1.0  # share of steps in which it finds anything
     right_at: frozenset[int] | None = None  # output tokens at which it is right, instead of by chance
     step_seconds: float = 0.0  # of each step that drafts
+    opening_seconds: float = 0.0  # of a sequence's first draft besides: the drafter reads the prompt
 
     def right(self, place: int, coin: random.Random) -> bool:
         return coin.random() < self.rate if self.right_at is None else place in self.right_at
@@ -91,7 +92,7 @@ def simulate(
     coin = random.Random(seed)
     view = SequenceView(sequence)
     run = Run()
-    rest = 0
+    rest, opened = 0, False
     while run.tokens < tokens:
         asked = rest == 0
         budget = policy.plan([view])[0] if asked else 0
@@ -104,6 +105,8 @@ def simulate(
             accepted += 1
         view.tokens += [0] * accepted + [1]
         draft_seconds = budget * drafting.node_seconds + bool(budget) * drafting.step_seconds
+        draft_seconds += drafting.opening_seconds if budget and not opened else 0.0
+        opened |= bool(budget)
         seconds = forward(1 + len(draft))
         if asked:
             policy.learn([view], [draft], [accepted], Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
@@ -138,6 +141,24 @@ def test_right_until_it_is_trusted_is_no_slower_than_plain() -> None:
     assert run.speed > 1.03
     once = frozenset(range(12))
     assert simulate(Adaptive(TableCost(steep), 16), Drafting(0.0, 0.7, right_at=once), steep, 128).speed > 1.03
+
+
+def test_short_answers_are_not_each_opened_to_a_drafter_that_never_pays() -> None:
+    """A draft model half as dear as its target, which takes five forwards to read a prompt, and 48 tokens each."""
+    policy = Adaptive(TableCost(steep), 16)
+    hopeless = Drafting(rate=0.1, score=0.7, node_seconds=0.5, opening_seconds=5.0)
+
+    def answer(number: int, drafting: Drafting, tokens: int) -> Run:
+        run = simulate(policy, drafting, steep, tokens, sequence=number, seed=number)
+        policy.release(number)
+        return run
+
+    runs = [answer(number, hopeless, 48) for number in range(60)]
+    assert sum(run.tokens for run in runs[2:]) / sum(run.seconds for run in runs[2:]) > 0.93
+    assert 1 < sum(any(run.sizes) for run in runs[2:]) < 40
+    good = Drafting(rate=0.98, score=0.7, node_seconds=0.05, opening_seconds=5.0)
+    later = [answer(number, good, 200) for number in range(100, 110)]
+    assert later[-1].speed > 2, "but it is found out when it does"
 
 
 def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> None:

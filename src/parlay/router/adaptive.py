@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from parlay import trees
 from parlay.router.estimates import UNSCORED, Calibration, DraftSeconds, Lean, Levels, Outcome, expected_accepted, walk
-from parlay.router.purse import FREE, Bill, Purse
+from parlay.router.purse import FREE, Bill, Openings, Purse
 from parlay.router.ranking import NOBODY, best, best_of
 from parlay.types import Cost, Draft, Spent, View
 
@@ -47,7 +47,8 @@ class Adaptive:
     known by then. Where nothing is worth drafting, a probe of `_PROBE` nodes is tried after `FIRST_WAIT` steps; each
     one that loses time doubles the wait, at least to 1 / `LOSS` times that loss. So probes take at most a share of
     `LOSS`. What drafts lose is paid from a purse, which holds `STAKE` forwards at first and fills with what drafts
-    gain: when it is empty, only probes are drafted. So a drafter that is always wrong costs its stake and its probes.
+    gain: when it is empty, only probes are drafted. So a drafter that is always wrong costs its stake and its probes;
+    and where no draft is expected to pay, sequences whose prompts it has not read are tried for a share of `OPENING`.
     Where nothing is to be drafted, the policy wants to be left alone: until the next probe, and with money in a purse
     for at most `_FRESH` steps, twice as many each time that costs are found unchanged.
 
@@ -63,6 +64,7 @@ class Adaptive:
         self._draft_seconds = DraftSeconds()
         self._depth_per_node = 1.0
         self._probes = 0.0  # that a draft carries, as last proposed
+        self._openings = Openings()
         self._states: dict[int, _State] = {}
         self._prices: _Prices | None = None
         self._held: _Held | None = None
@@ -86,7 +88,8 @@ class Adaptive:
         if self._max_budget == 0:
             return _FRESH
         states = [self._state(view) for view in views]
-        steps = min([state.purse.until_probe(len(view.tokens)) for state, view in zip(states, views, strict=True)]) - 1
+        waits = zip(states, views, strict=True)
+        steps = min([state.purse.until_probe(len(view.tokens), len(views)) for state, view in waits]) - 1
         if self._prices is not None and _any_purse(states):
             steps = min(steps, self._prices.left)
             self._prices.left -= steps
@@ -94,7 +97,7 @@ class Adaptive:
 
     def _plan(self, state: _State, length: int, prices: _Prices | None) -> int:
         purse = state.purse
-        purse.probing = purse.until_probe(length) <= 0
+        purse.look(length)
         paying = self._paying(state, prices) if prices is not None and purse.forwards > 0 else 0
         state.budget = min(paying or (_PROBE if purse.probing else 0), state.limit)
         return state.budget
@@ -266,14 +269,17 @@ class Adaptive:
             state.limit = min(2 * state.limit, self._max_budget)
 
     def release(self, sequence: int) -> None:
-        self._states.pop(sequence, None)
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            state.purse.look(len(state.view.tokens))  # what it decoded since it was last asked for counts, too
 
     def _state(self, view: View) -> _State:
         state = self._states.get(view.sequence)
         if state is None:
             known = self._calibration.drafts >= _KNOWN
             limit = self._max_budget if known else min(_FIRST, self._max_budget)
-            state = self._states[view.sequence] = _State(limit, Levels(self._levels), Purse(len(view.tokens)))
+            purse = Purse(len(view.tokens), self._openings)
+            state = self._states[view.sequence] = _State(view, limit, Levels(self._levels), purse)
         return state
 
 
@@ -315,9 +321,10 @@ class _Held(NamedTuple):
 class _State:
     """What is remembered of one sequence."""
 
-    __slots__ = ("budget", "lean", "levels", "limit", "paying", "prices", "purse")
+    __slots__ = ("budget", "lean", "levels", "limit", "paying", "prices", "purse", "view")
 
-    def __init__(self, limit: int, levels: Levels, purse: Purse) -> None:
+    def __init__(self, view: View, limit: int, levels: Levels, purse: Purse) -> None:
+        self.view = view
         self.lean = Lean()
         self.levels = levels
         self.limit = limit  # slow start: nodes that may be drafted for now

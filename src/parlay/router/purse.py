@@ -9,6 +9,7 @@ from parlay.types import Cost, Spent
 STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
 FIRST_WAIT = 8  # steps without a tested node before a probe
 LOSS = 0.01  # share of plain decoding's time that failed probes may take
+OPENING = 0.05  # and first drafts, for which a drafter reads the prompt, where drafts are not expected to pay
 FREE = 0.01  # of a forward: drafting that costs less counts as free
 
 
@@ -34,31 +35,59 @@ class Bill:
         return seconds
 
 
+class Openings:
+    """When a drafter that is not expected to pay may be tried on another sequence, whose prompt it must read first."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = 0  # tokens that all sequences together are still to decode
+
+    def settle(self, loss: float) -> None:
+        """One has lost so many forwards, or gained them."""
+        self.left = max(0, math.ceil(loss / OPENING))
+
+
 class Purse:
-    """Fills with what drafts gain and pays what they lose, in forwards; probes are drafted on credit, now and then."""
+    """Fills with what drafts gain and pays what they lose, in forwards; probes are drafted on credit, now and then.
 
-    __slots__ = ("_spent_at", "_wait", "forwards", "new", "probing")
+    What a sequence's first draft takes is not paid from it, as that is spent once, but waited out like a probe's.
+    """
 
-    def __init__(self, length: int) -> None:
+    __slots__ = ("_length", "_openings", "_spent_at", "_wait", "forwards", "new", "probing")
+
+    def __init__(self, length: int, openings: Openings) -> None:
         """``length`` is that of the text, here and below: each step without a draft adds one token to it."""
         self.forwards = STAKE
         self.probing = False  # in this step
         self.new = True  # nothing drafted yet: the first proposal reads the prompt
+        self._openings = openings
+        self._length = length
         self._spent_at = length  # when rows were last spent
         self._wait = FIRST_WAIT  # steps from then to a probe
 
-    def until_probe(self, length: int) -> int:
-        """Steps that are still to be waited for."""
-        return self._spent_at + self._wait - length
+    def look(self, length: int) -> None:
+        """See whether this is a step for a probe."""
+        self._openings.left -= length - self._length
+        self._length = length
+        self.probing = self.until_probe(length, 1) <= 0
+
+    def until_probe(self, length: int, together: int) -> int:
+        """Steps that are still to be waited for, in which so many sequences decode together."""
+        steps = self._spent_at + self._wait - length
+        return max(steps, -(-self._openings.left // together)) if self.new else steps
 
     def settle(self, rows: int, accepted: int, bill: Bill, length: int) -> None:
         """Reckon what the rows of a draft have lost or gained; a probe that lost is waited out, the next one longer."""
-        draft_seconds = 0.0 if self.new else bill.draft_seconds
-        self.new = False
-        if rows == 0 and draft_seconds <= FREE * bill.plain:
+        if rows == 0 and bill.draft_seconds <= FREE * bill.plain:
+            self.new = False
             return  # it found nothing, for nothing: the next step may probe
-        loss = (draft_seconds + bill.rows(rows)) / bill.plain - accepted
-        self.forwards = max(0.0, self.forwards - loss)
+        loss = (bill.draft_seconds + bill.rows(rows)) / bill.plain - accepted
+        once = bill.draft_seconds / bill.plain if self.new else 0.0
+        self.forwards = max(0.0, self.forwards - (loss - once))
+        if self.new:
+            self.new = False
+            self._openings.settle(loss)
         if self.probing:
             self._wait = max(2 * self._wait, math.ceil(loss / LOSS)) if loss > 0 else FIRST_WAIT
         if rows or self.probing:
