@@ -148,7 +148,7 @@ class Engine:
         if not batch:
             return events
         verdicts = self._accept(batch, out)
-        choices = self._choices(batch, out)
+        choices = self._choices(batch, out, verdicts)
         commits = self._commit(batch, out, verdicts, clock)
         self._observe(batch, out, verdicts, commits, choices)
         self._count_seconds(batch, clock)
@@ -189,13 +189,15 @@ class Engine:
                 verdicts[index] = result
         return verdicts
 
-    def _choices(self, batch: list[Turn], out: Output) -> list[tuple[tuple[int, ...], ...]]:
+    def _choices(
+        self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault]
+    ) -> list[tuple[tuple[int, ...], ...]]:
         """What the sampler prefers at the root and at each node, for drafters that want to see it."""
         return [
-            _ranked(turn, out.logits_RV[turn.root : end], count)
+            _ranked(turn, verdict, out.logits_RV[turn.root : end], count)
             if turn.at_root and (count := turn.sequence.needs.choices)
             else ()
-            for turn, end in zip(batch, out.starts[1:], strict=True)
+            for turn, verdict, end in zip(batch, verdicts, out.starts[1:], strict=True)
         ]
 
     def _commit(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], clock: _Clock) -> list[Commit]:
@@ -342,8 +344,11 @@ def _failure(reason: str) -> Commit:
     return Commit(finish_reason="error", error=reason)
 
 
-def _ranked(turn: Turn, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:
+def _ranked(turn: Turn, verdict: Verdict | Fault, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:
     """Root, then nodes, each on its own path."""
+    exact = turn.sequence.strategy.rule.exactness is Exactness.BITS
+    if count == 1 and exact and not len(turn.draft) and isinstance(verdict, Verdict):
+        return (verdict.sampled[:1],)  # what plain decoding commits is what the sampler prefers
     tree = turn.draft.tree
     paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
     return tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))

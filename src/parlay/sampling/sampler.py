@@ -47,21 +47,31 @@ def ranked(
     if count == 1:
         return [() if isinstance(token, Fault) else (token,) for token in sample(logits_RV, views, paths)]
     best: list[list[int]] = [[] for _ in views]
-    noisy: list[int] = []
-    for row, (view, path) in enumerate(zip(views, paths, strict=True)):
-        if is_plain_greedy(view, path):
-            usable = unusable(float(select.argmax(logits_RV[row, None])[0])) is None
-            best[row] = select.leading(logits_RV[row], count).tolist() if usable else []
-        else:
-            noisy.append(row)
+    plain = [row for row, (view, path) in enumerate(zip(views, paths, strict=True)) if is_plain_greedy(view, path)]
+    if plain:
+        for row, tokens in zip(plain, _leading(rows(logits_RV, plain), count), strict=True):
+            best[row] = tokens
+    noisy = sorted(set(range(len(views))).difference(plain))
     left_RV = logits_RV[noisy]  # a copy, from which the best go one by one
     for _ in range(count if noisy else 0):
-        tokens = sample(left_RV, [views[row] for row in noisy], [paths[row] for row in noisy])
-        for place, token in enumerate(tokens):
+        drawn = sample(left_RV, [views[row] for row in noisy], [paths[row] for row in noisy])
+        for place, token in enumerate(drawn):
             if not isinstance(token, Fault):
                 best[noisy[place]].append(token)
                 left_RV[place, token] = -torch.inf
     return [tuple(tokens) for tokens in best]
+
+
+def _leading(logits_RV: Tensor, count: int) -> list[list[int]]:
+    """The ``count`` largest of each row, largest first, equal ones by rising id; none of a row that is unusable."""
+    ids_RC, sure_R = select.leading_rows(logits_RV, min(count, logits_RV.shape[-1]))
+    best_RC, order_RC = logits_RV.gather(1, ids_RC).sort(dim=1, descending=True, stable=True)
+    leading = ids_RC.gather(1, order_RC).tolist()
+    for row, (top, sure) in enumerate(zip(best_RC[:, 0].tolist(), sure_R.tolist(), strict=True)):
+        if not (sure and math.isfinite(top)):  # equals, or something is wrong
+            usable = unusable(float(select.argmax(logits_RV[row, None])[0])) is None
+            leading[row] = select.leading(logits_RV[row], count).tolist() if usable else []
+    return leading
 
 
 def is_plain_greedy(view: View, path: Sequence[int]) -> bool:
