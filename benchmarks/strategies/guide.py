@@ -19,10 +19,10 @@ kernels allow it, see [architecture](architecture.md)) unless another accept rul
 
 Cells are the speed against plain decoding, with tokens per step in brackets, at batch 1, greedy, tokens before any loop
 only, under the default policy, which stops drafting where it does not pay: a cell near 1.00 (1.0) says that nothing was
-to be had. The target is a test model of 7 M parameters with short forwards: 2 ms in torch's operators, on which all
-that was measured before 22 November 2026 ran, and 0.25 ms in the compiled decoder. There a drafter must be cheap to pay
-at all. Bold: the best of its column. Larger targets favour the drafters that cost more. `books.store` holds 2 M tokens
-of public-domain books.
+to be had. The target is a test model of 7 M parameters whose forwards take 0.25 ms: there a drafter must be cheap to
+pay at all, and what some want to see of each step (`token-recycling`: the eight likeliest tokens) costs a third of it.
+Bold: the best of its column. Larger targets favour the drafters that cost more. `books.store` holds 2 M tokens of
+public-domain books.
 """
 
 

@@ -230,7 +230,7 @@ class Adaptive:
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         self._others_seen = (self._others_seen[0], max(0, spent.rows - self._own_rows))
-        bill = Bill(self._cost, spent)
+        bill = Bill(self._cost, spent, self._draft_seconds.of(self._proposed))
         states: list[_State] = []
         outcomes: list[Outcome] = []
         opening = False

@@ -14,12 +14,17 @@ FREE = 0.01  # of a forward: drafting that costs less counts as free
 
 
 class Bill:
-    """Seconds of one step: for a proposal, for the rows of one draft, and what a forward of one row would take."""
+    """Seconds of one step: for a proposal, for the rows of one draft, and what a forward of one row would take.
 
-    __slots__ = ("_cost", "_seconds", "_spent", "draft_seconds", "plain")
+    ``opening`` is the part of a proposal's seconds that a sequence's first one alone takes: it reads the prompt.
+    """
 
-    def __init__(self, cost: Cost, spent: Spent) -> None:
+    __slots__ = ("_cost", "_seconds", "_spent", "draft_seconds", "opening", "plain")
+
+    def __init__(self, cost: Cost, spent: Spent, usual: float) -> None:
+        """``usual`` is what a proposal like these takes once the prompt is read, 0 if nobody knows."""
         self.draft_seconds = spent.draft_seconds
+        self.opening = max(0.0, spent.draft_seconds - usual)
         self.plain = cost.forward(1, spent.context)
         self._cost = cost
         self._spent = spent
@@ -51,7 +56,7 @@ class Openings:
 class Purse:
     """Fills with what drafts gain and pays what they lose, in forwards; probes are drafted on credit, now and then.
 
-    What a sequence's first draft takes is not paid from it, as that is spent once, but waited out like a probe's.
+    That a drafter reads the prompt is not paid from it: it is done once, and counts among `Openings`.
     """
 
     __slots__ = ("_length", "_openings", "_spent_at", "_wait", "forwards", "new", "probing")
@@ -83,11 +88,11 @@ class Purse:
             self.new = False
             return  # it found nothing, for nothing: the next step may probe
         loss = (bill.draft_seconds + bill.rows(rows)) / bill.plain - accepted
-        once = bill.draft_seconds / bill.plain if self.new else 0.0
-        self.forwards = max(0.0, self.forwards - (loss - once))
         if self.new:
             self.new = False
             self._openings.settle(loss)
+            loss -= bill.opening / bill.plain
+        self.forwards = max(0.0, self.forwards - loss)
         if self.probing:
             self._wait = max(2 * self._wait, math.ceil(loss / LOSS)) if loss > 0 else FIRST_WAIT
         if rows or self.probing:
