@@ -10,8 +10,8 @@ from benchmarks.figures.systems import Stopwatch, System, Timed
 from parlay.llm import LLM
 from parlay.router.policies import Adaptive, Plain
 from parlay.sampling.rules import SharedNoise
-from parlay.testing.toy_drafters import Answer, sometimes
-from parlay.types import Event, NoiseKey, Request, SamplingParams, Strategy, View
+from parlay.testing.toy_drafters import Answer, answer_from, sometimes
+from parlay.types import Event, NoiseKey, Request, SamplingParams, Strategy
 
 BUDGET = 16
 PATTERNS = {"never right": (False,), "right until it is trusted": (True,) * 12 + (False,) * 52}
@@ -25,19 +25,8 @@ def plainly(llm: LLM) -> System:
 def adversaries(llm: LLM, reference: System, prompts: Sequence[Prompt], most: int) -> list[System]:
     """One system for each of `PATTERNS`. Each request meets a policy that knows nothing yet, the hardest case."""
     texts = {prompt.ids: prompt.ids + reference.decode(prompt, most).tokens for prompt in prompts}
-    answer = answer_from(texts)
+    answer = answer_from(lambda request: texts[request.prompt])
     return [_adversary(llm, name, pattern, answer) for name, pattern in PATTERNS.items()]
-
-
-def answer_from(texts: dict[tuple[int, ...], tuple[int, ...]]) -> Answer:
-    """Knows the target from its recorded texts, by prompt."""
-
-    def answer(view: View, path: Sequence[int]) -> int:
-        text = texts[view.request.prompt]
-        place = len(view.tokens) + len(path)
-        return text[place] if place < len(text) else 0
-
-    return answer
 
 
 def _adversary(llm: LLM, name: str, pattern: Sequence[bool], answer: Answer) -> System:

@@ -12,6 +12,7 @@ from parlay.engine import Engine
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
     NO_DRAFT,
@@ -32,14 +33,6 @@ from parlay.types import (
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
 POISON = 13
-
-
-class Steady:
-    def forward(self, rows: int, context: int) -> float:
-        return 1.0
-
-    def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
 
 
 class Choosy(ToyRunner):

@@ -11,6 +11,7 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_drafters import ToyDrafter, gold
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Draft, Metrics, NoiseKey, Output, Request, SamplingParams, Segment, Strategy, Tree, View
@@ -52,14 +53,6 @@ def decode(runner: Watched, tokens: int, budget: int, limits: Limits) -> Metrics
             if event.metrics is not None:
                 assert event.error is None
                 return event.metrics
-
-
-class Steady:
-    def forward(self, rows: int, context: int) -> float:
-        return 1.0
-
-    def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
 
 
 def test_probes_stand_on_top_of_the_budget_and_are_no_proposals() -> None:

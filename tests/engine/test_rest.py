@@ -8,19 +8,12 @@ from parlay.engine import Engine
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Draft, NoiseKey, Request, SamplingParams, Spent, Strategy, View
 
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
-
-
-class Steady:
-    def forward(self, rows: int, context: int) -> float:
-        return 1.0
-
-    def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
 
 
 class Drowsy(Fixed):
@@ -54,23 +47,25 @@ def wrong(policy: Fixed) -> Strategy:
     return Strategy("wrong", drafter, SharedNoise(), policy)
 
 
+def decode(policy: Fixed, steps: int) -> tuple[Engine, Strategy]:
+    """So many steps of one request."""
+    engine, strategy = Engine(ToyRunner(LOGITS, VOCAB), Steady()), wrong(policy)
+    engine.add(request("a"), strategy)
+    for _ in range(steps):
+        engine.step()
+    return engine, strategy
+
+
 def test_a_resting_policy_is_neither_asked_nor_told() -> None:
     policy = Drowsy(rest=4)
-    engine = Engine(ToyRunner(LOGITS, VOCAB), Steady())
-    engine.add(request("a"), wrong(policy))
-    for _ in range(13):
-        engine.step()
+    decode(policy, 13)
     assert policy.asked == [3, 8, 9, 14, 15], "asked, four steps left alone, asked and drafting, asked again"
     assert policy.told == [4, 9, 10, 15, 16]
 
 
 def test_another_sequence_ends_the_rest_and_so_does_its_end() -> None:
     policy = Drowsy(rest=100)
-    engine = Engine(ToyRunner(LOGITS, VOCAB), Steady())
-    strategy = wrong(policy)
-    engine.add(request("a"), strategy)
-    for _ in range(3):
-        engine.step()
+    engine, strategy = decode(policy, 3)
     assert policy.asked == [3]
     engine.add(request("b", tokens=4), strategy)
     while len(policy.asked) < 2:
@@ -84,9 +79,6 @@ def test_another_sequence_ends_the_rest_and_so_does_its_end() -> None:
 
 def test_without_a_word_of_rest_a_policy_is_asked_in_each_step() -> None:
     policy = Drowsy(rest=0)
-    engine = Engine(ToyRunner(LOGITS, VOCAB), Steady())
-    engine.add(request("a"), wrong(policy))
-    for _ in range(6):
-        engine.step()
+    decode(policy, 6)
     assert policy.asked == [3, 4, 5, 6, 7, 8]
     assert policy.told == [4, 5, 6, 7, 8, 9]

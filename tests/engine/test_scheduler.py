@@ -11,6 +11,7 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Event, NoiseKey, Output, Request, SamplingParams, Segment, Strategy
 
@@ -18,14 +19,6 @@ VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
 PLAIN = Strategy("none", None, SharedNoise(), Plain())
 ORACLE = Strategy("oracle", toy_drafters.oracle(toy_drafters.answer_by(LOGITS)), SharedNoise(), Fixed(4))
-
-
-class Steady:
-    def forward(self, rows: int, context: int) -> float:
-        return 1.0
-
-    def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
 
 
 class Watched(ToyRunner):

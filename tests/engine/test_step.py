@@ -14,6 +14,7 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
 from parlay.types import (
     NO_DRAFT,
@@ -34,14 +35,6 @@ VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
 ANSWER = toy_drafters.answer_by(LOGITS)
 PLAIN = Strategy("none", None, SharedNoise(), Plain())
-
-
-class Steady:
-    def forward(self, rows: int, context: int) -> float:
-        return 1.0
-
-    def record(self, rows: int, context: int, seconds: float) -> None:
-        """Learns nothing."""
 
 
 def engine(runner: ToyRunner | None = None, **limits: int) -> Engine:

@@ -86,11 +86,17 @@ class Run:
 
 
 def simulate(
-    policy: Policy, drafting: Drafting, forward: Forward, tokens: int, *, sequence: int = 0, seed: int = 0
+    policy: Policy,
+    drafting: Drafting,
+    forward: Forward,
+    tokens: int,
+    *,
+    view: SequenceView | None = None,
+    seed: int = 0,
 ) -> Run:
-    """One sequence to its end, as the engine would drive the policy."""
+    """So many tokens of a sequence, new unless given, as the engine would drive the policy."""
     coin = random.Random(seed)
-    view = SequenceView(sequence)
+    view = view or SequenceView(0)
     run = Run()
     rest, opened = 0, False
     while run.tokens < tokens:
@@ -149,7 +155,7 @@ def test_short_answers_are_not_each_opened_to_a_drafter_that_never_pays() -> Non
     hopeless = Drafting(rate=0.1, score=0.7, node_seconds=0.5, opening_seconds=5.0)
 
     def answer(number: int, drafting: Drafting, tokens: int) -> Run:
-        run = simulate(policy, drafting, steep, tokens, sequence=number, seed=number)
+        run = simulate(policy, drafting, steep, tokens, view=SequenceView(number), seed=number)
         policy.release(number)
         return run
 
@@ -174,9 +180,10 @@ def test_a_pause_looks_up_hardly_any_costs() -> None:
     cost = TableCost(steep)
     policy = Adaptive(cost, 16)
     drafting = Drafting(rate=0.0, score=0.7)
-    simulate(policy, drafting, steep, 50)
+    view = SequenceView(0)
+    simulate(policy, drafting, steep, 50, view=view)
     cost.asked = 0
-    run = simulate(policy, drafting, steep, 400)
+    run = simulate(policy, drafting, steep, 400, view=view)
     assert sum(map(bool, run.sizes)) < 12
     assert run.asked < 20, "most steps do not even ask the policy"
     assert cost.asked < 40
@@ -226,8 +233,8 @@ def test_probes_of_a_wrong_drafter_get_rare() -> None:
 def test_a_second_request_to_a_wrong_drafter_costs_even_less() -> None:
     policy = Adaptive(TableCost(memory_bound), 32)
     drafting = Drafting(rate=0.0, score=0.9, node_seconds=0.05)
-    first = simulate(policy, drafting, memory_bound, 200, sequence=0)
-    second = simulate(policy, drafting, memory_bound, 200, sequence=1)
+    first = simulate(policy, drafting, memory_bound, 200, view=SequenceView(0))
+    second = simulate(policy, drafting, memory_bound, 200, view=SequenceView(1))
     assert first.speed < second.speed
     assert second.speed > 0.99
 
@@ -272,8 +279,9 @@ def test_wrong_scores_are_put_right(score: float) -> None:
 
 def test_a_drafter_that_becomes_good_is_found_again() -> None:
     policy = Adaptive(TableCost(memory_bound), 16)
-    simulate(policy, Drafting(rate=0.0, score=0.8, node_seconds=0.05), memory_bound, 300)
-    later = simulate(policy, Drafting(rate=0.95, score=0.8, node_seconds=0.05), memory_bound, 1500)
+    view = SequenceView(0)
+    simulate(policy, Drafting(rate=0.0, score=0.8, node_seconds=0.05), memory_bound, 300, view=view)
+    later = simulate(policy, Drafting(rate=0.95, score=0.8, node_seconds=0.05), memory_bound, 1500, view=view)
     assert later.speed > 2
 
 
@@ -290,7 +298,7 @@ def test_a_drafter_without_matches_costs_nothing() -> None:
 
 
 def warm(policy: Adaptive, rate: float, score: float) -> None:
-    simulate(policy, Drafting(rate, score), memory_bound, 2000, sequence=99)
+    simulate(policy, Drafting(rate, score), memory_bound, 2000, view=SequenceView(99))
 
 
 def test_a_tree_keeps_its_likeliest_nodes_and_their_ancestors() -> None:
@@ -333,9 +341,10 @@ def test_one_batch_shares_its_rows_by_chance() -> None:
 def test_drafts_that_go_on_being_right_are_not_weighed_each_time() -> None:
     cost = TableCost(steep)
     policy = Adaptive(cost, 16)
-    simulate(policy, Drafting(rate=1.0, score=0.9), steep, 400)
+    view = SequenceView(0)
+    simulate(policy, Drafting(rate=1.0, score=0.9), steep, 400, view=view)
     cost.asked = 0
-    run = simulate(policy, Drafting(rate=1.0, score=0.9), steep, 1700)
+    run = simulate(policy, Drafting(rate=1.0, score=0.9), steep, 1700, view=view)
     assert set(run.sizes[5:]) == {16}
     assert cost.asked < 12 * run.steps, "weighing one draft takes twenty looks alone"
 

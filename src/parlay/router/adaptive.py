@@ -81,23 +81,22 @@ class Adaptive:
             return [0] * len(views)
         states = [self._state(view) for view in views]
         prices = self._current_prices(views) if _any_purse(states) else None
-        return [self._plan(state, len(view.tokens), prices) for state, view in zip(states, views, strict=True)]
+        return [self._plan(state, prices) for state in states]
 
     def rest(self, views: Sequence[View]) -> int:
         """Until the next probe, or until prices are to be looked up again."""
         if self._max_budget == 0:
             return _FRESH
         states = [self._state(view) for view in views]
-        waits = zip(states, views, strict=True)
-        steps = min([state.purse.until_probe(len(view.tokens), len(views)) for state, view in waits]) - 1
+        steps = min([state.purse.until_probe(len(views)) for state in states]) - 1
         if self._prices is not None and _any_purse(states):
             steps = min(steps, self._prices.left)
             self._prices.left -= steps
         return max(0, steps)
 
-    def _plan(self, state: _State, length: int, prices: _Prices | None) -> int:
+    def _plan(self, state: _State, prices: _Prices | None) -> int:
         purse = state.purse
-        purse.look(length)
+        purse.look()
         paying = self._paying(state, prices) if prices is not None and purse.forwards > 0 else 0
         state.budget = min(paying or (_PROBE if purse.probing else 0), state.limit)
         return state.budget
@@ -241,7 +240,7 @@ class Adaptive:
             states.append(state)
             outcomes.append((draft, *walk(draft, right, view.tokens)))
             opening |= state.purse.new
-            state.purse.settle(len(draft), right, bill, len(view.tokens))
+            state.purse.settle(len(draft), right, bill)
         if not states:
             return
         if self._prices is not None:
@@ -271,15 +270,15 @@ class Adaptive:
     def release(self, sequence: int) -> None:
         state = self._states.pop(sequence, None)
         if state is not None:
-            state.purse.look(len(state.view.tokens))  # what it decoded since it was last asked for counts, too
+            state.purse.count()
 
     def _state(self, view: View) -> _State:
         state = self._states.get(view.sequence)
         if state is None:
             known = self._calibration.drafts >= _KNOWN
             limit = self._max_budget if known else min(_FIRST, self._max_budget)
-            purse = Purse(len(view.tokens), self._openings)
-            state = self._states[view.sequence] = _State(view, limit, Levels(self._levels), purse)
+            purse = Purse(view, self._openings)
+            state = self._states[view.sequence] = _State(limit, Levels(self._levels), purse)
         return state
 
 
@@ -321,10 +320,9 @@ class _Held(NamedTuple):
 class _State:
     """What is remembered of one sequence."""
 
-    __slots__ = ("budget", "lean", "levels", "limit", "paying", "prices", "purse", "view")
+    __slots__ = ("budget", "lean", "levels", "limit", "paying", "prices", "purse")
 
-    def __init__(self, view: View, limit: int, levels: Levels, purse: Purse) -> None:
-        self.view = view
+    def __init__(self, limit: int, levels: Levels, purse: Purse) -> None:
         self.lean = Lean()
         self.levels = levels
         self.limit = limit  # slow start: nodes that may be drafted for now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from parlay.types import Cost, Spent
+from parlay.types import Cost, Spent, View
 
 STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
 FIRST_WAIT = 8  # steps without a tested node before a probe
@@ -59,30 +59,34 @@ class Purse:
     That a drafter reads the prompt is not paid from it: it is done once, and counts among `Openings`.
     """
 
-    __slots__ = ("_length", "_openings", "_spent_at", "_wait", "forwards", "new", "probing")
+    __slots__ = ("_counted", "_openings", "_spent_at", "_view", "_wait", "forwards", "new", "probing")
 
-    def __init__(self, length: int, openings: Openings) -> None:
-        """``length`` is that of the text, here and below: each step without a draft adds one token to it."""
+    def __init__(self, view: View, openings: Openings) -> None:
         self.forwards = STAKE
         self.probing = False  # in this step
         self.new = True  # nothing drafted yet: the first proposal reads the prompt
+        self._view = view
         self._openings = openings
-        self._length = length
-        self._spent_at = length  # when rows were last spent
-        self._wait = FIRST_WAIT  # steps from then to a probe
+        self._counted = self._spent_at = len(view.tokens)  # the latter when rows were last spent
+        self._wait = FIRST_WAIT  # tokens from then to a probe: each step without a draft adds one
 
-    def look(self, length: int) -> None:
+    def count(self) -> None:
+        """Tell the openings what was decoded since the last time."""
+        length = len(self._view.tokens)
+        self._openings.left -= length - self._counted
+        self._counted = length
+
+    def look(self) -> None:
         """See whether this is a step for a probe."""
-        self._openings.left -= length - self._length
-        self._length = length
-        self.probing = self.until_probe(length, 1) <= 0
+        self.count()
+        self.probing = self.until_probe(1) <= 0
 
-    def until_probe(self, length: int, together: int) -> int:
+    def until_probe(self, together: int) -> int:
         """Steps that are still to be waited for, in which so many sequences decode together."""
-        steps = self._spent_at + self._wait - length
+        steps = self._spent_at + self._wait - len(self._view.tokens)
         return max(steps, -(-self._openings.left // together)) if self.new else steps
 
-    def settle(self, rows: int, accepted: int, bill: Bill, length: int) -> None:
+    def settle(self, rows: int, accepted: int, bill: Bill) -> None:
         """Reckon what the rows of a draft have lost or gained; a probe that lost is waited out, the next one longer."""
         if rows == 0 and bill.draft_seconds <= FREE * bill.plain:
             self.new = False
@@ -96,4 +100,4 @@ class Purse:
         if self.probing:
             self._wait = max(2 * self._wait, math.ceil(loss / LOSS)) if loss > 0 else FIRST_WAIT
         if rows or self.probing:
-            self._spent_at = length
+            self._spent_at = len(self._view.tokens)
