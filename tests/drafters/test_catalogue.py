@@ -103,6 +103,7 @@ def test_equal_strategies_have_equal_specs_however_they_are_written() -> None:
         ("zzz", ["choose one of", "none", "union"]),
         ("", ["unknown strategy"]),
         ("prompt-lookup:ngram=2", ["no parameter 'ngram'", "max_ngram"]),
+        ("prompt-lookup:max_ngram=9999999", ["must be at most 1048576"]),
         ("none:k=2", ["no parameter 'k'"]),
         ("prompt-lookup:k", ["key=value", "'k'"]),
         ("prompt-lookup:k=2,k=3", ["twice"]),

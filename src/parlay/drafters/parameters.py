@@ -46,9 +46,9 @@ class Parameter:
         if isinstance(value, int | float):
             # Written so that NaN fails.
             if self.low is not None and not value >= self.low:
-                raise UsageError(f"{name}={value}: must be at least {self.low:g}")
+                raise UsageError(f"{name}={value}: must be at least {self.low}")
             if self.high is not None and not value <= self.high:
-                raise UsageError(f"{name}={value}: must be at most {self.high:g}")
+                raise UsageError(f"{name}={value}: must be at most {self.high}")
 
 
 def _read_bool(text: str) -> bool:
