@@ -1,0 +1,76 @@
+"""Weights as a file stores them: rows of blocks, each of small whole numbers and their scales.
+
+The formats are ggml's, which GGUF files hold. A block is a fixed number of neighbouring weights of a row, in a fixed
+number of bytes. Nothing here changes a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+
+class Format(Enum):
+    """A way to store weights: ``(number in ggml and in GGUF files, weights in a block, bytes of a block)``."""
+
+    F32 = (0, 1, 4)
+    F16 = (1, 1, 2)
+    Q4_0 = (2, 32, 18)
+    Q4_1 = (3, 32, 20)
+    Q5_0 = (6, 32, 22)
+    Q5_1 = (7, 32, 24)
+    Q8_0 = (8, 32, 34)
+    Q4_K = (12, 256, 144)
+    Q5_K = (13, 256, 176)
+    Q6_K = (14, 256, 210)
+    IQ4_NL = (20, 32, 18)
+    IQ4_XS = (23, 256, 136)
+    BF16 = (30, 1, 2)
+    MXFP4 = (39, 32, 17)
+
+    def __init__(self, number: int, block: int, block_bytes: int) -> None:
+        self.number, self.block, self.block_bytes = number, block, block_bytes
+
+    @property
+    def plain(self) -> torch.dtype | None:
+        """The torch type of a format whose weights are ordinary numbers, else None."""
+        return _PLAIN.get(self.number)
+
+    def row_bytes(self, length: int) -> int:
+        """Bytes of a row of so many weights; ValueError unless whole blocks make it up."""
+        if length % self.block:
+            raise ValueError(f"a row of {length} weights is no whole number of {self.name} blocks of {self.block}")
+        return length // self.block * self.block_bytes
+
+
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+
+FORMATS = {format.number: format for format in Format}
+"""Formats by their number in GGUF files."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor of ``shape``, last dimension fastest, as in torch.
+
+    ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. It is often mapped from a file, so don't write to it.
+    Rows can be chosen, reordered and joined without touching a value, for blocks never cross from one into the next.
+    """
+
+    format: Format
+    shape: tuple[int, ...]
+    data: Tensor
+
+    def __post_init__(self) -> None:
+        expected = (*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
+        if self.data.dtype != torch.uint8 or tuple(self.data.shape) != expected:
+            raise ValueError(
+                f"{self.format.name} {list(self.shape)} wants bytes {list(expected)}, not {self.data.shape}"
+            )
+
+    def with_rows(self, data: Tensor) -> StoredTensor:
+        """The tensor that other rows of the same length make: ``data`` uint8 ``[..., row_bytes]``."""
+        return StoredTensor(self.format, (*data.shape[:-1], self.shape[-1]), data)
