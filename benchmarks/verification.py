@@ -28,6 +28,7 @@ from parlay import models
 from parlay.bench.forwards import Timed, measure, weight_bytes
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row
+from parlay.options import LoadOptions
 
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (256, 4096, 16384)
@@ -114,7 +115,7 @@ def main() -> None:
         timed: dict[str, Timed] = {}
         for name in (BF16, INT8):
             quantize = INT8 if name == INT8 else None
-            runner = models.load(str(checkpoint), dtype=BF16, quantize=quantize, cache_tokens=3 * longest)
+            runner = models.load(str(checkpoint), LoadOptions(dtype=BF16, quantize=quantize), cache_tokens=3 * longest)
             size = weight_bytes(checkpoint, name)
             timed |= {name: Timed(runner, size), name + ONE: Timed(runner, size, threads=1)}
         for context in options.contexts:

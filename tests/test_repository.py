@@ -32,8 +32,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cache": CORE,
     "cost": CORE,
     "energy": CORE,
-    "models": CORE | {"sampling", "cache", "cost"},
-    "drafters": CORE | {"sampling", "cache", "cost", "models"},
+    "options": frozenset({"types"}),
+    "models": CORE | {"options", "sampling", "cache", "cost"},
+    "drafters": CORE | {"options", "sampling", "cache", "cost", "models"},
     "engine": CORE | {"sampling"},
     "router": CORE | {"sampling"},
 }

@@ -26,6 +26,7 @@ from parlay.bench.provenance import ROOT, provenance
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
 from parlay.cost.roofline import Machine, Shape, Work
 from parlay.cost.speed import Setting, predict
+from parlay.options import LoadOptions
 from parlay.plan.machine import calibrate_here, open_random
 from parlay.types import Runner
 
@@ -92,7 +93,7 @@ class Bench:
         if path.exists() and self._results.rows and not fresh:
             return load(path)
         shapes = [self._sized(shape) for shape in SHAPES]
-        made = calibrate_here(self._dtype, shapes=shapes, works=self._works(WORKS), log=logger.info)
+        made = calibrate_here(LoadOptions(dtype=self._dtype), shapes=shapes, works=self._works(WORKS), log=logger.info)
         made.save(path)
         return made
 
@@ -144,7 +145,7 @@ class Bench:
     def _open(self, shape: Shape, longest: int, batch: int = 1) -> tuple[Runner, Shape]:
         gc.collect()  # of a former model, whose memory this one may need
         room = 2 * batch * (longest + 64) + 2048
-        return open_random(shape, self._dtype, "auto", max_context=longest + 64, cache_tokens=room)
+        return open_random(shape, LoadOptions(dtype=self._dtype), max_context=longest + 64, cache_tokens=room)
 
     @property
     def _rounds(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -13,6 +14,7 @@ from parlay.documents import Document, Documents, Predictions, prediction_ids, p
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer, resolve
+from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf, StrategyBook
@@ -34,9 +36,9 @@ class LLM:
     ``model`` is a built-in name, a local checkpoint directory, a Hugging Face Hub id, or a loaded transformers model.
     ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
     reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its models take
-    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``quantize="int8"``
-    stores the target's weights in eight bits: another model than the one given, nearly, and about twice as fast where
-    memory is the limit. One thread at a time may use an LLM.
+    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
+    models are loaded; ``dtype``, ``device`` and ``quantize`` replace its fields of the same name. One thread at a time
+    may use an LLM.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range.
     """
@@ -48,21 +50,24 @@ class LLM:
         tokenizer: str | PreTrainedTokenizerBase | None = None,
         strategy: str = DEFAULT_STRATEGY,
         draft_model: str | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
+        load: LoadOptions = models.USUAL,
+        dtype: str | None = None,
+        device: str | None = None,
+        quantize: str | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
         seed: int | None = None,
         memory: int | str | None = None,
-        quantize: str | None = None,
     ) -> None:
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        self.runner = models.load(model, dtype=dtype, device=device, budget=budget, quantize=quantize)
+        load = override(load, dtype=dtype, device=device, quantize=quantize)
+        self.runner = models.load(model, load, budget=budget)
         self.tokenizer = _tokenizer(model, tokenizer)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
-        self._drafts = RunnerShelf(lambda name: models.load(name, dtype=dtype, device=device, budget=budget))
+        drafts = replace(load, quantize=None)
+        self._drafts = RunnerShelf(lambda name: models.load(name, drafts, budget=budget))
         resources = Resources(
             vocab_size=self.runner.spec.vocab_size,
             open_runner=self._drafts,

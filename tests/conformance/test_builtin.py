@@ -13,6 +13,7 @@ from parlay import models
 from parlay.drafters.catalogue import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer, resolve
+from parlay.options import LoadOptions
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
@@ -37,8 +38,8 @@ CHOICES = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_
 @cache
 def stage(dtype: str) -> Stage:
     """The built-in target with its own draft model, both in ``dtype``, whatever name a toy setting gives to one."""
-    runner = models.load(MODEL, dtype=dtype, cache_tokens=2048)
-    shelf = RunnerShelf(lambda _: models.load(BUILT_IN_DRAFTS[MODEL], dtype=dtype, cache_tokens=2048))
+    runner = models.load(MODEL, LoadOptions(dtype=dtype), cache_tokens=2048)
+    shelf = RunnerShelf(lambda _: models.load(BUILT_IN_DRAFTS[MODEL], LoadOptions(dtype=dtype), cache_tokens=2048))
     tokenizer = load_tokenizer(resolve(MODEL))
     resources = Resources(
         runner.spec.vocab_size,

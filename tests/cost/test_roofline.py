@@ -16,6 +16,7 @@ from parlay.cost.devices import DEVICES, machine
 from parlay.cost.roofline import Machine, Shape, Work, flops, moved_bytes, operators
 from parlay.models import load
 from parlay.models.config import read_config
+from parlay.options import LoadOptions
 from parlay.plan.machine import config_of, open_random, shape_of
 from parlay.testing.checkpoints import random_model
 from parlay.testing.random_decoder import save_decoder
@@ -86,10 +87,11 @@ def test_flops_are_exactly_those_that_torch_counts(family: str, tmp_path: Path) 
 def test_bytes_of_keys_and_values_are_those_of_the_cache(dtype: str, tmp_path: Path) -> None:
     """In whatever type the kernels here keep them: what a sequence of so many tokens takes of the memory."""
     tokens = 1920  # whole pages, however keys are padded
-    _, kept = open_random(SHAPE, dtype, "cpu", max_context=2048, cache_tokens=tokens)
+    options = LoadOptions(dtype=dtype, device="cpu")
+    _, kept = open_random(SHAPE, options, max_context=2048, cache_tokens=tokens)
     save_decoder(config_of(SHAPE, 2048), tmp_path)
     budget = Budget(None)
-    runner = load(str(tmp_path), dtype=dtype, device="cpu", cache_tokens=tokens, budget=budget)
+    runner = load(str(tmp_path), options, cache_tokens=tokens, budget=budget)
     runner.open(0, (0,))
     runner.reserve(0, tokens)
     assert budget.total - budget.free == tokens * kept.token_bytes

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from parlay.drafters.catalogue import Entry, Parameter, Resources, UsageError, build, members, parse, settings
-from parlay.drafters.spelling import DEPTH
+from parlay.options.spelling import DEPTH
 from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, View
 from tests.drafters.sight import no_runner
 

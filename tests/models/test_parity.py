@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from parlay import models
 from parlay.models import NativeRunner
 from parlay.models.adapter import AdapterRunner
+from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, VOCAB_SIZE, random_model, save_random
 from parlay.types import ParlayError, Runner, Segment
 
@@ -31,7 +32,7 @@ def all_logits(runner: Runner, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("name", NATIVE)
 def test_native_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_random(name, tmp_path)
-    runner = models.load(str(tmp_path), dtype="float32", device="cpu", cache_tokens=256)
+    runner = models.load(str(tmp_path), LoadOptions(dtype="float32", device="cpu"), cache_tokens=256)
     assert isinstance(runner, NativeRunner)
     tokens = torch.randint(VOCAB_SIZE, (96,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
@@ -44,7 +45,7 @@ def test_load_picks_the_adapter_for_what_is_not_native_and_says_why(
 ) -> None:
     save_random("gpt2", tmp_path)
     with caplog.at_level("INFO", logger="parlay.models"):
-        runner = models.load(str(tmp_path), device="cpu")
+        runner = models.load(str(tmp_path), LoadOptions(device="cpu"))
     assert isinstance(runner, AdapterRunner)
     assert runner.spec.name == str(tmp_path)
     assert "GPT2LMHeadModel" in caplog.text
@@ -52,12 +53,12 @@ def test_load_picks_the_adapter_for_what_is_not_native_and_says_why(
 
 
 def test_arguments_that_cannot_be_honoured_are_errors_that_name_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dtype 'int7'"):
-        models.load(str(tmp_path), dtype="int7")
+    with pytest.raises(ValueError, match="dtype=int7"):
+        models.load(str(tmp_path), LoadOptions(dtype="int7"))
     with pytest.raises(ValueError, match="device 'abacus'"):
-        models.load(str(tmp_path), device="abacus")
+        models.load(str(tmp_path), LoadOptions(device="abacus"))
     with pytest.raises(ValueError, match="a loaded model keeps its own"):
-        models.load(random_model("gpt2"), dtype="bfloat16")
+        models.load(random_model("gpt2"), LoadOptions(dtype="bfloat16"))
     (tmp_path / "config.json").write_text('{"model_type": "never-heard-of", "architectures": ["Never"]}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ParlayError, match="transformers can't load"):
@@ -70,5 +71,5 @@ def test_a_config_that_transformers_stumbles_over_is_one_line(tmp_path: Path) ->
     said["rope_parameters"] = {"rope_type": "never-heard-of", "rope_theta": 10_000.0}
     (tmp_path / "config.json").write_text(json.dumps(said))
     with pytest.raises(ParlayError, match=r"transformers can't load .*never-heard-of") as caught:
-        models.load(str(tmp_path), device="cpu")
+        models.load(str(tmp_path), LoadOptions(device="cpu"))
     assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from parlay import models
 from parlay.models.config import read_config
 from parlay.models.loading import load_tokenizer, resolve
+from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.widen import choose_shape, count_parameters, same_sums, widen
 from parlay.types import Segment, Tree
@@ -20,7 +21,7 @@ from parlay.types import Segment, Tree
 
 def native_rows(directory: Path, dtype: str, tokens: list[int]) -> Tensor:
     """Logits of a prefill and of a tree after it."""
-    runner = models.load(str(directory), dtype=dtype, device="cpu", cache_tokens=128)
+    runner = models.load(str(directory), LoadOptions(dtype=dtype, device="cpu"), cache_tokens=128)
     runner.open(0, tokens)
     assert runner.reserve(0, len(tokens) + 4)
     prefill = runner.forward([Segment(0, tuple(tokens[:-1]))]).logits_RV

@@ -9,6 +9,7 @@ import pytest
 
 from parlay.cost.roofline import Work
 from parlay.models.loading import resolve_config
+from parlay.options import LoadOptions
 from parlay.plan.machine import cache_bytes, calibrate_here, calibration_path, config_of, read_model, shape_of
 from parlay.types import ParlayError
 from tests.plan.conftest import TINY, WORKS
@@ -17,7 +18,7 @@ from tests.plan.conftest import TINY, WORKS
 def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     """Of the native decoder, loaded as a checkpoint is; where it ran is written down."""
     lines: list[str] = []
-    made = calibrate_here("float32", "cpu", shapes=(TINY,), works=WORKS, log=lines.append)
+    made = calibrate_here(LoadOptions(dtype="float32", device="cpu"), shapes=(TINY,), works=WORKS, log=lines.append)
     assert {sample.work for sample in made.samples} == set(WORKS)
     assert {sample.shape for sample in made.samples} == {TINY}
     engine = made.machine.engine
@@ -34,7 +35,7 @@ def test_a_shape_is_the_config_it_came_from() -> None:
 
 
 def test_eight_bits_are_one_byte() -> None:
-    made = calibrate_here("float32", "cpu", shapes=(TINY,), works=WORKS, quantize="int8")
+    made = calibrate_here(LoadOptions(dtype="float32", device="cpu", quantize="int8"), shapes=(TINY,), works=WORKS)
     assert {sample.shape.weight_bytes for sample in made.samples} == {1}
     assert (made.provenance["weights"], made.provenance["dtype"]) == ("int8", "float32")
 

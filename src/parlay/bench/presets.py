@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from parlay.bench.records import PLAIN
 from parlay.bench.workloads import BUILT_IN
 from parlay.drafters.catalogue import catalogue, parse
-from parlay.drafters.spelling import split
 from parlay.llm import DEFAULT_STRATEGY
+from parlay.options.spelling import split
 
 ALL = "all"
 """Asks for every strategy that runs without a file or models of the user's own."""

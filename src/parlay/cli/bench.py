@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from parlay.cli import FAILURE, INTERRUPTED, bench_replay, bench_report
-from parlay.cli.flags import add_model_flags
+from parlay.cli.flags import add_model_flags, options_from
+from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -178,10 +179,8 @@ def _open(options: argparse.Namespace) -> LLM:
         torch.set_num_threads(options.threads)
     return LLM(
         options.model,
+        load=options_from(LoadOptions, options),
         draft_model=options.draft_model,
-        dtype=options.dtype,
-        device=options.device,
-        quantize=options.quantize,
         max_num_seqs=max(MOST_TOGETHER, *options.concurrency),
     )
 

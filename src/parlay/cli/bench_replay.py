@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli.flags import options_from
+from parlay.options import LoadOptions
+
 if TYPE_CHECKING:
     from parlay.bench.forwards import Prices
     from parlay.bench.records import Results
@@ -121,7 +124,7 @@ def _prices(options: argparse.Namespace, results: Results) -> Prices | None:
     from parlay.models.loading import resolve
 
     directory = resolve(options.cost_model)
-    runner = models.load(options.cost_model, dtype=options.dtype, device=options.device, quantize=options.quantize)
+    runner = models.load(options.cost_model, options_from(LoadOptions, options))
     weights = weight_bytes(directory, options.quantize or runner.spec.dtype)
     add_missing(runner, directory.name, results, weights)
     return prices([row for row in results.rows if row.cell.model == directory.name], str(options.out))

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from parlay.cli import FAILURE
-from parlay.cli.flags import add_model_flags
+from parlay.cli.flags import add_model_flags, options_from
+from parlay.options import LoadOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.demo import demonstrate  # here, because it loads torch and transformers
     from parlay.llm import LLM
 
-    with LLM(options.model, dtype=options.dtype, device=options.device, quantize=options.quantize) as llm:
+    with LLM(options.model, load=options_from(LoadOptions, options)) as llm:
         if demonstrate(llm, sys.stdout):
             return 0
     print("parlay: error: a strategy that promises the same text gave another; please report it", file=sys.stderr)

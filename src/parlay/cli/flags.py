@@ -1,12 +1,14 @@
-"""Command-line flags made from the fields of `SamplingParams`, and those that name a model."""
+"""Command-line flags made from the fields of options classes and of `SamplingParams`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from parlay.options import LoadOptions, Option, Options, options_of
 from parlay.types import SamplingParams
 
 SAMPLING_HELP = {
@@ -35,6 +37,9 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
 """Where the command differs from SamplingParams: text that repeats, and is longer than vLLM's 16 tokens."""
 ALIASES = {"max_tokens": "max_new_tokens"}
 
+T = TypeVar("T", bound=Options)
+
+_METAVARS = {int: "N", float: "X", Path: "PATH"}
 _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (int, "N"), "float": (float, "X")}
 
 
@@ -45,9 +50,51 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         default="parlay-mini",
         help="built-in name, local folder, or Hugging Face Hub id (default: parlay-mini)",
     )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--quantize", choices=("int8",), help="store the weights in eight bits: half of bfloat16's")
+    add_option_flags(parser, LoadOptions)
+
+
+def add_option_flags(
+    parser: argparse._ActionsContainer, declared: type[Options], help: Mapping[str, str] | None = None
+) -> None:
+    """A flag for each field of an options class. With ``help`` only for the fields it has, with its texts."""
+    for option in options_of(declared).values():
+        if help is None or option.name in help:
+            text = option.help if help is None else help[option.name]
+            parser.add_argument(
+                f"--{option.name.replace('_', '-')}",
+                default=option.default,
+                help=text + _shown(option.default),
+                **_reading(option),
+            )
+
+
+def options_from(declared: type[T], arguments: argparse.Namespace) -> T:
+    """The options that parsed arguments give; a field without a flag keeps its default.
+
+    Raises UsageError for a value out of range.
+    """
+    given = vars(arguments)
+    return declared(**{name: given[name] for name in options_of(declared) if name in given})
+
+
+def _reading(option: Option) -> dict[str, Any]:
+    """How argparse reads the option."""
+    if option.type is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    metavar = None if option.choices else option.metavar or _METAVARS.get(option.type)
+    return {
+        "type": option.type,
+        "required": option.required,
+        "choices": option.choices or None,
+        "metavar": metavar,
+    }
+
+
+def _shown(default: object) -> str:
+    """The default as the help shows it."""
+    hidden = default is MISSING or default is None or isinstance(default, bool)
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return "" if hidden else f" (default: {shown})"
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +134,4 @@ def _kind(field: Field[Any]) -> dict[str, Any]:
 
 
 def _default_text(field: Field[Any]) -> str:
-    default = DEFAULTS.get(field.name, field.default)
-    hidden = default is MISSING or default is None or isinstance(default, bool)
-    return "" if hidden else f" (default: {default:g})"
+    return _shown(DEFAULTS.get(field.name, field.default))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Self
 
 from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.files import read_text
-from parlay.cli.flags import add_model_flags, add_sampling_flags, sampling_params
+from parlay.cli.flags import add_model_flags, add_sampling_flags, options_from, sampling_params
 from parlay.cli.structured import add_structured_flags, structured_outputs
+from parlay.options import LoadOptions
 from parlay.terminal import Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
@@ -93,11 +94,9 @@ def _open(options: argparse.Namespace) -> LLM:
 
     llm = LLM(
         options.model,
+        load=options_from(LoadOptions, options),
         strategy=options.strategy or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
-        dtype=options.dtype,
-        device=options.device,
-        quantize=options.quantize,
     )
     if options.draft_model is not None and options.draft_model not in llm.draft_models:
         raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli.flags import add_option_flags
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE
 from parlay.cost.devices import machine as known_machine
+from parlay.options import LoadOptions
 from parlay.terminal import aligned
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in name, Hugging Face Hub id, or local folder; config.json is enough (default: parlay-mini)",
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
-    parser.add_argument("--dtype", default="auto", help="of the weights: auto, float32, bfloat16 or float16")
-    parser.add_argument("--quantize", choices=("int8",), help="weights in eight bits, on this machine")
+    parser.add_argument("--dtype", default="auto", help="of the weights: auto, float32, bfloat16, float16 or int8")
+    add_option_flags(parser, LoadOptions, {"quantize": "weights in eight bits, on this machine"})
     where = parser.add_argument_group("machine", "this one, as calibrated, unless a device is named")
     where.add_argument("--device", metavar="NAME", help=f"one of {', '.join(DEVICES)}")
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
@@ -182,7 +184,8 @@ def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
     path: Path = options.calibration or machine.calibration_path(weights)
     if options.calibrate:
         dtype = machine.dtype_here(options.model) if options.dtype == "auto" else options.dtype
-        measured = machine.calibrate_here(dtype, quantize=options.quantize, log=_say)
+        load = LoadOptions(dtype=dtype, quantize=options.quantize)
+        measured = machine.calibrate_here(load, log=_say)
         measured.save(path)
         _say(f"calibration kept in {path}")
     elif options.calibration is None and not path.is_file():

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay.cli.flags import add_option_flags, options_from
+from parlay.options import LoadOptions
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import ParlayError
 
@@ -54,9 +56,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
     group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 or float64 (default: auto)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
-    group.add_argument("--quantize", choices=("int8",), help="store the weights in eight bits: half of bfloat16's")
+    add_option_flags(group, LoadOptions)
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -174,11 +174,9 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
     def load(model: str) -> LLM:
         return LLM(
             model,
+            load=options_from(LoadOptions, options),
             strategy=options.strategy or DEFAULT_STRATEGY,
             draft_model=options.draft_model,
-            dtype=options.dtype,
-            device=options.device,
-            quantize=options.quantize,
             max_model_len=options.max_model_len,
             memory=options.memory,
             max_num_seqs=options.max_num_seqs,

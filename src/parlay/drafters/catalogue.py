@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from parlay.drafters import accept_rules, plugins, spelling
+from parlay.drafters import accept_rules, plugins
 from parlay.drafters.entries import Entry, Parameter, Resources, StrategySpec, UsageError, Value, budget, nearest
 from parlay.drafters.families import (
     cascades,
@@ -27,6 +27,7 @@ from parlay.drafters.families import (
     stores,
     trees,
 )
+from parlay.options import spelling
 from parlay.types import Drafter, Rule
 
 __all__ = [

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from parlay.drafters import accept_rules
 from parlay.drafters.parameters import Parameter, UsageError, Value
+from parlay.options import nearest
 from parlay.types import Exactness, Runner, RunnerSpec
 
 if TYPE_CHECKING:
@@ -115,12 +115,3 @@ class Resources:
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
     closing: ExitStack = field(default_factory=ExitStack)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error line: the closest known words if some are close, and else all of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"

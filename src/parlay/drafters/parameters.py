@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from parlay.drafters import spelling
-from parlay.types import ParlayError
+from parlay.options import UsageError, Value, spelling
 
-Value = int | float | bool | str | tuple[str, ...]
-"""What a parameter can be; a tuple is written ``a+b`` in a spec, and what stands in parentheses is not parted."""
-
-
-class UsageError(ParlayError, ValueError):
-    """A strategy was asked for in a way that can't work; the message is one line that names what can."""
+__all__ = ["Parameter", "UsageError", "Value"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from parlay.models.kernels import choose_dtype
 from parlay.models.loading import load_weights, resolve
 from parlay.models.memory import free_bytes
 from parlay.models.native import NativeRunner
+from parlay.options import LoadOptions
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
@@ -22,45 +23,49 @@ if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, a
 __all__ = ["NativeRunner", "UnsupportedModel", "load"]
 
 _log = logging.getLogger(__name__)
-_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "auto": None,
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _CACHE_SHARE = 0.25
 """Part of the free memory that the cache may take when nobody says how many tokens it holds."""
 _MOST_CONTEXTS = 16
 """Nor does it take more than so many full contexts then."""
+USUAL = LoadOptions()
 
 
 def load(
     model: str | PreTrainedModel,
+    options: LoadOptions = USUAL,
     *,
-    dtype: str = "auto",
-    device: str = "auto",
     cache_tokens: int | None = None,
     budget: Budget | None = None,
-    quantize: str | None = None,
 ) -> Runner:
     """A runner for a built-in name, a local folder, a Hugging Face Hub id, or a loaded transformers model.
 
-    ``dtype`` is ``auto`` or the name of a torch float type, ``device`` ``auto`` (cuda, then mps, then cpu) or a torch
-    device; both must be ``auto`` for a loaded model. ``cache_tokens`` is how many tokens all sequences may cache; by
-    default it follows from the memory that is free. Runners that share a ``budget`` share that memory, the target's
-    first; a model that runs through transformers keeps its own. ``quantize`` is ``int8`` for weights of eight bits.
-    Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for an
-    argument out of range.
+    ``cache_tokens`` is how many tokens all sequences may cache; by default it follows from the memory that is free.
+    Runners that share a ``budget`` share that memory, the target's first; a model that runs through transformers keeps
+    its own. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for
+    a device that is not there, and for options that a loaded model can't honour.
     """
     if not isinstance(model, str):
-        if (dtype, device) != ("auto", "auto"):
-            raise ValueError(f"dtype={dtype!r}, device={device!r}: a loaded model keeps its own; leave both at 'auto'")
-        return _adapt(model, cache_tokens, budget, quantize)
-    if quantize not in (None, "int8"):
-        raise ValueError(f"quantize {quantize!r} is not known: use 'int8', or leave it out")
-    chosen_dtype, place = _torch_dtype(dtype), _torch_device(device)
+        if (options.dtype, options.device) != ("auto", "auto"):
+            raise ValueError(
+                f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; "
+                "leave both at 'auto'"
+            )
+        return _adapt(model, cache_tokens, budget, options.quantize)
+    chosen_dtype, place = _DTYPES[options.dtype], _torch_device(options.device)
     directory = resolve(model)
     try:
         config = read_config(directory)
     except UnsupportedModel as reason:
         _log.info("%s runs through transformers: %s", model, reason)
         loaded = _transformers_model(directory, chosen_dtype, place)
-        return _adapt(loaded, cache_tokens, budget, quantize, model)
+        return _adapt(loaded, cache_tokens, budget, options.quantize, model)
     if chosen_dtype is None:
         chosen_dtype, why = choose_dtype(config, place)
         _log.info("%s runs in %s: %s", model, chosen_dtype, why)
@@ -73,7 +78,7 @@ def load(
         device=place,
         max_tokens_cached=tokens,
         budget=budget,
-        quantize="int8" if quantize else None,
+        quantize="int8" if options.quantize else None,
         name=model,
     )
 
@@ -93,14 +98,6 @@ def _adapt(
             "load it quantised there, and leave quantize out"
         )
     return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
-
-
-def _torch_dtype(name: str) -> torch.dtype | None:
-    if name == "auto":
-        return None
-    if name not in _DTYPES:
-        raise ValueError(f"dtype {name!r} is not known: use 'auto' or one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
 
 
 def default_device() -> torch.device:

@@ -20,6 +20,7 @@ from parlay.cost.roofline import Shape, Work
 from parlay.models.config import DecoderConfig, read_config
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import resolve_config
+from parlay.options import LoadOptions
 from parlay.plan.overheads import engine_overheads
 from parlay.testing.random_decoder import save_decoder
 from parlay.types import ParlayError, Runner
@@ -92,9 +93,7 @@ def config_of(shape: Shape, max_context: int) -> DecoderConfig:
     )
 
 
-def open_random(
-    shape: Shape, dtype: str, device: str, *, max_context: int, cache_tokens: int, quantize: str | None = None
-) -> tuple[Runner, Shape]:
+def open_random(shape: Shape, options: LoadOptions, *, max_context: int, cache_tokens: int) -> tuple[Runner, Shape]:
     """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
 
     Kernels choose in which type keys and values are cached, so that is read off the memory that the cache takes.
@@ -102,26 +101,22 @@ def open_random(
     budget = Budget(None)
     with tempfile.TemporaryDirectory() as folder:
         save_decoder(config_of(shape, max_context), Path(folder))
-        runner = models.load(
-            folder, dtype=dtype, device=device, cache_tokens=cache_tokens, budget=budget, quantize=quantize
-        )
+        runner = models.load(folder, options, cache_tokens=cache_tokens, budget=budget)
     numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * runner.capacity()
-    weight_bytes = bytes_of(quantize or runner.spec.dtype)
+    weight_bytes = bytes_of(options.quantize or runner.spec.dtype)
     return runner, replace(shape, weight_bytes=weight_bytes, kv_bytes=budget.total // numbers)
 
 
 def calibrate_here(
-    dtype: str,
-    device: str = "auto",
+    options: LoadOptions,
     *,
     shapes: Sequence[Shape] = SHAPES,
     works: Sequence[Work] = WORKS,
-    quantize: str | None = None,
     log: Log = lambda line: None,
 ) -> Calibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
-    ``dtype``, ``device`` and ``quantize`` are those of `parlay.models.load`. ``log`` is told what is under way.
+    ``options`` say how they are loaded. ``log`` gets a line for each part of the work.
     """
     longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
     room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
@@ -130,9 +125,9 @@ def calibrate_here(
     def open_runner(shape: Shape) -> tuple[Runner, Shape]:
         log(f"timing forwards of {shape.parameters / 1e6:.0f} million parameters")
         opened[:] = []  # its memory is needed for the next one
-        runner, kept = open_random(shape, dtype, device, max_context=longest, cache_tokens=room, quantize=quantize)
+        runner, kept = open_random(shape, options, max_context=longest, cache_tokens=room)
         opened.append(runner)
-        provenance.update(_provenance(runner, kept), weights=quantize or runner.spec.dtype)
+        provenance.update(_provenance(runner, kept), weights=options.quantize or runner.spec.dtype)
         return runner, kept
 
     provenance: dict[str, str | int] = {}

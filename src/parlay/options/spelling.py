@@ -1,4 +1,4 @@
-"""How strategies are spelled inside one another: ``NAME(key=value,...)``, whose commas and plusses are its own."""
+"""How strategies are written inside one another: ``NAME(key=value,...)``. Separators in parentheses do not count."""
 
 from __future__ import annotations
 

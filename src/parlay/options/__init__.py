@@ -1,0 +1,11 @@
+"""Options: frozen dataclasses whose fields say everything about themselves. Imports no torch.
+
+Command line, server, documents and error messages all read the same declaration.
+"""
+
+from __future__ import annotations
+
+from parlay.options.declare import Option, Options, UsageError, Value, nearest, option, options_of, override
+from parlay.options.load import LoadOptions
+
+__all__ = ["LoadOptions", "Option", "Options", "UsageError", "Value", "nearest", "option", "options_of", "override"]

@@ -1,0 +1,194 @@
+"""How an options class declares a field, and how a text becomes the field's value."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from parlay.options import spelling
+from parlay.types import ParlayError
+
+Value = int | float | bool | str | tuple[str, ...]
+"""What an option of a strategy can be. In a text, the parts of a tuple are joined by ``+``."""
+
+
+class UsageError(ParlayError, ValueError):
+    """A user asked for something in a way that can't work. The message is one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of an options class: type, default, meaning and allowed values.
+
+    ``metavar`` stands for its value in a command's help. ``required``: it has no default, and ``default`` is None.
+    ``optional``: its type allows None besides.
+    ``strategies``: the parts of the tuple are strategies themselves, each written ``NAME`` or ``NAME(key=value,...)``.
+    ``opens``: it names a file or a model, so a server takes it from its owner only. ``keeps``: it says how much is kept
+    for later requests, so a request to a server can only lower it.
+    """
+
+    name: str
+    type: type
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    metavar: str = ""
+    strategies: bool = False
+    opens: bool = False
+    keeps: bool = False
+    required: bool = False
+    optional: bool = False
+
+    def read(self, label: str, text: str) -> Value:
+        """The value that ``text`` spells. Raises UsageError, which calls the option ``label``, for any other text."""
+        try:
+            value = _READERS[self.type](text)
+        except ValueError:
+            raise UsageError(f"{label}={text}: expected {_TYPE_WORDS[self.type]}") from None
+        self.check(label, value)
+        return value
+
+    def check(self, label: str, value: object) -> None:
+        """Raises UsageError for a value of another type, that is not among the choices, or out of bounds."""
+        if value is None and self.optional:
+            return
+        if not _fits(value, self.type):
+            raise UsageError(f"{label}={value}: expected {_TYPE_WORDS[self.type]}")
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
+        if isinstance(value, int | float):
+            # Written so that NaN fails.
+            if self.low is not None and not value >= self.low:
+                raise UsageError(f"{label}={value}: must be at least {self.low}")
+            if self.high is not None and not value <= self.high:
+                raise UsageError(f"{label}={value}: must be at most {self.high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Base of options classes, which are frozen dataclasses too. Making one checks its values.
+
+    Raises UsageError for a value that its `Option` does not allow.
+    """
+
+    def __post_init__(self) -> None:
+        declared = options_of(type(self))
+        for name, value in dataclasses.asdict(self).items():
+            declared[name].check(name, value)
+
+
+T = TypeVar("T", bound=Options)
+
+
+def override(options: T, **given: Value | None) -> T:
+    """The same options with other values for those that are ``given`` and not None."""
+    return dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
+
+
+def option(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Iterable[str] = (),
+    metavar: str = "",
+    strategies: bool = False,
+    opens: bool = False,
+    keeps: bool = False,
+) -> Any:
+    """Declares a field of an options class; see `Option`. Bounds are inclusive."""
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": tuple(choices),
+        "metavar": metavar,
+        "strategies": strategies,
+        "opens": opens,
+        "keeps": keeps,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def options_of(declared: type[Any]) -> Mapping[str, Option]:
+    """The options of a class by name, in the order of its fields.
+
+    Raises TypeError for a field that is not an int, float, bool, str, Path or tuple[str, ...], or one of them and None.
+    """
+    hints = typing.get_type_hints(declared)
+    return types.MappingProxyType({each.name: _option(each, hints[each.name]) for each in dataclasses.fields(declared)})
+
+
+def _option(each: dataclasses.Field[Any], hint: object) -> Option:
+    known = [part for part in typing.get_args(hint) if part is not types.NoneType] if _is_union(hint) else [hint]
+    if len(known) != 1 or known[0] not in _TYPES:
+        raise TypeError(f"option {each.name!r} must be an int, float, bool, str, Path or tuple[str, ...], not {hint}")
+    required = each.default is MISSING
+    default = None if required else each.default
+    said = {"help": "", **each.metadata}
+    return Option(each.name, _TYPES[known[0]], default, required=required, optional=_is_union(hint), **said)
+
+
+def _fits(value: object, wanted: type) -> bool:
+    """Whole numbers are numbers too; true and false are no whole numbers."""
+    if isinstance(value, bool):
+        return wanted is bool
+    return isinstance(value, (int, float) if wanted is float else wanted)
+
+
+def _is_union(hint: object) -> bool:
+    return isinstance(hint, types.UnionType)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error line: the closest known words if some are close, and else all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
+
+
+def _read_bool(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+def _read_list(text: str) -> tuple[str, ...]:
+    return tuple(spelling.split(text, "+"))
+
+
+_TYPES: Mapping[object, type] = {
+    int: int,
+    float: float,
+    bool: bool,
+    str: str,
+    Path: Path,
+    tuple[str, ...]: tuple,
+}
+_READERS: Mapping[type, Callable[[str], Value]] = {
+    int: int,
+    float: float,
+    bool: _read_bool,
+    str: str,
+    tuple: _read_list,
+}
+_TYPE_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple: "names joined by +",
+    Path: "a path",
+}

@@ -1,0 +1,23 @@
+"""How a model is loaded: the options that everything which loads one shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parlay.options.declare import Options, option
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions(Options):
+    """How a model is loaded. Raises UsageError for a value that is not allowed.
+
+    With ``dtype="auto"`` the fastest type that this machine computes in is chosen, with ``device="auto"`` cuda, then
+    mps, then cpu. A loaded transformers model keeps its own: there, both must be ``auto``. ``quantize="int8"`` stores
+    the target's weights in eight bits: nearly the same model, about twice as fast where memory is the limit.
+    """
+
+    dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES))
+    device: str = option("auto", "auto, cpu, cuda or mps")
+    quantize: str | None = option(None, "store the weights in eight bits: half of bfloat16's", choices=("int8",))
