@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from parlay.bench.against import MODES
-from parlay.bench.records import PLAIN, Cell
+from parlay.bench.records import PLAIN
 from parlay.bench.report.markdown import markdown
 from parlay.bench.report.pieces import Table
-from parlay.bench.summary import Summary
+from parlay.bench.summary import Summary, plain_of
 
 HEAD = ("workload", "strategy", "against plain", "against `transformers` at its best", "tokens per step", "same text")
 
@@ -26,7 +26,7 @@ def readme_table(summaries: Sequence[Summary]) -> str:
 
 
 def _line(each: Summary, others: Iterable[Summary]) -> tuple[str, ...]:
-    beside = [other for other in others if _setting(other.cell) == _setting(each.cell)]
+    beside = [other for other in others if plain_of(other.cell) == plain_of(each.cell)]
     best = _against_best(each, beside)
     return (
         each.cell.workload + (f" behind {each.cell.context:,} tokens" if each.cell.context else ""),
@@ -46,7 +46,3 @@ def _against_best(each: Summary, others: Iterable[Summary]) -> float | None:
             best[row.round] = max(best.get(row.round, 0.0), row.tokens_per_second)
     ratios = [row.tokens_per_second / best[row.round] for row in each.rows if best.get(row.round)]
     return median(ratios) if ratios else None
-
-
-def _setting(cell: Cell) -> tuple[str, str, int, float, int]:
-    return cell.model, cell.workload, cell.concurrency, cell.temperature, cell.context

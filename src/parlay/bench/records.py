@@ -22,6 +22,7 @@ class Cell:
     """Who decoded what, and how. ``engine`` is ``parlay`` or a peer's name, whose mode is then the ``strategy``.
 
     ``context`` 0 leaves prompts as they are; else each was padded with leading filler text to so many tokens.
+    ``busy`` processes burned a core each meanwhile.
     """
 
     engine: str = "parlay"
@@ -31,6 +32,7 @@ class Cell:
     concurrency: int = 1
     temperature: float = 0.0
     context: int = 0
+    busy: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

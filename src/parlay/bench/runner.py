@@ -6,12 +6,14 @@ plain decoding is one of the same minutes, and a slow minute of the machine spoi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from typing import NamedTuple
 
+from parlay.bench.burners import burning
 from parlay.bench.loops import FEWEST_TOKENS
 from parlay.bench.prepare import Preparation, Prepared, in_groups
 from parlay.bench.records import PLAIN, Cell, Results, Row
@@ -34,12 +36,16 @@ class Setting(NamedTuple):
     concurrency: int
     temperature: float
     context: int
+    busy: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to measure. Plain decoding is measured in any case. Each cell has ``rounds``, and up to ``most_rounds``
     while its ratio to plain decoding is uncertain by more than `CERTAIN`.
+
+    In a round everyone goes through the requests once, or again and again until ``seconds`` have passed.
+    While a cell is measured, ``busy`` other processes burn a core each.
 
     ``against`` names what is measured beside Parlay's strategies, by the decoders that `Bench` is given for them.
 
@@ -52,9 +58,11 @@ class Plan:
     concurrency: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
     contexts: tuple[int, ...] = (0,)
+    busy: tuple[int, ...] = (0,)
     against: tuple[str, ...] = ()
     rounds: int = 3
     most_rounds: int = 0
+    seconds: float = 0.0
     max_tokens: int | None = None
     keep_loops: bool = False
 
@@ -64,11 +72,9 @@ class Plan:
         return tuple(dict.fromkeys((PLAIN, *self.strategies, *self.against)))
 
     def settings(self) -> Iterator[Setting]:
-        for workload in self.workloads:
-            for concurrency in self.concurrency:
-                for temperature in self.temperatures:
-                    for context in self.contexts:
-                        yield Setting(workload.name, concurrency, temperature, context)
+        names = [workload.name for workload in self.workloads]
+        for values in product(names, self.concurrency, self.temperatures, self.contexts, self.busy):
+            yield Setting(*values)
 
     def cell(self, setting: Setting, strategy: str) -> Cell:
         return Cell(model=self.model, strategy=strategy, **setting._asdict())
@@ -111,12 +117,16 @@ class Bench:
         """Measure round by round over all settings; ``tell`` hears how many rows more there are. Rounds for the sake
         of certainty come last, and are in no count of those `left`."""
         for _ in range(max(self._plan.rounds, self._plan.most_rounds)):
-            for setting in self._plan.settings():
-                strategies = self._lacking(setting)
-                if strategies:
-                    rows = self._measure(setting, self._next_round(setting), strategies)
-                    self._results.add(rows)
-                    tell(len(rows))
+            self.run_round(tell)
+
+    def run_round(self, tell: Callable[[int], object] = bool) -> None:
+        """Measure one round more of each setting that lacks some."""
+        for setting in self._plan.settings():
+            strategies = self._lacking(setting)
+            if strategies:
+                rows = self._measure(setting, self._next_round(setting), strategies)
+                self._results.add(rows)
+                tell(len(rows))
 
     def _lacking(self, setting: Setting, turns: int = 0) -> list[str]:
         """Who still lacks rounds after so many more turns, and plain decoding beside them."""
@@ -148,14 +158,18 @@ class Bench:
         pairs = list(zip(prepared.asks, prepared.goals, strict=True))
         filled = list(islice(cycle(pairs), -(-len(pairs) // setting.concurrency) * setting.concurrency))
         failed = {name: error for name in strategies if (error := self._warm_up(name, setting, filled))}
-        waves = self._take_turns(setting, number, filled, [name for name in strategies if name not in failed], failed)
-        goals = [goal for _, goal in filled]
-        return [
-            replace(row, error=failed[row.cell.strategy])
-            if row.cell.strategy in failed
-            else row_of(row.cell, number, waves[row.cell.strategy], goals, looped=prepared.looped, note=prepared.note)
-            for row in blank
-        ]
+        able = [name for name in strategies if name not in failed]
+        with burning(setting.busy):
+            waves = self._take_turns(setting, number, filled, able, failed)
+        rows: list[Row] = []
+        for row in blank:
+            if row.cell.strategy in failed:
+                rows.append(replace(row, error=failed[row.cell.strategy]))
+                continue
+            own = waves[row.cell.strategy]
+            goals = list(islice(cycle(goal for _, goal in filled), setting.concurrency * len(own)))
+            rows.append(row_of(row.cell, number, own, goals, looped=prepared.looped, note=prepared.note))
+        return rows
 
     def _take_turns(
         self,
@@ -165,9 +179,13 @@ class Bench:
         strategies: Sequence[str],
         failed: dict[str, str],
     ) -> dict[str, list[Wave]]:
-        """Wave by wave, everyone; who raises is out, and ``failed`` says why."""
+        """Wave by wave, everyone, and again while there is time; who raises is out, and ``failed`` says why."""
         waves: dict[str, list[Wave]] = {name: [] for name in strategies}
-        for turn, group in enumerate(in_groups([ask for ask, _ in pairs], setting.concurrency)):
+        groups = list(in_groups([ask for ask, _ in pairs], setting.concurrency))
+        ends = time.monotonic() + self._plan.seconds
+        for turn, group in enumerate(cycle(groups)):
+            if turn >= len(groups) and turn % len(groups) == 0 and time.monotonic() >= ends:
+                break
             shift = (number + turn) % max(len(strategies), 1)
             for name in (*strategies[shift:], *strategies[:shift]):
                 if name in failed:

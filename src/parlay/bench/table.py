@@ -40,6 +40,7 @@ def _what(summaries: Sequence[Summary]) -> list[Column]:
         Column("requests", lambda each: str(each.cell.concurrency)),
         Column("temp.", lambda each: f"{each.cell.temperature:g}"),
         Column("context", lambda each: str(each.cell.context or "as is")),
+        Column("busy", lambda each: str(each.cell.busy)),
         Column("strategy", lambda each: each.cell.strategy),
     ]
     always = {"workload", "strategy"}

@@ -49,7 +49,7 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     found: dict[tuple[object, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.cell.concurrency):
         cell = row.cell
-        found.setdefault((cell.model, cell.temperature, cell.context, row.modelled), []).append(row)
+        found.setdefault((cell.model, cell.temperature, cell.context, cell.busy, row.modelled), []).append(row)
     return [*found.values()]
 
 

@@ -22,6 +22,7 @@ class Conditions:
     concurrency: int
     temperature: float
     context: int
+    busy: int
     modelled: bool
 
     @property
@@ -35,6 +36,7 @@ class Conditions:
                     f"{self.concurrency} requests at once" if self.concurrency != 1 else "",
                     f"temperature {self.temperature:g}" if self.temperature else "",
                     f"{self.context} tokens of context" if self.context else "",
+                    f"{self.busy} busy processes beside" if self.busy else "",
                     "modelled, not measured" if self.modelled else "",
                 ),
             )
@@ -44,7 +46,7 @@ class Conditions:
 def conditions_of(row: Row) -> Conditions:
     """Those of a row."""
     cell = row.cell
-    return Conditions(cell.model, cell.concurrency, cell.temperature, cell.context, row.modelled)
+    return Conditions(cell.model, cell.concurrency, cell.temperature, cell.context, cell.busy, row.modelled)
 
 
 def all_conditions(rows: Iterable[Row]) -> list[Conditions]:

@@ -1,0 +1,1 @@
+"""How decoding fares on a machine whose cores others use too."""

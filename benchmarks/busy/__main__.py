@@ -1,0 +1,150 @@
+"""Command line: Parlay and other engines beside 0, 1, 2 and 4 processes that burn a core each, interleaved."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.busy.page import page
+from benchmarks.busy.peers import PeerDecoder
+from benchmarks.busy.plans import FULL, QUICK, Scale, plans
+from benchmarks.figures.setup import DRAFT, MINI, WIDE, Setup
+from benchmarks.figures.setup import FULL as FIGURES_SCALE
+from benchmarks.options import CACHE
+from benchmarks.peers.__main__ import given
+from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.entrants import enter
+from benchmarks.peers.protocol import Task
+from benchmarks.peers.venvs import NotInstalled, find
+from benchmarks.peers.worker import Limits
+from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import Results
+from parlay.bench.runner import Bench
+from parlay.bench.wave import Decoder
+from parlay.llm import LLM
+from parlay.models.loading import resolve
+
+ALL_PEERS = ("llama-cpp-python", "transformers", "openvino-genai")
+QUICK_PEERS = ("llama-cpp-python",)
+MINUTES, QUICK_MINUTES = 30.0, 1.5
+LONGEST = 1024
+"""Tokens of prompt and answer for which other engines make room."""
+BUSY_ALREADY = 0.5
+"""Load of the machine, in processes, from which a run says that others use it."""
+
+logger = logging.getLogger("benchmarks")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.busy", description=__doc__)
+    parser.add_argument("--model", nargs="+", help=f"default: {MINI} and {WIDE}; with --quick, {MINI}")
+    parser.add_argument("--peers", nargs="*", choices=ALL_PEERS, metavar="ENGINE", help=f"{ALL_PEERS}")
+    parser.add_argument("--venvs", type=Path, metavar="DIR", help="where the peers' environments are, or are made")
+    parser.add_argument(
+        "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="one made already"
+    )
+    parser.add_argument("--busy", nargs="+", type=int, metavar="N", help="processes beside; 0 is always among them")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {FULL.rounds}")
+    parser.add_argument("--minutes", type=float, metavar="N", help="no round begins that would end later (default: 30)")
+    parser.add_argument("--quick", action="store_true", help="one model, one peer, 0 and 2 busy processes")
+    parser.add_argument("--fresh", action="store_true", help="start the file anew instead of going on with it")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the page goes beside it, as .md")
+    parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help=f"models made (default: {CACHE})")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Measure, write the page and print it; 1 when results can't be had."""
+    options = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    out = options.out or ROOT / "benchmarks" / "results" / f"busy{'-quick' if options.quick else ''}.jsonl"
+    try:
+        results = Results(out, provenance(command(options)), fresh=options.fresh)
+    except ValueError as error:
+        print(f"benchmarks.busy: {error}", file=sys.stderr)
+        return 1
+    if os.getloadavg()[0] > BUSY_ALREADY:
+        logger.warning("others use this machine: %.1f processes ran during the last minute", os.getloadavg()[0])
+    ends = time.monotonic() + 60 * (options.minutes or (QUICK_MINUTES if options.quick else MINUTES))
+    for model in options.model or ([MINI] if options.quick else [MINI, WIDE]):
+        measure(model, options, results, ends)
+    text = page(results.header, results.rows)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+def measure(model: str, options: argparse.Namespace, results: Results, ends: float) -> None:
+    """All rounds of one model, as far as there is time."""
+    setup = Setup(FIGURES_SCALE, None, options.cache)
+    directory = setup.directory(model)
+    scale = scale_of(options)
+    with ExitStack() as stack:
+        llm = stack.enter_context(LLM(str(directory), draft_model=DRAFT if model == WIDE else None))
+        decoders = peer_decoders(directory, options, stack)
+        name = model if model in (MINI, WIDE) else directory.name
+        benches = [
+            Bench(llm, plan, results, others=decoders if plan.against else None)
+            for plan in plans(llm, name, scale, tuple(decoders))
+        ]
+        took = 0.0
+        for turn in range(scale.rounds):
+            began = time.monotonic()
+            if took and began + took > ends:
+                logger.info("%s: %d rounds are what there was time for", model, turn)
+                return
+            for bench in benches:
+                bench.run_round()
+            took = time.monotonic() - began
+            logger.info("%s: round %d of %d took %.0f s", model, turn + 1, scale.rounds, took)
+
+
+def scale_of(options: argparse.Namespace) -> Scale:
+    """As asked for."""
+    usual = QUICK if options.quick else FULL
+    busy = tuple(sorted({0, *(options.busy or usual.busy)}))
+    return replace(usual, busy=busy, rounds=options.rounds or usual.rounds)
+
+
+def peer_decoders(directory: Path, options: argparse.Namespace, stack: ExitStack) -> Mapping[str, Decoder]:
+    """By engine. One that is not installed is a row that says so."""
+    task = Task(
+        model=str(directory),
+        draft=str(resolve(DRAFT)),
+        threads=len(os.sched_getaffinity(0)),
+        longest=LONGEST,
+        cache=str(options.cache.absolute() / "peers"),
+    )
+    wanted = options.peers if options.peers is not None else QUICK_PEERS if options.quick else ALL_PEERS
+    decoders: dict[str, Decoder] = {}
+    for peer in (peer for peer in PEERS if peer.engine in wanted):
+        python: Path | str
+        try:
+            python = find(peer, options.venvs, dict(options.venv))
+        except NotInstalled as error:
+            python = str(error)
+        plain, *_ = enter(peer, python, task, Limits(answer=180.0), stack)
+        decoders[peer.engine] = PeerDecoder(plain)
+    return decoders
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command to repeat, without folder names of this machine."""
+    words = ["python -m benchmarks.busy --venvs DIR"]
+    words += [f"--model {' '.join(Path(model).name for model in options.model)}"] if options.model else []
+    words += [f"--peers {' '.join(options.peers)}"] if options.peers is not None else []
+    words += [f"--busy {' '.join(map(str, options.busy))}"] if options.busy else []
+    words += ["--quick"] if options.quick else []
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Busy processes: they burn a core each while they should, and never outlive the measurement."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parlay.bench.burners import burning
+from parlay.bench.records import Results
+from parlay.bench.runner import Bench, Plan
+from parlay.bench.workloads import Item, Workload
+from parlay.llm import LLM
+
+LETTERS = Workload("letters", (Item(id="0", prompt="abc", max_tokens=8),))
+PLAN = Plan(model="tiny", strategies=(), workloads=(LETTERS,), rounds=1, keep_loops=True)
+
+OWNER = """\
+import time
+from parlay.bench.burners import burning
+with burning(1):
+    print(flush=True)
+    time.sleep(60)
+"""
+
+
+def children(parent: int) -> list[int]:
+    """Processes of a parent that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            state, owner = (entry / "stat").read_text().rpartition(") ")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if int(owner) == parent and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_so_many_processes_burn_and_all_are_gone_afterwards_even_after_an_error() -> None:
+    before = set(children(os.getpid()))
+    with pytest.raises(KeyboardInterrupt), burning(2):
+        watch_and_raise(set(children(os.getpid())) - before)
+    assert set(children(os.getpid())) <= before
+
+
+def watch_and_raise(burners: set[int]) -> None:
+    assert len(burners) == 2
+    deadline = time.monotonic() + 20
+    while min(map(cpu_seconds, burners)) < 0.05:
+        assert time.monotonic() < deadline, "they don't burn"
+    raise KeyboardInterrupt
+
+
+def test_burners_end_when_whoever_started_them_is_killed() -> None:
+    code = (
+        "import time\nfrom parlay.bench.burners import burning\nwith burning(1):\n print(flush=True)\n time.sleep(60)"
+    )
+    with subprocess.Popen((sys.executable, "-c", code), stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        (burner,) = children(owner.pid)
+        owner.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{burner}").exists() and Path(f"/proc/{burner}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)
+
+
+def test_each_load_is_a_cell_of_its_own_with_its_own_text_compared(tiny: LLM, tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.jsonl", {})
+    Bench(tiny, replace(PLAN, busy=(0, 1)), results).run()
+    assert [(row.cell.busy, row.same, row.of) for row in results.rows] == [(0, 1, 1), (1, 1, 1)]
+
+
+def test_requests_are_gone_through_again_while_there_is_time(tiny: LLM, tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.jsonl", {})
+    Bench(tiny, replace(PLAN, strategies=("jacobi",), seconds=0.3), results).run()
+    plain, jacobi = results.rows
+    assert plain.requests == jacobi.requests > 1
+    assert (plain.same, jacobi.same) == (plain.of, jacobi.of) == (plain.requests, plain.requests)
