@@ -66,6 +66,53 @@ def test_one_slow_forward_moves_little() -> None:
     assert cost.forward(1, 0) < 1.06
 
 
+@pytest.mark.parametrize(("share", "factor"), [(0.01, 50.0), (0.05, 20.0), (0.1, 10.0), (0.3, 5.0)])
+def test_delays_of_any_size_hardly_count(share: float, factor: float) -> None:
+    """What rows cost beside each other stays; so do the estimates, unless several slow steps in a row are usual."""
+    cost, coin = MeasuredCost({1: 1.0, 16: 1.6}), random.Random(2)
+    for _ in range(1000):
+        rows = coin.choice((1, 1, 16))
+        seconds = (1.0 if rows == 1 else 1.6) * coin.uniform(1.0, 1.1)
+        cost.record(rows, 300, seconds * (factor if coin.random() < share else 1.0))
+        assert share > 0.1 or 0.9 < cost.forward(1, 300) < 1.5
+        assert 1.4 < cost.forward(16, 300) / cost.forward(1, 300) < 1.8
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("slow", [0.0, 0.1])
+def test_a_machine_that_changes_for_good_is_followed_within_thirty_steps(rows: int, factor: float, slow: float) -> None:
+    """Row counts that are not being measured as well, or nothing would be drafted on a machine that became quicker."""
+    cost, coin = MeasuredCost({1: 1.0, 16: 1.6}), random.Random(3)
+
+    def measure(seconds: float) -> None:
+        cost.record(rows, 300, seconds * coin.uniform(1.0, 1.05) * (10.0 if coin.random() < slow else 1.0))
+
+    for _ in range(100):
+        measure(cost.forward(rows, 300) / cost.forward(1, 300))
+    before = cost.forward(16, 300) / cost.forward(1, 300)
+    for _ in range(30):
+        measure(factor * (1.0 if rows == 1 else 1.6))
+    assert cost.forward(rows, 300) == pytest.approx(factor * (1.0 if rows == 1 else 1.6), rel=0.15)
+    assert cost.forward(16, 300) / cost.forward(1, 300) == pytest.approx(before, rel=0.15)
+
+
+def test_a_slow_first_step_is_forgotten() -> None:
+    """Nothing was timed at start, and the first of all forwards took fifty times too long."""
+    cost = MeasuredCost()
+    for seconds in (0.1, 0.002, 0.002, 0.003):
+        cost.record(1, 50, seconds)
+    assert cost.forward(1, 50) == pytest.approx(0.002)
+
+
+def test_rows_that_turn_out_dearer_beside_others_are_learnt() -> None:
+    cost, coin = MeasuredCost({1: 1.0, 16: 1.6}), random.Random(4)
+    for _ in range(200):
+        rows = coin.choice((1, 16))
+        cost.record(rows, 300, 1.0 if rows == 1 else 3.2)
+    assert cost.forward(16, 300) / cost.forward(1, 300) == pytest.approx(3.2, rel=0.1)
+
+
 def test_contexts_are_told_apart() -> None:
     cost = MeasuredCost({1: 1.0, 16: 1.5})
     for _ in range(200):

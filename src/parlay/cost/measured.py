@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from parlay.types import OutOfRoom, Runner, Segment
@@ -15,58 +16,105 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buckets: 512, 1024, ...
 _PRIOR_SECONDS = 0.01
 _PRIOR_ROW = 0.03  # of a one-row forward, per further row: what small models on CPUs measure
-_DOWN, _UP = 0.3, 0.05  # how far an estimate follows a quicker or a slower forward: a low quantile, as delays are noise
+
+_FEW = 4  # records of which the quickest counts, where nothing was measured before
+_WINDOW = 0.2  # relative errors beyond this count as this much: delays may be of any size
+_UP, _DOWN = 0.22, 0.5  # how far all estimates follow a slower or a quicker step: a low quantile, as delays only add
+_BY_CHANCE = 3  # steps in a row that were slower, or quicker; after more of them the machine has changed
+_OWN = 0.2  # of that, how far the measured row count moves beside the others
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8)  # most telling first, in case time runs out
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 
 
+class _Curve:
+    """Seconds for each of `ROWS` at about one context length, and how often each was measured."""
+
+    __slots__ = ("measured", "run", "seconds", "slower")
+
+    def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
+        self.seconds = list(seconds)
+        self.measured = list(measured)
+        self.slower, self.run = False, 0  # how the last steps were, and how many in a row
+
+    def at(self, rows: int) -> float:
+        high = min(bisect_left(ROWS, rows), len(ROWS) - 1)
+        if high == 0 or ROWS[high] == rows:
+            return self.seconds[high]
+        slope = (self.seconds[high] - self.seconds[high - 1]) / (ROWS[high] - ROWS[high - 1])
+        return self.seconds[high] + slope * (rows - ROWS[high])  # beyond the last bucket too
+
+    def learn(self, rows: int, seconds: float) -> None:
+        place = _nearest(rows)
+        ratio = seconds / self.at(rows)
+        if self.measured[place] >= _FEW:
+            self._follow(place, ratio)
+        elif ratio < 1 or not self.measured[place]:
+            above = [self.seconds[other] for other in range(place + 1, len(ROWS)) if self.measured[other]]
+            self.seconds[place] = min(seconds, *above) if above else seconds
+        self.measured[place] += 1
+        _make_way(self.seconds, place)
+
+    def _follow(self, place: int, ratio: float) -> None:
+        """The machine has become slower or quicker by a little; or else these rows have."""
+        slower = ratio > 1
+        self.run = self.run + 1 if slower == self.slower else 1
+        self.slower = slower
+        window = _WINDOW * max(1, self.run - _BY_CHANCE)
+        error = min(max(math.log(ratio), -window), window)
+        step = error * (_UP if error > 0 else _DOWN)
+        factor = math.exp(step)
+        self.seconds = [estimate * factor for estimate in self.seconds]
+        self.seconds[place] *= 1 + _OWN * step
+
+
 class MeasuredCost:
     """Seconds of a step by rows and context; implements `parlay.types.Cost`.
 
-    One curve over `ROWS` per context bucket. An estimate is a decayed low quantile of what was measured there, so a
-    single slow forward moves little. A bucket that was never measured starts from its nearest neighbour's curve, the
-    first of all from ``samples`` (rows -> seconds at short context), and without them from a guess whose level the
-    first record sets. Curves never fall with rows: what was measured last moves older estimates out of its way.
+    One curve over `ROWS` per context bucket. An estimate is a low quantile of what was measured lately. A slow step
+    moves it by a few percent, however slow it was. A machine that becomes slower moves all row counts of the bucket
+    together, so what rows cost beside each other is kept, whichever of them are being measured. A bucket that was
+    never measured starts from its nearest neighbour's curve, the first of all from ``samples`` (rows -> seconds at
+    short context), and without them from a guess whose level the first records set. Where a row count was not measured
+    before, the quickest of its first records counts. Curves never fall with rows: what was measured last moves older
+    estimates out of its way.
     """
 
     def __init__(self, samples: Mapping[int, float] | None = None) -> None:
-        self._curves: dict[int, list[float]] = {}  # context bucket -> estimate for each of ROWS
+        self._curves: dict[int, _Curve] = {}  # by context bucket
         self._guessed = not samples
         if samples:
-            self._curves[0] = _fill(samples)
+            timed = {_nearest(rows) for rows in samples}
+            self._curves[0] = _Curve(_fill(samples), [_FEW * (place in timed) for place in range(len(ROWS))])
 
     def forward(self, rows: int, context: int) -> float:
-        curve = self._curve(bisect_left(_CONTEXTS, context))
-        high = min(bisect_left(ROWS, rows), len(ROWS) - 1)
-        if high == 0 or ROWS[high] == rows:
-            return curve[high]
-        slope = (curve[high] - curve[high - 1]) / (ROWS[high] - ROWS[high - 1])
-        return curve[high] + slope * (rows - ROWS[high])  # beyond the last bucket too
+        return self._curve(bisect_left(_CONTEXTS, context)).at(rows)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
-        bucket = bisect_left(_CONTEXTS, context)
-        ratio = seconds / self.forward(rows, context)
+        curve = self._curve(bisect_left(_CONTEXTS, context))
         if self._guessed:
             self._guessed = False
-            self._curves = {bucket: [estimate * ratio for estimate in self._curves[bucket]]}
-            return
-        place = min(bisect_left(ROWS, rows), len(ROWS) - 1)
-        if place and rows - ROWS[place - 1] < ROWS[place] - rows:
-            place -= 1
-        curve = self._curves[bucket]
-        curve[place] *= 1 + (_DOWN * (ratio - 1) if ratio < 1 else _UP * (min(ratio, 2.0) - 1))
-        _make_way(curve, place)
+            ratio = seconds / curve.at(rows)
+            curve.seconds = [estimate * ratio for estimate in curve.seconds]
+        curve.learn(rows, seconds)
 
-    def _curve(self, bucket: int) -> list[float]:
-        if bucket not in self._curves:
-            self._curves[bucket] = self._neighbour(bucket)
-        return self._curves[bucket]
+    def _curve(self, bucket: int) -> _Curve:
+        curve = self._curves.get(bucket)
+        if curve is None:
+            curve = self._curves[bucket] = self._neighbour(bucket)
+        return curve
 
-    def _neighbour(self, bucket: int) -> list[float]:
+    def _neighbour(self, bucket: int) -> _Curve:
         if not self._curves:
-            return _fill({1: _PRIOR_SECONDS})
-        return list(self._curves[min(self._curves, key=lambda other: abs(other - bucket))])
+            return _Curve(_fill({1: _PRIOR_SECONDS}), [0] * len(ROWS))
+        nearest = self._curves[min(self._curves, key=lambda other: abs(other - bucket))]
+        return _Curve(nearest.seconds, nearest.measured)
+
+
+def _nearest(rows: int) -> int:
+    """The place in `ROWS` that is nearest to so many rows."""
+    place = min(bisect_left(ROWS, rows), len(ROWS) - 1)
+    return place - 1 if place and rows - ROWS[place - 1] < ROWS[place] - rows else place
 
 
 def _make_way(curve: list[float], place: int) -> None:

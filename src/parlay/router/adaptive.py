@@ -247,7 +247,7 @@ class Adaptive:
             self._prices.left -= _AGED
             self._prices.used = True
         if not opening:  # a first proposal reads the prompt
-            self._draft_seconds.learn(self._proposed, spent.draft_seconds)
+            self._draft_seconds.learn(self._proposed, bill.likely if bill.usual else spent.draft_seconds)
         for state, outcome, expected in zip(states, outcomes, self._calibration.learn(outcomes), strict=True):
             self._learn_outcome(state, outcome, expected)
 

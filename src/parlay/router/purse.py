@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from parlay.router.estimates import longest
 from parlay.types import Cost, Spent, View
 
 STAKE = 0.5  # forwards that a sequence's drafts may lose before they have gained anything
@@ -16,16 +17,20 @@ FREE = 0.01  # of a forward: drafting that costs less counts as free
 class Bill:
     """Seconds of one step: for a proposal, for the rows of one draft, and what a forward of one row would take.
 
-    ``opening`` is the part of a proposal's seconds that a sequence's first one alone takes: it reads the prompt.
+    Of ``draft_seconds``, ``usual`` are what a proposal takes once the prompt is read, and ``likely`` what this
+    one took by its own work: what slowed the forward has slowed drafting too.
     """
 
-    __slots__ = ("_cost", "_seconds", "_spent", "draft_seconds", "opening", "plain")
+    __slots__ = ("_cost", "_seconds", "_spent", "draft_seconds", "likely", "plain", "usual")
 
     def __init__(self, cost: Cost, spent: Spent, usual: float) -> None:
         """``usual`` is what a proposal like these takes once the prompt is read, 0 if nobody knows."""
-        self.draft_seconds = spent.draft_seconds
-        self.opening = max(0.0, spent.draft_seconds - usual)
         self.plain = cost.forward(1, spent.context)
+        self.draft_seconds = spent.draft_seconds
+        self.usual = min(spent.draft_seconds, usual)
+        slowdown = max(1.0, spent.verify_seconds / cost.forward(spent.rows, spent.context))
+        undelayed = max(self.usual, spent.draft_seconds / slowdown)
+        self.likely = min(undelayed, longest(usual, self.plain) if usual else self.plain)
         self._cost = cost
         self._spent = spent
         self._seconds: dict[int, float] = {0: 0.0}
@@ -91,13 +96,14 @@ class Purse:
         if rows == 0 and bill.draft_seconds <= FREE * bill.plain:
             self.new = False
             return  # it found nothing, for nothing: the next step may probe
-        loss = (bill.draft_seconds + bill.rows(rows)) / bill.plain - accepted
+        won = accepted * bill.plain - bill.rows(rows)
+        loss = ((bill.usual if self.new else bill.likely) - won) / bill.plain
         if self.new:
             self.new = False
-            self._openings.settle(loss)
-            loss -= bill.opening / bill.plain
+            self._openings.settle((bill.draft_seconds - won) / bill.plain)
         self.forwards = max(0.0, self.forwards - loss)
         if self.probing:
-            self._wait = max(2 * self._wait, math.ceil(loss / LOSS)) if loss > 0 else FIRST_WAIT
+            double = 2 * self._wait if rows else FIRST_WAIT  # it may well find something next time
+            self._wait = max(double, math.ceil(loss / LOSS)) if loss > 0 else FIRST_WAIT
         if rows or self.probing:
             self._spent_at = len(self._view.tokens)

@@ -1,0 +1,121 @@
+"""Simulated machines that other processes use too, and strategies decoding on them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from parlay import trees
+from parlay.cost.measured import MeasuredCost
+from parlay.router.policies import Adaptive
+from parlay.types import NoiseKey, Request, SamplingParams, Spent
+
+Delay = Callable[[int, random.Random], float]
+"""By which factor something takes longer in this step. It is asked for the forward and for drafting separately."""
+
+REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
+STALL = 0.3  # of a forward: what one hold-up of something short takes, times the factor
+
+
+@dataclass
+class View:
+    sequence: int
+    request: Request = REQUEST
+    tokens: list[int] = field(default_factory=lambda: [1])
+    prompt_length: int = 1
+
+
+def steep(rows: int) -> float:
+    """Four percent of a one-row forward per further row."""
+    return 1 + 0.04 * (rows - 1)
+
+
+def idle(step: int, coin: random.Random) -> float:
+    return 1.0
+
+
+def spikes(share: float, factor: float) -> Delay:
+    """This share of all steps takes so many times as long."""
+    return lambda step, coin: factor if coin.random() < share else 1.0
+
+
+def bursts(every: int, lasting: int, factor: float) -> Delay:
+    """After so many steps some in a row take longer, nearly all of them."""
+    return lambda step, coin: factor if step % every >= every - lasting and coin.random() < 0.8 else 1.0
+
+
+def phases(lasting: int, factor: float) -> Delay:
+    """The machine is slower for so many steps, then as before, and so on."""
+    return lambda step, coin: factor if step // lasting % 2 else 1.0
+
+
+@dataclass
+class Drafting:
+    """A drafter by its behaviour; see `simulate`. Seconds are of forwards of one row."""
+
+    rate: float  # at which nodes are accepted after accepted ones
+    score: float = 0.7
+    node_seconds: float = 0.0
+    step_seconds: float = 0.02
+    covers: float = 1.0  # share of steps in which it finds anything
+
+
+@dataclass
+class Outcome:
+    """What came of it, in seconds that the same steps take on an idle machine."""
+
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    drafted: int = 0  # steps with a draft
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def simulate(
+    drafting: Drafting,
+    delay: Delay,
+    tokens: int,
+    *,
+    cost: MeasuredCost | None = None,
+    policy: Adaptive | None = None,
+    requests: int = 1,
+    seed: int = 0,
+    budget: int = 16,
+    true: Callable[[int], float] = steep,
+) -> Outcome:
+    """Requests of so many tokens, one after another, as the engine drives a policy and its measured cost."""
+    coin, noise = random.Random(seed), random.Random(seed + 1000)
+    cost = cost if cost is not None else MeasuredCost({rows: true(rows) for rows in (1, 2, 4, 8, 16, 32)})
+    policy = policy or Adaptive(cost, budget)
+    run = Outcome()
+    for number in range(requests):
+        view, rest = View(number), 0
+        while len(view.tokens) <= tokens:
+            asked = rest == 0
+            wanted = policy.plan([view])[0] if asked else 0
+            rest = policy.rest([view]) if asked and not wanted else max(0, rest - 1)
+            found = wanted if coin.random() < drafting.covers else 0
+            draft = policy.trim([view], [trees.chain([0] * found, "toy", [drafting.score] * found)])[0]
+            accepted = 0
+            while accepted < len(draft) and coin.random() < drafting.rate:
+                accepted += 1
+            context, rows = len(view.tokens), 1 + len(draft)
+            view.tokens += [0] * accepted + [1]
+            drafted = wanted * drafting.node_seconds + bool(wanted) * drafting.step_seconds
+            verified = true(rows)
+            slower = delay(run.steps, noise), delay(run.steps, noise) - 1
+            verify_seconds = verified * slower[0] * noise.uniform(1, 1.1)
+            draft_seconds = drafted * (1 + slower[1]) + bool(wanted and slower[1]) * STALL * slower[1]
+            if asked:
+                policy.learn([view], [draft], [accepted], Spent(draft_seconds, verify_seconds, rows, context))
+            cost.record(rows, context, verify_seconds)
+            run.steps += 1
+            run.tokens += accepted + 1
+            run.seconds += drafted + verified
+            run.drafted += bool(len(draft))
+        policy.release(number)
+    return run
