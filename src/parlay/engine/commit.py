@@ -5,39 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from torch import Tensor
-
 from parlay import trees
-from parlay.engine.scheduler import Turn
 from parlay.engine.sequence import Sequence
+from parlay.engine.turn import Commit, Turn
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
-from parlay.types import NOTHING_COMMITTED, CommittedTokens, FinishReason, ParlayError, TokenLogprobs, Verdict
+from parlay.types import CommittedTokens, ParlayError, TokenLogprobs
 
 TARGET = "target"
 """Source of a token that no drafter proposed."""
 
 
-class Commit(NamedTuple):
-    """What joined one sequence in one step, how much of the verdict's path that was, and whether it ended."""
-
-    committed: CommittedTokens = NOTHING_COMMITTED
-    accepted: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    error: str | None = None
-
-
-def commit(turn: Turn, verdict: Verdict, logits_RV: Tensor, max_context: int) -> Commit:
-    """Append the verdict's tokens until a stop: the token that completes a stop counts, later ones do not exist."""
-    sequence, draft, path = turn.sequence, turn.draft, verdict.path
+def commit(turn: Turn, max_context: int) -> Commit:
+    """Append the verdict's tokens until a stop. The token that completes a stop counts, later ones are dropped."""
+    sequence, sampled = turn.sequence, turn.verdict.sampled
     room = sequence.room(max_context)
-    logprobs = _logprobs(sequence, verdict, logits_RV, turn.root)
-    end = _read(sequence, verdict.sampled[:room])
-    tokens = verdict.sampled[: end.kept]
+    logprobs = _logprobs(turn)
+    end = _read(sequence, sampled[:room])
+    tokens = sampled[: end.kept]
     sequence.tokens.extend(tokens)
-    sources = (*trees.along(draft.sources, path), TARGET)
+    sources = (*trees.along(turn.draft.sources, turn.verdict.path), TARGET)
     joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
-    accepted = min(end.kept, len(path))
+    accepted = min(end.kept, len(turn.verdict.path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
     if end.stopped:
@@ -71,23 +59,23 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
     return _End(len(tokens))
 
 
-def _logprobs(sequence: Sequence, verdict: Verdict, logits_RV: Tensor, root: int) -> tuple[TokenLogprobs, ...]:
-    params = sequence.request.params
-    if params.logprobs is None:
+def _logprobs(turn: Turn) -> tuple[TokenLogprobs, ...]:
+    count = turn.sequence.request.params.logprobs
+    if count is None:
         return ()
-    rows = [root, *(root + 1 + node for node in verdict.path)]
-    return tuple(step_logprobs(logits_RV[rows], sequence, verdict.sampled, params.logprobs))
+    rows = [turn.root, *(turn.root + 1 + node for node in turn.verdict.path)]
+    return tuple(step_logprobs(turn.out.logits_RV[rows], turn.sequence, turn.verdict.sampled, count))
 
 
-def collect_prompt_logprobs(turn: Turn, logits_RV: Tensor, start: int) -> None:
-    """Row ``start + i``, if the request wants such, predicts the token after token i of a prefill chunk."""
+def collect_prompt_logprobs(turn: Turn) -> None:
+    """If the request wants them: the logits at each token of a prefill chunk predict the token after it."""
     sequence = turn.sequence
     top = sequence.request.params.prompt_logprobs
     have = len(sequence.prompt_logprobs)
     if top is None or have >= sequence.prompt_length:
         return
     # Rows before `have - 1` were collected before a preemption.
-    first = start + have - 1 - sequence.cached
+    first = turn.first_logits + have - 1 - sequence.cached
     count = min(sequence.cached + len(turn.pending) + 1, sequence.prompt_length) - have
     tokens = sequence.tokens[have : have + count]
-    sequence.prompt_logprobs += prompt_token_logprobs(logits_RV[first : first + count], tokens, top)
+    sequence.prompt_logprobs += prompt_token_logprobs(turn.out.logits_RV[first : first + count], tokens, top)

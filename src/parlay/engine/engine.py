@@ -5,43 +5,35 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import cast
 
-from torch import Tensor
-
-from parlay import trees
-from parlay.engine.commit import Commit, collect_prompt_logprobs, commit
+from parlay.engine.accept import accept, rank
+from parlay.engine.admission import Admission
+from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
+from parlay.engine.isolation import named
 from parlay.engine.layers import TargetLayers
-from parlay.engine.scheduler import Limits, Scheduler, Turn
+from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence import NOTHING_NEEDED, Sequence
-from parlay.engine.verify import NO_OUTPUT, verify
+from parlay.engine.turn import Commit, Turn
+from parlay.engine.verify import verify
 from parlay.sampling.processors import validate
-from parlay.sampling.sampler import ranked
 from parlay.types import (
     NOTHING_SPENT,
     Cost,
     EngineStats,
     Event,
     Exactness,
-    Fault,
     FinishReason,
     LayerSkipper,
-    Observation,
-    Output,
     Request,
-    Rule,
     Runner,
     Spent,
     Strategy,
-    Verdict,
 )
 
 logger = logging.getLogger(__name__)
-
-_NOTHING = Verdict((), ())
 
 
 @dataclass(slots=True)
@@ -51,13 +43,23 @@ class _Clock:
     began: float = field(default_factory=time.perf_counter)
     draft: float = 0.0
     verify: float = 0.0
-    whole: bool = True
-    """One forward did for all sequences."""
+    whole: bool = False
+    """One forward ran all turns."""
     spent: Spent = NOTHING_SPENT
 
     @property
     def overhead(self) -> float:
         return time.perf_counter() - self.began - self.draft - self.verify
+
+    def count(self, turns: list[Turn], verified: list[Turn]) -> None:
+        """Draft and verify are over; ``verified`` are the turns that came through."""
+        if not verified:
+            return
+        self.whole = len(verified) == len(turns) and len({id(turn.out) for turn in turns}) == 1
+        drafted = len([turn for turn in verified if turn.draft.tree.tokens]) or 1
+        rows = sum([len(turn.pending) + len(turn.draft.tree.tokens) for turn in verified])
+        context = sum([len(turn.sequence.tokens) for turn in verified]) // len(verified)
+        self.spent = Spent(self.draft / drafted, self.verify, rows, context)
 
 
 class Engine:
@@ -70,13 +72,10 @@ class Engine:
         self.scheduler = Scheduler(runner, self.limits)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
         self._layers = TargetLayers(cast(LayerSkipper, runner)) if runner.spec.layer_skip else None
-        self._drafting = Drafting(
-            runner.spec,
-            self.scheduler,
-            self._layers,
-            max_context=self.max_context,
-            max_draft_rows=self.limits.max_draft_rows,
+        admission = Admission(
+            runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=self.limits.max_draft_rows
         )
+        self._drafting = Drafting(admission, self.scheduler, self._layers)
         self._sequences: dict[str, Sequence] = {}
         self._next_sequence = 0
         self._finished: Counter[FinishReason] = Counter()
@@ -141,122 +140,76 @@ class Engine:
     def step(self) -> list[Event]:
         """One forward of the target over everything that is due, and the tokens that come of it."""
         clock = _Clock()
-        batch, failed = self.scheduler.next()
-        self._propose(batch, clock)
-        batch, out, sick = self._verify(batch, clock)
-        events = [self._end(sequence, _failure(reason)) for sequence, reason in (*failed, *sick)]
-        if not batch:
-            return events
-        verdicts = self._accept(batch, out)
-        choices = self._choices(batch, out, verdicts)
-        commits = self._commit(batch, out, verdicts, clock)
-        self._observe(batch, out, verdicts, commits, choices)
-        self._count_seconds(batch, clock)
-        return events + self._report(batch, commits)
+        turns = self.scheduler.next()
+        self._propose(turns, clock)
+        self._verify(turns, clock)
+        self._accept(turns)
+        self._commit(turns, clock)
+        self._observe(turns)
+        self._count_seconds(turns, clock)
+        return self._report(turns)
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 
-    def _propose(self, batch: list[Turn], clock: _Clock) -> None:
+    def _propose(self, turns: list[Turn], clock: _Clock) -> None:
         began = time.perf_counter()
-        self._drafting.propose(batch)
+        self._drafting.propose(turns)
         clock.draft = time.perf_counter() - began
 
-    def _verify(self, batch: list[Turn], clock: _Clock) -> tuple[list[Turn], Output, list[tuple[Sequence, str]]]:
-        """The turns that the target computed, what came out, and the sequences on which it failed."""
-        if not batch:
-            return batch, NO_OUTPUT, []
-        taps = sorted({tap for turn in batch for tap in turn.sequence.needs.taps})
+    def _verify(self, turns: list[Turn], clock: _Clock) -> None:
+        """The target runs the turns that have no fault, and gives one to those that it fails on."""
         began = time.perf_counter()
-        done = verify(self.runner, batch, taps)
+        verify(self.runner, due := _sound(turns))
         clock.verify = time.perf_counter() - began
-        clock.whole = len(done.batch) == len(batch)
-        for turn, end in zip(done.batch, done.out.starts[1:], strict=True):
-            turn.root = end - len(turn.draft) - 1  # the draft's rows are the segment's last
-        clock.spent = _spent(done.batch, clock) if done.batch else clock.spent
-        return done.batch, done.out, done.failed
+        clock.count(due, _sound(due))
 
-    def _accept(self, batch: list[Turn], out: Output) -> list[Verdict | Fault]:
-        """Each rule walks the trees of its own sequences; an early prefill chunk has no verdict to give."""
-        verdicts: list[Verdict | Fault] = [_NOTHING] * len(batch)
-        groups: dict[int, tuple[Rule, list[int]]] = {}
-        for index, turn in enumerate(batch):
-            if turn.at_root:
-                rule = turn.sequence.strategy.rule
-                groups.setdefault(id(rule), (rule, []))[1].append(index)
-        for rule, members in groups.values():
-            results = _judged(rule, [batch[index] for index in members], out.logits_RV)
-            for index, result in zip(members, results, strict=True):
-                verdicts[index] = result
-        return verdicts
+    def _accept(self, turns: list[Turn]) -> None:
+        """The rules decide the drafts. Early prefill chunks have nothing to decide."""
+        due = [turn for turn in _sound(turns) if turn.at_root]
+        accept(due)
+        for turn in _sound(due):
+            if count := turn.sequence.needs.choices:
+                rank(turn, count)
 
-    def _choices(
-        self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault]
-    ) -> list[tuple[tuple[int, ...], ...]]:
-        """What the sampler prefers at the root and at each node, for drafters that want to see it."""
-        return [
-            _ranked(turn, verdict, out.logits_RV[turn.root : end], count)
-            if turn.at_root and (count := turn.sequence.needs.choices)
-            else ()
-            for turn, verdict, end in zip(batch, verdicts, out.starts[1:], strict=True)
-        ]
-
-    def _commit(self, batch: list[Turn], out: Output, verdicts: list[Verdict | Fault], clock: _Clock) -> list[Commit]:
-        commits: list[Commit] = []
-        for turn, verdict, start in zip(batch, verdicts, out.starts[:-1], strict=True):
+    def _commit(self, turns: list[Turn], clock: _Clock) -> None:
+        for turn in _sound(turns):
             try:
-                collect_prompt_logprobs(turn, out.logits_RV, start)
-                commits.append(self._commit_one(turn, verdict, out.logits_RV))
+                self._commit_one(turn)
             except Exception as error:  # a stop checker, say: it stays with its request
-                commits.append(_failure(_fault(turn, error).reason))
-        self._drafting.learn(batch, commits, clock.spent)
-        return commits
+                turn.fail(named(error), error)
+        self._drafting.learn(turns, clock.spent)
 
-    def _commit_one(self, turn: Turn, verdict: Verdict | Fault, logits_RV: Tensor) -> Commit:
+    def _commit_one(self, turn: Turn) -> None:
         """The one place where tokens join a sequence and rows join the cache."""
         sequence = turn.sequence
-        if isinstance(verdict, Fault):
-            return _failure(verdict.reason)
-        done = Commit()
-        if turn.at_root:
-            done = commit(turn, verdict, logits_RV, self.max_context)
-            if done.committed:
-                sequence.tally.count_step(turn.draft, verdict.path[: done.accepted], len(done.committed))
-        sequence.cached = self.runner.keep(sequence.sequence, verdict.path[: done.accepted])
-        return done
+        collect_prompt_logprobs(turn)
+        done = commit(turn, self.max_context) if turn.at_root else turn.done
+        path = turn.verdict.path[: done.accepted]
+        if done.committed:
+            sequence.tally.count_step(turn.draft, path, len(done.committed))
+        sequence.cached = self.runner.keep(sequence.sequence, path)
+        turn.done = done
 
-    def _observe(
-        self,
-        batch: list[Turn],
-        out: Output,
-        verdicts: list[Verdict | Fault],
-        commits: list[Commit],
-        choices: list[tuple[tuple[int, ...], ...]],
-    ) -> None:
-        """Tell each drafter what became of its sequences; one that raises here is dropped like one that can't draft."""
-        told: list[tuple[Sequence, Observation]] = []
-        rows = 0
-        for index, (turn, verdict, done) in enumerate(zip(batch, verdicts, commits, strict=True)):
-            needs = turn.sequence.needs
-            if ((turn.at_root and needs.outcomes) or needs.taps) and isinstance(verdict, Verdict):
-                taps = _taps(turn, verdict.path[: done.accepted], out, rows)
-                told.append((turn.sequence, Observation(turn.sequence, turn.draft, verdict, taps, choices[index])))
-            rows += len(turn.pending) + len(turn.draft)
-        self._drafting.observe(told)
+    def _observe(self, turns: list[Turn]) -> None:
+        """Drafters see what became of their sequences."""
+        self._drafting.observe(_sound(turns))
 
-    def _count_seconds(self, batch: list[Turn], clock: _Clock) -> None:
+    def _count_seconds(self, turns: list[Turn], clock: _Clock) -> None:
         overhead, spent = clock.overhead, clock.spent
         if clock.whole:  # what drafts make the engine itself do is part of what they cost
             self.cost.record(spent.rows, spent.context, clock.verify + overhead)
-        for turn in batch:
+        for turn in turns:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
 
-    def _report(self, batch: list[Turn], commits: list[Commit]) -> list[Event]:
-        return [
-            Event(turn.sequence.request.id, done.committed)
-            if done.finish_reason is None
-            else self._end(turn.sequence, done)
-            for turn, done in zip(batch, commits, strict=True)
-        ]
+    def _report(self, turns: list[Turn]) -> list[Event]:
+        return [self._event(turn) for turn in turns]
+
+    def _event(self, turn: Turn) -> Event:
+        if turn.fault is not None:
+            return self._end(turn.sequence, Commit(finish_reason="error", error=turn.fault.reason))
+        if turn.done.finish_reason is not None:
+            return self._end(turn.sequence, turn.done)
+        return Event(turn.sequence.request.id, turn.done.committed)
 
     def _end(self, sequence: Sequence, done: Commit) -> Event:
         request = sequence.request
@@ -305,6 +258,11 @@ class Engine:
             )
 
 
+def _sound(turns: list[Turn]) -> list[Turn]:
+    """Those without a fault."""
+    return [turn for turn in turns if turn.fault is None]
+
+
 def _let_go(sequence: Sequence) -> None:
     """Policy and drafter forget the sequence. Where one can't, the log says so: the request ends all the same."""
     policy, drafter = sequence.strategy.policy, sequence.strategy.drafter
@@ -313,49 +271,3 @@ def _let_go(sequence: Sequence) -> None:
             release(sequence.sequence)
         except Exception:
             logger.exception("strategy %s can't let request %s go", sequence.strategy.name, sequence.request.id)
-
-
-def _judged(rule: Rule, turns: Seq[Turn], logits_RV: Tensor) -> list[Verdict | Fault]:
-    """The rule's verdicts; where it raises, each turn is judged alone, and the guilty ones get a fault."""
-    views, drafts = [turn.sequence for turn in turns], [turn.draft for turn in turns]
-    try:
-        return rule.accept(views, drafts, logits_RV, [turn.root for turn in turns])
-    except Exception as error:
-        if len(turns) == 1:
-            return [_fault(turns[0], error)]
-    return [_judged(rule, [turn], logits_RV)[0] for turn in turns]
-
-
-def _fault(turn: Turn, error: Exception) -> Fault:
-    reason = f"{type(error).__name__}: {error}"
-    logger.warning("request %s ends: %s", turn.sequence.request.id, reason, exc_info=error)
-    return Fault(reason)
-
-
-def _spent(batch: list[Turn], clock: _Clock) -> Spent:
-    nodes = [len(turn.draft) for turn in batch]
-    drafted = len(nodes) - nodes.count(0) or 1
-    rows = sum(nodes) + sum([len(turn.pending) for turn in batch])
-    context = sum([len(turn.sequence.tokens) for turn in batch]) // len(batch)
-    return Spent(clock.draft / drafted, clock.verify, rows, context)
-
-
-def _failure(reason: str) -> Commit:
-    return Commit(finish_reason="error", error=reason)
-
-
-def _ranked(turn: Turn, verdict: Verdict | Fault, logits_RV: Tensor, count: int) -> tuple[tuple[int, ...], ...]:
-    """Root, then nodes, each on its own path."""
-    exact = turn.sequence.strategy.rule.exactness is Exactness.BITS
-    if count == 1 and exact and not len(turn.draft) and isinstance(verdict, Verdict):
-        return (verdict.sampled[:1],)  # what plain decoding commits is what the sampler prefers
-    tree = turn.draft.tree
-    paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
-    return tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))
-
-
-def _taps(turn: Turn, accepted: tuple[int, ...], out: Output, first_row: int) -> dict[int, Tensor]:
-    """The tapped rows of the tokens that the step cached; a stop may have cut the verdict's path."""
-    first_node = first_row + len(turn.pending)
-    rows = [*range(first_row, first_node), *(first_node + node for node in accepted)]
-    return {layer: out.taps[layer][rows] for layer in turn.sequence.needs.taps}

@@ -6,7 +6,8 @@ import bisect
 from dataclasses import dataclass
 
 from parlay.engine.sequence import Sequence
-from parlay.types import NO_DRAFT, Draft, OutOfRoom, Runner
+from parlay.engine.turn import Turn
+from parlay.types import OutOfRoom, Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +33,6 @@ class Limits:
             raise ValueError(f"max_context must be at least 2, got {self.max_context}")
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}")
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """One sequence's part in one step: a run of its pending tokens and, if that reaches the root, a draft."""
-
-    sequence: Sequence
-    pending: tuple[int, ...]
-    prefill: bool
-    """No step of this sequence has committed yet."""
-    at_root: bool
-    """The run reaches the root, so this turn commits; an early prefill chunk does not."""
-    draft: Draft = NO_DRAFT
-    root: int = -1
-    """Row of the root's logits, once they are there; those of the draft's nodes follow it."""
 
 
 _HEADROOM = 16
@@ -83,25 +69,25 @@ class Scheduler:
                 queue.remove(sequence)
         self._runner.release(sequence.sequence)
 
-    def next(self) -> tuple[list[Turn], list[tuple[Sequence, str]]]:
-        """The turns of the next step, and the sequences that can never go on, with the reason."""
+    def next(self) -> list[Turn]:
+        """The turns of the next step. A sequence that can never go on gets a turn with the reason as its fault."""
         room, preemptions = self._limits.max_rows, self.preemptions
         turns: list[Turn] = []
-        failed: list[tuple[Sequence, str]] = []
+        failed: list[Turn] = []
         for sequence in self._decoding_first():
             if room and sequence.is_open:
                 turn = _turn(sequence, room)
-                if self._has_room(sequence, len(turn.pending), failed):
+                if self._has_room(turn, failed):
                     turns.append(turn)
                     room -= len(turn.pending)
         if self.preemptions > preemptions:  # who had to go does not come back at once; some had got a turn by then
-            return [turn for turn in turns if turn.sequence.is_open], failed
+            return [turn for turn in turns if turn.sequence.is_open] + failed
         while room and (admitted := self._admit(failed)) is not None:
             turns.append(_turn(admitted, room))
             room -= len(turns[-1].pending)
         if not turns and not failed and self.waiting and not self.running:
-            failed.append((self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
-        return turns, failed
+            failed.append(_failed(self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
+        return turns + failed
 
     def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
         """Whether the cache can hold a draft of so many nodes on top; never at another sequence's cost."""
@@ -110,9 +96,10 @@ class Scheduler:
         except OutOfRoom:
             return False
 
-    def _has_room(self, sequence: Sequence, pending: int, failed: list[tuple[Sequence, str]]) -> bool:
-        """Reserve what the next turn adds, preempting from the back of the queue while that is not to be had."""
-        tokens = sequence.cached + pending
+    def _has_room(self, turn: Turn, failed: list[Turn]) -> bool:
+        """Reserve memory for the pending tokens. While there is none, preempt from the back of the queue."""
+        sequence = turn.sequence
+        tokens = sequence.cached + len(turn.pending)
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
                 victim = self.running[-1]
@@ -120,11 +107,11 @@ class Scheduler:
                 if victim is sequence:
                     return False
         except OutOfRoom as error:
-            failed.append((sequence, str(error)))
+            failed.append(_failed(sequence, str(error)))
             return False
         return True
 
-    def _admit(self, failed: list[tuple[Sequence, str]]) -> Sequence | None:
+    def _admit(self, failed: list[Turn]) -> Sequence | None:
         """Start the first waiting sequence if a place and memory for its whole text are there now."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
@@ -138,7 +125,7 @@ class Scheduler:
         try:
             fits = self._fits(sequence)
         except OutOfRoom as error:
-            failed.append((sequence, str(error)))
+            failed.append(_failed(sequence, str(error)))
             self._close(sequence)
             self.waiting.remove(sequence)
             return self._admit(failed)
@@ -217,3 +204,9 @@ def _turn(sequence: Sequence, room: int) -> Turn:
     pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
     at_root = sequence.cached + len(pending) == len(sequence.tokens)
     return Turn(sequence, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
+
+
+def _failed(sequence: Sequence, reason: str) -> Turn:
+    turn = Turn(sequence, (), prefill=sequence.tally.steps == 0, at_root=False)
+    turn.fail(reason)
+    return turn

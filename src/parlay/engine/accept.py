@@ -1,0 +1,38 @@
+"""Accept rules walk the drafts, and drafters that ask for it see what the sampler prefers at each row."""
+
+from __future__ import annotations
+
+from parlay import trees
+from parlay.engine.isolation import isolated, named
+from parlay.engine.turn import Turn, grouped
+from parlay.sampling.sampler import ranked
+from parlay.types import Exactness, Fault
+
+
+def accept(turns: list[Turn]) -> None:
+    """Each rule decides all its turns at once. If it raises, only the guilty requests end."""
+    for group in grouped(turns, lambda turn: (id(turn.sequence.strategy.rule), id(turn.out))):
+        isolated(_judge, group, lambda turn, error: turn.fail(named(error), error))
+
+
+def _judge(turns: list[Turn]) -> None:
+    """Turns with one rule and one forward's output."""
+    rule, logits_RV = turns[0].sequence.strategy.rule, turns[0].out.logits_RV
+    views, drafts = [turn.sequence for turn in turns], [turn.draft for turn in turns]
+    verdicts = rule.accept(views, drafts, logits_RV, [turn.root for turn in turns])
+    for turn, verdict in list(zip(turns, verdicts, strict=True)):
+        if isinstance(verdict, Fault):
+            turn.fault = verdict
+        else:
+            turn.verdict = verdict
+
+
+def rank(turn: Turn, count: int) -> None:
+    """Note the ``count`` tokens that the sampler prefers at the root, then at each node on the node's own path."""
+    exact = turn.sequence.strategy.rule.exactness is Exactness.BITS
+    if count == 1 and exact and not len(turn.draft):
+        turn.choices = (turn.verdict.sampled[:1],)  # the rule asked the sampler already
+        return
+    tree, logits_RV = turn.draft.tree, turn.out.logits_RV[turn.root : turn.root + 1 + len(turn.draft)]
+    paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
+    turn.choices = tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))

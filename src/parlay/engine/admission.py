@@ -1,0 +1,132 @@
+"""What becomes of a proposed draft on its way to the forward: every check and every cut, in one order.
+
+1. sound: a draft that no forward or no accept rule could take is the drafter's fault
+2. budget: no more nodes than its drafter was allowed, probes not counted
+3. constraint: no node that the request's constraint forbids
+4. branches: the best chain, for a runner that can't run trees
+5. policy: the nodes that pay
+6. forced: the tokens that a constraint leaves no alternative to are added
+7. rows: all drafts of the step share one budget of rows
+8. memory: the context and the cache must hold it
+
+`Admission.admit` takes one strategy's drafts through 1 to 5, where a failure is that of its drafter or policy.
+`Admission.settle` takes all drafts of the step through 6 to 8. A draft that a rule drew is cut only in ways that do
+not depend on what was drawn.
+"""
+
+from __future__ import annotations
+
+from parlay import trees
+from parlay.engine.constrained import legal, with_forced
+from parlay.engine.scheduler import Scheduler
+from parlay.engine.turn import Turn
+from parlay.types import NO_DRAFT, Constraint, Draft, Rule, RunnerSpec, Strategy
+
+
+class Admission:
+    """Decides what the target verifies of the drafts of a step's turns."""
+
+    def __init__(self, spec: RunnerSpec, scheduler: Scheduler, *, max_context: int, max_draft_rows: int) -> None:
+        self._spec = spec
+        self._scheduler = scheduler
+        self._max_context = max_context
+        self._max_draft_rows = max_draft_rows
+        self._share = max_draft_rows
+        """Nodes per draft: if as many draft as in the last step, more would be cut again."""
+
+    def limit(self, turn: Turn) -> int:
+        """How many nodes a drafter may draft now. More would be cut again, or lie beyond the end of the text."""
+        return min(self._share, self._before_end(turn))
+
+    def admit(self, strategy: Strategy, turns: list[Turn]) -> None:
+        """Steps 1 to 5, for the drafts of one strategy. Raises ValueError for a draft that is not sound."""
+        for turn in turns:
+            check(turn.draft, strategy.rule, self._spec)
+            turn.draft = trees.first(turn.draft, turn.budget)
+            if turn.sequence.request.constraint is not None:
+                turn.draft = legal(turn.draft, turn.sequence.request.constraint)
+            if self._spec.tree == "chain":
+                turn.draft = trees.best_chain(turn.draft)
+        if any(turn.draft.tree.tokens for turn in turns):
+            trimmed = strategy.policy.trim([turn.sequence for turn in turns], [turn.draft for turn in turns])
+            for turn, draft in list(zip(turns, trimmed, strict=True)):
+                turn.draft = draft
+
+    def settle(self, turns: list[Turn]) -> None:
+        """Steps 6 to 8, for the drafts of the whole step."""
+        for turn in turns:
+            if turn.sequence.request.constraint is not None:
+                self._add_forced(turn, turn.sequence.request.constraint)
+        drafted = [turn for turn in turns if turn.draft.tree.tokens]
+        self._share = min(self._max_draft_rows, max(1, self._max_draft_rows // (len(drafted) or 1)))
+        if sum([len(turn.draft.tree.tokens) for turn in drafted]) > self._max_draft_rows:
+            _share_rows(drafted, self._max_draft_rows)
+        for turn in drafted:
+            if not self._fits(turn):
+                turn.draft = trees.without_probes(turn.draft) if turn.draft.probes else NO_DRAFT
+                turn.draft = turn.draft if self._fits(turn) else NO_DRAFT
+
+    def _add_forced(self, turn: Turn, constraint: Constraint) -> None:
+        """These tokens need no drafter and no budget, but a strategy that never drafts stays plain."""
+        limit = min(self._before_end(turn), self._max_draft_rows)
+        if limit <= 0 or turn.sequence.strategy.drafter is None:
+            return
+        laws = turn.sequence.strategy.rule.laws
+        law = turn.draft.law if len(turn.draft) else "point" if "point" in laws else min(laws)
+        draft = with_forced(turn.draft, constraint.forced(limit), law, self._spec.vocab_size)
+        # Probes may hang beside the forced tokens.
+        turn.draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft
+
+    def _before_end(self, turn: Turn) -> int:
+        """How many drafted tokens may still be committed: each step commits one more than it accepts."""
+        return 0 if self._spec.tree == "none" else turn.sequence.room(self._max_context) - 1
+
+    def _fits(self, turn: Turn) -> bool:
+        """Whether context and cache hold the draft.
+
+        A drawn draft needs room for its whole budget: its length may depend on what was drawn, its fate must not.
+        """
+        rows, sequence = len(turn.draft), turn.sequence
+        if not 0 < rows <= self._max_context - len(sequence.tokens):
+            return False
+        return self._scheduler.reserve_draft(sequence, rows if turn.draft.law == "point" else max(rows, turn.budget))
+
+
+def check(draft: Draft, rule: Rule, spec: RunnerSpec) -> None:
+    """Raises ValueError for a draft that no forward or no accept rule could take."""
+    tree = draft.tree
+    nodes = len(tree.tokens)
+    if nodes == 0:
+        return
+    if draft.law not in rule.laws:
+        raise ValueError(f"accept rule {type(rule).__name__} can't judge drafts of law {draft.law!r}")
+    if len(tree.parents) != nodes or len(draft.sources) != nodes or len(draft.scores) not in (0, nodes):
+        raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
+    if not 0 <= draft.probes <= nodes:
+        raise ValueError(f"draft of {nodes} tokens, {draft.probes} of them probes")
+    if min(tree.tokens) < 0 or max(tree.tokens) >= spec.vocab_size:
+        raise ValueError(f"drafted token outside the vocabulary of {spec.vocab_size}")
+    if not trees.is_chain(tree) and any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
+        raise ValueError("drafted node whose parent does not come before it")
+    if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
+        raise ValueError("drawn draft that does not tell the law each node was drawn from")
+
+
+def _share_rows(turns: list[Turn], rows: int) -> None:
+    """Probes go first, then every draft is cut to the same number of nodes.
+
+    If that would be none, the first turns keep one node each.
+    """
+    for turn in turns:
+        turn.draft = trees.without_probes(turn.draft)
+    share = _even_share([len(turn.draft) for turn in turns], rows)
+    for place, turn in enumerate(turns):
+        turn.draft = trees.first(turn.draft, share or int(place < rows))
+
+
+def _even_share(sizes: list[int], total: int) -> int:
+    """The largest cap under which sizes, each cut to the cap, sum to at most ``total``."""
+    cap = max(sizes)
+    while cap > 0 and sum(min(size, cap) for size in sizes) > total:
+        cap -= 1
+    return cap

@@ -1,0 +1,111 @@
+"""One sequence's part in one step, from its pending tokens to what joined the text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parlay.engine.sequence import Sequence
+from parlay.types import (
+    NO_DRAFT,
+    NOTHING_COMMITTED,
+    CommittedTokens,
+    Draft,
+    Fault,
+    FinishReason,
+    Observation,
+    Output,
+    Verdict,
+)
+
+logger = logging.getLogger(__name__)
+
+_NO_OUTPUT = Output(torch.empty(0, 0), (0,))
+_NO_VERDICT = Verdict((), ())
+
+
+class Commit(NamedTuple):
+    """What joined one sequence in one step, how much of the verdict's path that was, and whether it ended."""
+
+    committed: CommittedTokens = NOTHING_COMMITTED
+    accepted: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+
+
+_NO_COMMIT = Commit()
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One sequence's part in one step. Each stage of the step reads what the stages before it wrote here.
+
+    The scheduler sets the first four fields. A turn with a ``fault`` takes no part in the stages that follow, and its
+    request ends with that reason.
+    """
+
+    sequence: Sequence
+    pending: tuple[int, ...]
+    prefill: bool
+    """No step of this sequence has committed yet."""
+    at_root: bool
+    """The pending tokens reach the root, so this turn commits. An early prefill chunk does not."""
+    fault: Fault | None = None
+
+    budget: int = 0
+    """Propose: how many nodes its drafter may draft, probes not counted."""
+    draft: Draft = NO_DRAFT
+
+    out: Output = _NO_OUTPUT
+    """Verify: the output of the forward that ran this turn. Other turns of the step have rows in it too."""
+    first_row: int = -1
+    """The row of ``out.taps`` that belongs to the first pending token. The draft's rows follow the pending tokens'."""
+    first_logits: int = -1
+    """The first row of ``out.logits_RV`` that belongs to this turn."""
+    root: int = -1
+    """The row of ``out.logits_RV`` that belongs to the root. Those of the draft's nodes follow it."""
+
+    verdict: Verdict = _NO_VERDICT
+    """Accept: what the rule decided. An early prefill chunk keeps the empty verdict."""
+    choices: tuple[tuple[int, ...], ...] = ()
+    """The tokens that the sampler prefers at the root and at each node, if the drafter asks for them."""
+
+    done: Commit = _NO_COMMIT
+    """Commit: what joined the sequence."""
+
+    def fail(self, reason: str, error: Exception | None = None) -> None:
+        """The request ends here, with this reason."""
+        logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=error)
+        self.fault = Fault(reason)
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The nodes that were committed. A stop may have cut the verdict's path."""
+        return self.verdict.path[: self.done.accepted]
+
+    def observation(self) -> Observation:
+        """What the drafter is told of this step."""
+        return Observation(self.sequence, self.draft, self.verdict, self._taps(), self.choices)
+
+    def _taps(self) -> dict[int, Tensor]:
+        """The tapped rows of the tokens that became cached: ``[N, H]`` for each layer that the drafter asks for."""
+        layers = self.sequence.needs.taps
+        if not layers:
+            return {}
+        first_node = self.first_row + len(self.pending)
+        rows = [*range(self.first_row, first_node), *(first_node + node for node in self.path)]
+        return {layer: self.out.taps[layer][rows] for layer in layers}
+
+
+def grouped(turns: Iterable[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:
+    """The turns that share a key, in lists. Order is kept."""
+    groups: dict[Hashable, list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault(key(turn), []).append(turn)
+    return groups.values()
