@@ -1,0 +1,162 @@
+"""The numbers that stored blocks stand for, exactly as ggml reads them: scale times code, minus a minimum.
+
+The slow, plain reading: for devices without kernels of ours for a format, for rows of embeddings, and for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parlay.models.stored import Format, StoredTensor
+
+_CHUNK = 1 << 22
+"""Weights that are read at a time, so that what is needed in between stays small."""
+_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the codes of IQ4_NL and IQ4_XS stand for."""
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the numbers that the codes of MXFP4 stand for; its scales are halved."""
+
+
+class Groups(NamedTuple):
+    """N blocks as G groups that share a scale: ``scales * codes - minimums``.
+
+    ``codes`` ``[N, G, weights]`` whole numbers, ``scales`` and ``minimums`` ``[N, G, 1]`` float32; None for no minimum.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+
+
+def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The tensor that ``stored`` stands for, rounded from float32 to ``dtype`` once, in memory of its own."""
+    plain = stored.format.plain
+    if plain is not None:
+        return stored.data.clone().view(plain).view(stored.shape).to(dtype)
+    length = stored.shape[-1]
+    rows = stored.data.reshape(-1, stored.data.shape[-1])
+    out = torch.empty(len(rows), length, dtype=dtype)
+    step = max(1, _CHUNK // length)
+    for part, chunk in zip(out.split(step), rows.split(step), strict=True):
+        part.copy_(_numbers(stored.format, chunk.reshape(-1, stored.format.block_bytes)).view(-1, length))
+    return out.view(stored.shape)
+
+
+def groups(format: Format, blocks: Tensor) -> Groups:
+    """``blocks`` ``[N, block_bytes]`` uint8 of any format but F32, F16 and BF16, as codes and scales."""
+    return _READERS[format](blocks)
+
+
+def _numbers(format: Format, blocks: Tensor) -> Tensor:
+    codes, scales, minimums = groups(format, blocks)
+    numbers = scales * codes
+    return (numbers if minimums is None else numbers - minimums).flatten(1)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The float16 at byte ``at`` of each block, ``[N, 1, 1]`` float32."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, :, None]
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """``[..., n]`` bytes as ``[..., 2 n]`` codes: the low halves of all of them, then the high ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
+    return torch.tensor(table, dtype=torch.int8)[codes.int()]
+
+
+def _bits(packed: Tensor, width: int) -> Tensor:
+    """``[..., n]`` bytes as ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
+    return packed[..., None] >> torch.arange(0, 8, width, dtype=torch.uint8) & (1 << width) - 1
+
+
+def _q4_0(blocks: Tensor) -> Groups:
+    return Groups(_nibbles(blocks[:, None, 2:]).to(torch.int8) - 8, _half(blocks, 0))
+
+
+def _q4_1(blocks: Tensor) -> Groups:
+    return Groups(_nibbles(blocks[:, None, 4:]), _half(blocks, 0), -_half(blocks, 2))
+
+
+def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+    """Codes of five bits: four bytes of high bits from ``at`` on, then nibbles."""
+    high = _bits(blocks[:, None, at : at + 4], 1).flatten(2)
+    return _nibbles(blocks[:, None, at + 4 :]) | high << 4
+
+
+def _q5_0(blocks: Tensor) -> Groups:
+    return Groups(_fifth_bits(blocks, 2).to(torch.int8) - 16, _half(blocks, 0))
+
+
+def _q5_1(blocks: Tensor) -> Groups:
+    return Groups(_fifth_bits(blocks, 4), _half(blocks, 0), -_half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> Groups:
+    return Groups(blocks[:, None, 2:].contiguous().view(torch.int8), _half(blocks, 0))
+
+
+def _scales_and_minimums(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of eight groups of a Q4_K or Q5_K block: six bits each in twelve bytes, times one float16 for each kind."""
+    scale, minimum, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = torch.cat((scale & 63, rest & 15 | scale >> 2 & 48), 1)
+    minimums = torch.cat((minimum & 63, rest >> 4 | minimum >> 2 & 48), 1)
+    return _half(blocks, 0) * scales[:, :, None], _half(blocks, 2) * minimums[:, :, None]
+
+
+def _q4_k(blocks: Tensor) -> Groups:
+    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    return Groups(codes, *_scales_and_minimums(blocks))
+
+
+def _q5_k(blocks: Tensor) -> Groups:
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    high = _bits(blocks[:, 16:48], 1).transpose(1, 2)
+    return Groups(low | high << 4, *_scales_and_minimums(blocks))
+
+
+def _q6_k(blocks: Tensor) -> Groups:
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64))
+    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).transpose(2, 3).flatten(2)
+    codes = (low | high << 4).to(torch.int8) - 32
+    scales = blocks[:, 192:208].contiguous().view(torch.int8)
+    return Groups(codes.view(-1, 16, 16), _half(blocks, 208) * scales[:, :, None])
+
+
+def _iq4_nl(blocks: Tensor) -> Groups:
+    return Groups(_looked_up(_nibbles(blocks[:, None, 2:]), _NONLINEAR), _half(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Groups:
+    high = _bits(blocks[:, 2:4], 2).flatten(1)
+    low = _bits(blocks[:, 4:8], 4).flatten(1)
+    scales = (low | high << 4).to(torch.int8) - 32
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16))
+    return Groups(_looked_up(codes, _NONLINEAR), _half(blocks, 0) * scales[:, :, None])
+
+
+def _mxfp4(blocks: Tensor) -> Groups:
+    exponents = blocks[:, None, :1].int() - 128
+    scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    return Groups(_looked_up(_nibbles(blocks[:, None, 1:]), _E2M1), scales)
+
+
+_READERS: dict[Format, Callable[[Tensor], Groups]] = {
+    Format.Q4_0: _q4_0,
+    Format.Q4_1: _q4_1,
+    Format.Q5_0: _q5_0,
+    Format.Q5_1: _q5_1,
+    Format.Q8_0: _q8_0,
+    Format.Q4_K: _q4_k,
+    Format.Q5_K: _q5_k,
+    Format.Q6_K: _q6_k,
+    Format.IQ4_NL: _iq4_nl,
+    Format.IQ4_XS: _iq4_xs,
+    Format.MXFP4: _mxfp4,
+}
