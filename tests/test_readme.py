@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parlay.cli import main
-from parlay.models.loading import resolve
+from parlay.models.resolving import resolve
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = dict(re.findall(r"<!-- snippet: (\w+) -->\n```\w+\n(.*?)```", README, re.DOTALL))

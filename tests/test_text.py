@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from parlay.text import TextStream
 from parlay.types import SamplingParams
 

@@ -29,7 +29,7 @@ from parlay.bench.records import Results
 from parlay.bench.runner import Bench
 from parlay.bench.wave import Decoder
 from parlay.llm import LLM
-from parlay.models.loading import resolve
+from parlay.models.resolving import resolve
 
 ALL_PEERS = ("llama-cpp-python", "transformers", "openvino-genai")
 QUICK_PEERS = ("llama-cpp-python",)

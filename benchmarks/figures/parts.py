@@ -15,7 +15,7 @@ from benchmarks.figures.setup import DRAFT, MINI, WIDE, Setup
 from benchmarks.figures.systems import System
 from benchmarks.figures.theirs import COMBINATIONS, Combination, Field, default_combination
 from parlay.llm import DEFAULT_STRATEGY
-from parlay.models.loading import resolve
+from parlay.models.resolving import resolve
 
 TRANSFORMERS_PLAIN = "transformers plain"
 OPENING = 64

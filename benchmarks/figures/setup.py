@@ -15,7 +15,8 @@ from benchmarks.figures import prompts
 from benchmarks.figures.lasting import lasting_first
 from benchmarks.figures.prompts import Prompt
 from parlay.llm import LLM
-from parlay.models.loading import load_tokenizer, resolve, weight_files
+from parlay.models.loading import load_tokenizer, weight_files
+from parlay.models.resolving import resolve
 from parlay.testing.widen import widen
 
 logger = logging.getLogger(__name__)

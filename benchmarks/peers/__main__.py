@@ -28,7 +28,7 @@ from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row, read
-from parlay.models.loading import resolve
+from parlay.models.resolving import resolve
 
 WORKLOADS = ("edit", "copy", "calls", "maths", "code", "prose")
 FULL = Scale(prompts=4, wide_prompts=2, tokens=128, rounds=3)

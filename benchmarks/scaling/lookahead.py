@@ -25,7 +25,8 @@ from parlay.bench.loops import first_loop
 from parlay.bench.provenance import provenance
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from parlay.strategies import RunnerShelf, StrategyBook
 from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 

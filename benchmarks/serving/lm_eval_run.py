@@ -23,7 +23,7 @@ from benchmarks.figures.report import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
-from parlay.models.loading import resolve
+from parlay.models.resolving import resolve
 
 TASKS = ROOT / "benchmarks" / "serving" / "lm_eval"
 NAMES = ("parlay_choice", "parlay_copy", "parlay_calls")

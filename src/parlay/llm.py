@@ -13,7 +13,8 @@ from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools

@@ -10,7 +10,8 @@ from benchmarks.figures import lasting, prompts
 from benchmarks.figures.prompts import Prompt
 from parlay import LLM, SamplingParams
 from parlay.bench.loops import FEWEST_TOKENS, first_loop
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 
 TOKENS = 48
 

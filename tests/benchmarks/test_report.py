@@ -10,7 +10,8 @@ from benchmarks.figures.report import report
 from benchmarks.figures.results import Row
 from benchmarks.figures.theirs import COMBINATIONS
 from parlay.bench.provenance import ROOT, provenance
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 
 HEADER = provenance("python -m benchmarks.figures")
 

@@ -13,7 +13,8 @@ import pytest
 
 from parlay.cli import corpus
 from parlay.drafters.stores.datastore_file import Datastore
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from tests.cli.conftest import Cli, Result
 from tests.cli.test_generate import Screen
 

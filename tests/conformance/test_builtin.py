@@ -12,7 +12,8 @@ import pytest
 from parlay import models
 from parlay.drafters.catalogue import Resources
 from parlay.drafters.stores.datastore_file import Datastore
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of

@@ -17,7 +17,8 @@ from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.copying.prompt_lookup import PromptLookup
 from parlay.drafters.stores.datastore import Retrieval
 from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from parlay.testing.conformance.stage import PLAIN, Ask, Stage, Subject, decode
 from parlay.testing.conformance.stages import toy_stage
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams

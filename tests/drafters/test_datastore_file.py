@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint, vocabulary
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 
 letters = st.lists(st.integers(0, 2), max_size=12)
 

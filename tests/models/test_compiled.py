@@ -12,9 +12,10 @@ from parlay.models.compiled import library
 from parlay.models.compiled.build import LIBRARY, CannotBuild, build, digest
 from parlay.models.compiled.library import SWITCH, NotLoaded
 from parlay.models.config import DecoderConfig, read_config
-from parlay.models.loading import load_weights, resolve
+from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner, Quantize
 from parlay.models.quantize import quantized, rounded
+from parlay.models.resolving import resolve
 from parlay.types import Segment, Tree
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from parlay.cost.roofline import Work
-from parlay.models.loading import resolve_config
+from parlay.models.resolving import resolve_config
 from parlay.options import LoadOptions
 from parlay.plan.machine import cache_bytes, calibrate_here, calibration_path, config_of, read_model, shape_of
 from parlay.types import ParlayError

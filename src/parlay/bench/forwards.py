@@ -22,7 +22,7 @@ import torch
 from parlay import trees
 from parlay.bench.records import Cell, Results, Row, read
 from parlay.models.config import UnsupportedModel, read_config
-from parlay.models.loading import weight_shapes
+from parlay.models.shapes import weight_shapes
 from parlay.types import Runner, Segment
 
 FORWARD = "forward"

@@ -195,7 +195,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
     from parlay.bench.summary import summarise
     from parlay.bench.table import table
     from parlay.energy import choose_meter
-    from parlay.models.loading import resolve
+    from parlay.models.resolving import resolve
 
     spec = llm.runner.spec
     shared = {

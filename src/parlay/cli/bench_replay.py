@@ -121,7 +121,7 @@ def _prices(options: argparse.Namespace, results: Results) -> Prices | None:
     if options.cost_model is None:
         return None
     from parlay import models
-    from parlay.models.loading import resolve
+    from parlay.models.resolving import resolve
 
     directory = resolve(options.cost_model)
     runner = models.load(options.cost_model, options_from(LoadOptions, options))

@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     from parlay.cli import corpus  # here, because these load numpy and transformers
-    from parlay.models.loading import load_tokenizer, resolve
+    from parlay.models.loading import load_tokenizer
+    from parlay.models.resolving import resolve
 
     output: Path = options.output
     _check_output(output)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from parlay.cache import Budget
-from parlay.models.config import DecoderConfig, UnsupportedModel, read_config
+from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.kernels import choose_dtype
-from parlay.models.loading import load_weights, resolve
+from parlay.models.loading import load_weights, read_config
 from parlay.models.memory import free_bytes
 from parlay.models.native import NativeRunner
+from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.types import ParlayError, Runner
 
@@ -44,7 +45,7 @@ def load(
     cache_tokens: int | None = None,
     budget: Budget | None = None,
 ) -> Runner:
-    """A runner for a built-in name, a local folder, a Hugging Face Hub id, or a loaded transformers model.
+    """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
 
     ``cache_tokens`` is how many tokens all sequences may cache; by default it follows from the memory that is free.
     Runners that share a ``budget`` share that memory, the target's first; a model that runs through transformers keeps
@@ -59,18 +60,20 @@ def load(
             )
         return _adapt(model, cache_tokens, budget, options.quantize)
     chosen_dtype, place = _DTYPES[options.dtype], _torch_device(options.device)
-    directory = resolve(model)
+    found = resolve(model)
     try:
-        config = read_config(directory)
+        config = read_config(found)
     except UnsupportedModel as reason:
+        if found.is_file():
+            raise
         _log.info("%s runs through transformers: %s", model, reason)
-        loaded = _transformers_model(directory, chosen_dtype, place)
+        loaded = _transformers_model(found, chosen_dtype, place)
         return _adapt(loaded, cache_tokens, budget, options.quantize, model)
     if chosen_dtype is None:
         chosen_dtype, why = choose_dtype(config, place)
         _log.info("%s runs in %s: %s", model, chosen_dtype, why)
     tokens = cache_tokens or _default_cache_tokens(config, chosen_dtype, place)
-    weights = load_weights(directory, config)
+    weights = load_weights(found, config)
     return NativeRunner(
         config,
         weights,

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
+from parlay.models.dequantize import dense
+from parlay.models.shapes import Weight
+from parlay.models.stored import StoredTensor
 
 Order = Callable[[Tensor, int], Tensor]
 """Puts the rows of each query and key head, ``[heads * D, ...]`` with D given, into the order that rotation wants."""
@@ -43,7 +46,7 @@ class Arranged:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         dtype: torch.dtype,
         device: torch.device,
         *,
@@ -88,7 +91,7 @@ class Arranged:
         return weight.to(self.compute).mul(self._norm_weight(norm)).to(self._dtype)
 
     def _norm_weight(self, name: str) -> Tensor:
-        weight = self._weights[name].to(self._device, self.compute)
+        weight = self._dense(name, self.compute)
         return weight * math.sqrt(self._config.hidden_size)
 
     def _qk_norm(self, at: str) -> Tensor:
@@ -101,4 +104,8 @@ class Arranged:
         return torch.cat(parts).to(self.compute) * math.sqrt(config.head_dim)
 
     def _tensor(self, name: str) -> Tensor:
-        return self._weights[name].to(self._device, self._dtype)
+        return self._dense(name, self._dtype)
+
+    def _dense(self, name: str, dtype: torch.dtype) -> Tensor:
+        weight = self._weights[name]
+        return (dense(weight, dtype) if isinstance(weight, StoredTensor) else weight).to(self._device, dtype)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from parlay.types import ParlayError
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
 
 
 class UnsupportedModel(ParlayError):
@@ -28,7 +28,8 @@ class RopeConfig:
 
     linear: all divided by ``factor``. llama3: by wavelength, between ``low_freq_factor`` and ``high_freq_factor``.
     yarn (Peng et al. 2023): a ramp between ``beta_fast`` and ``beta_slow`` rotations, cosines and sines times
-    ``attention_factor``, ramp ends rounded outwards if ``truncate``. Numbers of other kinds keep their defaults.
+    ``attention_factor``, ramp ends rounded outwards if ``truncate``. divided: each pair's by its own of ``divisors``.
+    Numbers of other kinds keep their defaults.
     """
 
     theta: float = 10_000.0
@@ -41,6 +42,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    divisors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +233,7 @@ def _yarn(said: Json, theta: float, original_context: int, max_context: int) -> 
     factor = float(said.get("factor") or max_context / original_context)
     attention_factor = said.get("attention_factor")
     if attention_factor is None:
-        attention_factor = _yarn_attention_factor(factor, said.get("mscale"), said.get("mscale_all_dim"))
+        attention_factor = yarn_attention_factor(factor, said.get("mscale"), said.get("mscale_all_dim"))
     truncate = said.get("truncate")
     return RopeConfig(
         theta=theta,
@@ -245,7 +247,7 @@ def _yarn(said: Json, theta: float, original_context: int, max_context: int) -> 
     )
 
 
-def _yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """The paper's 0.1 ln(s) + 1, or the ratio of two such terms where the checkpoint weights them."""
 
     def term(weight: float) -> float:

@@ -20,6 +20,7 @@ from parlay.models.config import DecoderConfig
 from parlay.models.linear import Linear, pack
 from parlay.models.quantize import rounded
 from parlay.models.rope import interleave
+from parlay.models.shapes import Weight
 from parlay.types import Skip
 
 
@@ -125,7 +126,7 @@ def silu_product(gate_up: Tensor) -> Tensor:
 
 def build(
     config: DecoderConfig,
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Weight],
     dtype: torch.dtype,
     device: torch.device,
     *,

@@ -41,8 +41,9 @@ def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     rows = stored.data.reshape(-1, stored.data.shape[-1])
     out = torch.empty(len(rows), length, dtype=dtype)
     step = max(1, _CHUNK // length)
-    for part, chunk in zip(out.split(step), rows.split(step), strict=True):
-        part.copy_(_numbers(stored.format, chunk.reshape(-1, stored.format.block_bytes)).view(-1, length))
+    for start in range(0, len(rows), step):
+        blocks = rows[start : start + step].reshape(-1, stored.format.block_bytes)
+        out[start : start + step] = _numbers(stored.format, blocks).view(-1, length)
     return out.view(stored.shape)
 
 

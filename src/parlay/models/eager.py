@@ -18,6 +18,7 @@ from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
 from parlay.models.linear import padded
 from parlay.models.rope import Rope
+from parlay.models.shapes import Weight
 
 
 class EagerForward:
@@ -26,7 +27,7 @@ class EagerForward:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         dtype: torch.dtype,
         device: torch.device,
         *,

@@ -17,6 +17,7 @@ from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Work
 from parlay.models.kernels import choose_dtype
+from parlay.models.shapes import Weight
 from parlay.types import Chain, Output, RunnerSpec, Segment, Skip
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
@@ -37,7 +38,7 @@ class NativeRunner:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -170,7 +171,7 @@ class NativeRunner:
 
 
 def _choose(
-    config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, int8: bool
+    config: DecoderConfig, weights: Mapping[str, Weight], dtype: torch.dtype, device: torch.device, *, int8: bool
 ) -> tuple[Forward, str]:
     """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
     if device.type == "cpu":

@@ -24,6 +24,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         return _llama3(rope, plain)
     if rope.kind == "yarn":
         return _yarn(rope, plain, head_dim)
+    if rope.kind == "divided":
+        return plain / torch.tensor(rope.divisors)
     return plain
 
 

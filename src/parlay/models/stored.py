@@ -74,3 +74,25 @@ class StoredTensor:
     def with_rows(self, data: Tensor) -> StoredTensor:
         """The tensor that other rows of the same length make: ``data`` uint8 ``[..., row_bytes]``."""
         return StoredTensor(self.format, (*data.shape[:-1], self.shape[-1]), data)
+
+
+_EXPONENTS = {Format.F32: (0x7F80, (1,)), Format.BF16: (0x7F80, (0,)), Format.F16: (0x7C00, (0,))} | {
+    Format.Q6_K: (0x7C00, (104,)),
+    **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0x7C00, (0, 1))),
+    **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0x7C00, (0,))),
+}
+"""Bits that are all set in infinities and in what is no number, and the words of 16 bits in a block that have them."""
+_CHUNK = 1 << 22
+
+
+def is_finite(stored: StoredTensor) -> bool:
+    """Whether every number of a plain format, and every scale of another, is finite. MXFP4 has no other scales."""
+    if stored.format not in _EXPONENTS:
+        return True
+    mask, places = _EXPONENTS[stored.format]
+    blocks = stored.data.view(torch.int16).view(-1, stored.format.block_bytes // 2)
+    return not any(
+        bool(((blocks[start : start + _CHUNK, place] & mask) == mask).any())
+        for start in range(0, len(blocks), _CHUNK)
+        for place in places
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,8 @@ from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, w
 from parlay.cost.roofline import Shape, Work
 from parlay.models.config import DecoderConfig, read_config
 from parlay.models.kernels import choose_dtype
-from parlay.models.loading import resolve_config
+from parlay.models.resolving import resolve_config
+from parlay.models.user_cache import user_cache
 from parlay.options import LoadOptions
 from parlay.plan.overheads import engine_overheads
 from parlay.testing.random_decoder import save_decoder
@@ -34,8 +34,7 @@ Log = Callable[[str], None]
 
 def calibration_path(weights: str) -> Path:
     """Where this machine's calibration for ``weights`` of that type is kept unless told otherwise."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "parlay" / f"calibration-{weights}.json"
+    return user_cache() / f"calibration-{weights}.json"
 
 
 def bytes_of(weights: str) -> int:

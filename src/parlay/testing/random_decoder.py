@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.loading import weight_shapes
+from parlay.models.shapes import weight_shapes
 
 
 def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> None:

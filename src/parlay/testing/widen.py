@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig, read_config, read_json
-from parlay.models.loading import load_weights, weight_shapes
+from parlay.models.loading import load_tensors
+from parlay.models.shapes import weight_shapes
 
 _TOLERANCE = 0.05
 _WHOLE = 1024
@@ -46,7 +47,7 @@ def widen(checkpoint_dir: Path, out_dir: Path, params: int, *, seed: int = 0) ->
     """
     narrow = read_config(checkpoint_dir)
     wide = choose_shape(narrow, params)
-    weights = load_weights(checkpoint_dir, narrow)
+    weights = load_tensors(checkpoint_dir, narrow)
     generator = torch.Generator().manual_seed(seed)
     root = math.isqrt(wide.hidden_size // narrow.hidden_size)
     grown = {}

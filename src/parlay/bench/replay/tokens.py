@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from parlay.bench.replay.answers import Answer
-from parlay.models.loading import load_tokenizer, resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from parlay.models.compiled.weights import Weights
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Kernels, Result, Work
 from parlay.models.rope import inverse_frequencies
+from parlay.models.shapes import Weight
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
@@ -37,7 +38,7 @@ class CompiledForward:
     """Raises NotLoaded where the library is missing or can't run this model."""
 
     def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, *, int8: bool = False
+        self, config: DecoderConfig, weights: Mapping[str, Weight], dtype: torch.dtype, *, int8: bool = False
     ) -> None:
         reason = refusal(config, dtype)
         if reason:

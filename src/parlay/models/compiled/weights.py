@@ -12,6 +12,7 @@ from parlay.models.arranged import Arranged, LayerWeights, halves
 from parlay.models.compiled import structs
 from parlay.models.config import DecoderConfig
 from parlay.models.quantize import quantized
+from parlay.models.shapes import Weight
 
 _CPU = torch.device("cpu")
 
@@ -23,7 +24,7 @@ class Weights:
         self,
         core: structs.Core,
         config: DecoderConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Weight],
         dtype: torch.dtype,
         *,
         int8: bool,

@@ -1,0 +1,228 @@
+"""A GGUF file's keys as a `DecoderConfig`. A key that the native decoder does not honour is refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel, yarn_attention_factor
+from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
+
+Tensors = Mapping[str, TensorInfo]
+
+_LARGEST = 1 << 31
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``interleaved``: rows of queries and keys lie in pairs that turn together, where Hugging Face has halves."""
+
+    architecture: str
+    interleaved: bool = False
+    qk_norm: bool = False
+
+
+FAMILIES = {
+    "llama": Family("LlamaForCausalLM", interleaved=True),
+    "qwen2": Family("Qwen2ForCausalLM"),
+    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
+}
+"""By ``general.architecture``. Mistral's models of this form call themselves llama."""
+
+_READ = frozenset(
+    {
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "vocab_size",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.value_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.type",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.finetuned",
+        "rope.scaling.attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+    }
+)
+"""Keys of an architecture that are used below, or tell nothing a decoder needs (``finetuned``)."""
+_NEUTRAL: Mapping[str, object] = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "use_parallel_residual": False,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "tensor_data_layout": "Meta AI original pth",
+}
+"""Keys that may be there with this value alone, which changes nothing."""
+
+
+class _Keys:
+    """The keys of one architecture: typed, and missing ones named."""
+
+    def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
+        self._keys, self._prefix = keys, f"{architecture}."
+
+    def names(self) -> dict[str, Value]:
+        """Those of the architecture, without its name."""
+        start = len(self._prefix)
+        return {key[start:]: value for key, value in self._keys.items() if key.startswith(self._prefix)}
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A count of at least one."""
+        value = self._keys.get(self._prefix + name, default)
+        if value is None:
+            raise BadGguf(f"the key {self._prefix}{name} is missing")
+        if isinstance(value, tuple):
+            raise UnsupportedModel(f"{self._prefix}{name} is a list: layers that differ are not supported")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+            raise BadGguf(f"the key {self._prefix}{name} is {value!r:.40}; expected a number from 1 to {_LARGEST}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._keys.get(self._prefix + name, default)
+        if value is None:
+            raise BadGguf(f"the key {self._prefix}{name} is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise BadGguf(f"the key {self._prefix}{name} is {value!r:.40}; expected a number above 0")
+        return float(value)
+
+
+def family_of(keys: Mapping[str, Value]) -> Family:
+    """The family that the file names. Raises BadGguf or UnsupportedModel."""
+    kind = keys.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(f"the file holds no model: its general.type is {kind!r}")
+    name = keys.get("general.architecture")
+    if not isinstance(name, str):
+        raise BadGguf("the key general.architecture is missing")
+    if name not in FAMILIES:
+        raise UnsupportedModel(f"architecture {name!r}: of GGUF files the native decoder runs {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[float, ...]) -> DecoderConfig:
+    """The decoder that a file with these keys and tensors describes; ``factors`` are those of its `ROPE_FACTORS`.
+
+    Raises BadGguf or UnsupportedModel, with the reason in one line.
+    """
+    family = family_of(keys)
+    name = str(keys["general.architecture"])
+    mine = _Keys(keys, name)
+    _refuse_unknown(name, mine.names())
+    heads, hidden = mine.size("attention.head_count"), mine.size("embedding_length")
+    kv_heads = mine.size("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise UnsupportedModel(f"{name}: {heads} heads over {kv_heads} key-value heads are not supported")
+    layers = mine.size("block_count")
+    if layers > len(tensors):
+        raise BadGguf(f"the key {name}.block_count is {layers}, and there are {len(tensors)} tensors")
+    max_context = mine.size("context_length")
+    window = mine.names().get("attention.sliding_window", 0)
+    if window and mine.size("attention.sliding_window") < max_context:
+        raise UnsupportedModel(f"{name}: a sliding window of {window} tokens is not supported by the native decoder")
+    head_dim = _head_dim(mine, hidden // heads)
+    return DecoderConfig(
+        architecture=family.architecture,
+        vocab_size=_vocabulary(keys, mine),
+        hidden_size=hidden,
+        intermediate_size=mine.size("feed_forward_length"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=mine.number("attention.layer_norm_rms_epsilon"),
+        max_context=max_context,
+        rope=_rope(name, mine, max_context, head_dim, factors),
+        tie_embeddings="output.weight" not in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        qk_norm=family.qk_norm,
+        eos_ids=_eos_ids(keys),
+        dtype="bfloat16",
+    )
+
+
+def _refuse_unknown(architecture: str, names: Mapping[str, Value]) -> None:
+    for name, value in names.items():
+        if name in _READ or (name in _NEUTRAL and value == _NEUTRAL[name]):
+            continue
+        told = f"{value!r:.40}" if not isinstance(value, Strings) else "a list"
+        raise UnsupportedModel(f"the key {architecture}.{name} ({told}) is not supported by the native decoder")
+
+
+def _head_dim(mine: _Keys, default: int) -> int:
+    turned = mine.size("rope.dimension_count", mine.size("attention.key_length", max(default, 1)))
+    head_dim = mine.size("attention.key_length", turned)
+    if mine.size("attention.value_length", head_dim) != head_dim or turned != head_dim:
+        raise UnsupportedModel(f"heads of {head_dim} numbers, of which {turned} turn, are not supported")
+    if head_dim % 2:
+        raise BadGguf(f"heads have {head_dim} numbers: positions turn pairs of numbers")
+    return head_dim
+
+
+def _vocabulary(keys: Mapping[str, Value], mine: _Keys) -> int:
+    tokens = keys.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, Strings) and len(tokens) else mine.size("vocab_size")
+
+
+def _rope(name: str, mine: _Keys, max_context: int, head_dim: int, factors: tuple[float, ...]) -> RopeConfig:
+    theta = mine.number("rope.freq_base", 10_000.0)
+    said = mine.names()
+    kind = said.get("rope.scaling.type", "linear" if "rope.scale_linear" in said else "none")
+    if factors:
+        if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
+            raise BadGguf(f"{ROPE_FACTORS} holds no {head_dim // 2} factors above 0")
+        if kind != "none":
+            raise UnsupportedModel(f"{name}: {ROPE_FACTORS} together with rope scaling {kind!r} is not supported")
+        return RopeConfig(theta=theta, kind="divided", divisors=factors)
+    reader = _ROPES.get(str(kind))
+    if reader is None:
+        raise UnsupportedModel(f"{name}: rope scaling {kind!r} is not supported by the native decoder")
+    return reader(mine, theta, max_context)
+
+
+def _plain(mine: _Keys, theta: float, max_context: int) -> RopeConfig:
+    return RopeConfig(theta=theta)
+
+
+def _linear(mine: _Keys, theta: float, max_context: int) -> RopeConfig:
+    factor = mine.number("rope.scaling.factor", mine.number("rope.scale_linear", 1.0))
+    return RopeConfig(theta=theta, kind="linear", factor=factor)
+
+
+def _yarn(mine: _Keys, theta: float, max_context: int) -> RopeConfig:
+    original = mine.size("rope.scaling.original_context_length", max_context)
+    factor = mine.number("rope.scaling.factor", max_context / original)
+    weight = mine.number("rope.scaling.attn_factor", 1.0)
+    return RopeConfig(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_context=original,
+        beta_fast=mine.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=mine.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=weight * yarn_attention_factor(factor),
+    )
+
+
+_ROPES: Mapping[str, Callable[[_Keys, float, int], RopeConfig]] = {"none": _plain, "linear": _linear, "yarn": _yarn}
+
+
+def _eos_ids(keys: Mapping[str, Value]) -> tuple[int, ...]:
+    """Ends of a text, of a turn and of a message, each once."""
+    said = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return tuple(dict.fromkeys(value for value in said if isinstance(value, int)))

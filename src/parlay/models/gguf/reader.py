@@ -1,0 +1,229 @@
+"""A GGUF file's header: its keys and what it says of its tensors. Nothing in an untrusted file is believed unchecked.
+
+Layout (little-endian): magic, version, number of tensors, number of keys, the keys, a description of each tensor, and
+from the next multiple of the alignment on their bytes. Memory follows the file's size: whatever a count or length
+says, that many bytes must be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from parlay.models.stored import FORMATS, Format
+from parlay.types import ParlayError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)  # they differ in nothing that a little-endian file shows
+_STRING, _ARRAY = 8, 9
+_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_MOST_ITEMS = 1 << 24
+"""Items of an array: a hundred times a large vocabulary."""
+_MOST_KEYS, _MOST_TENSORS = 1 << 16, 1 << 20
+_MOST_DIMENSIONS, _LARGEST = 4, 1 << 40
+_LONGEST_NAME = 1 << 12
+_ALIGNMENT = 32
+_OTHER_FORMATS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S"}
+_OTHER_FORMATS |= {22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}
+_OTHER_FORMATS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
+"""Names for messages: formats that GGUF has and Parlay does not read."""
+
+
+class BadGguf(ParlayError):
+    """A file that is no GGUF file, is damaged, or holds what Parlay doesn't read; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """An array of ``count`` strings as it lies in the file: ``content`` has each length before each text.
+
+    Reading a vocabulary's strings takes most of a header's time, and only a tokenizer that is not cached wants them.
+    """
+
+    content: bytes
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self) -> list[str]:
+        """The strings. Raises ValueError for bytes that are no UTF-8."""
+        content, at, length_at = self.content, 0, _U64.unpack_from
+        strings: list[str] = []
+        for _ in range(self.count):
+            end = at + 8 + length_at(content, at)[0]
+            strings.append(str(content[at + 8 : end], "utf-8"))
+            at = end
+        return strings
+
+
+Value = str | int | float | bool | Strings | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies: ``shape`` with the last dimension fastest, ``offset`` bytes from the start of the file."""
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        """How many it takes."""
+        rows = 1
+        for size in self.shape[:-1]:
+            rows *= size
+        return rows * self.format.row_bytes(self.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``digest`` names the keys' bytes: equal for files with equal keys."""
+
+    path: Path
+    keys: dict[str, Value]
+    tensors: tuple[TensorInfo, ...]
+    digest: str
+
+
+def read(path: Path) -> Header:
+    """The header of the GGUF file at ``path``. Raises BadGguf, with the reason in one line."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(content).header(path)
+    except (OSError, ValueError) as error:  # an empty file can't be mapped
+        raise BadGguf(f"{path} can't be read as a GGUF file: {error}") from None
+
+
+class _Reader:
+    """Reads forwards through ``content``. Every method raises ValueError where the bytes make no sense."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content, self._size, self._at = content, len(content), 0
+
+    def header(self, path: Path) -> Header:
+        self._start()
+        tensors, keys = self._number(_U64), self._number(_U64)
+        if tensors > _MOST_TENSORS or keys > _MOST_KEYS:
+            raise ValueError(f"it claims {tensors} tensors and {keys} keys")
+        begin = self._at
+        values = self._keys(keys)
+        digest = hashlib.sha256(self._content[begin : self._at]).hexdigest()
+        infos = tuple(self._tensor() for _ in range(tensors))
+        return Header(path, values, self._placed(infos, _alignment(values)), digest)
+
+    def _start(self) -> None:
+        if self._take(4) != _MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number(_U32)
+        if version & 0xFFFF == 0:
+            raise ValueError("it is big-endian: convert it to little-endian")
+        if version not in _VERSIONS:
+            raise ValueError(f"its version is {version}, and Parlay reads versions 2 and 3: convert the model again")
+
+    def _keys(self, count: int) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        for _ in range(count):
+            key = self._string(_LONGEST_NAME)
+            if key in values:
+                raise ValueError(f"the key {key!r} occurs twice")
+            values[key] = self._value(key)
+        return values
+
+    def _value(self, key: str) -> Value:
+        kind = self._number(_U32)
+        if kind == _STRING:
+            return self._string(self._size)
+        if kind == _ARRAY:
+            return self._array(key)
+        return self._numbers(key, kind, 1)[0]
+
+    def _array(self, key: str) -> Value:
+        kind, count = self._number(_U32), self._number(_U64)
+        if count > _MOST_ITEMS:
+            raise ValueError(f"the key {key!r} claims {count} items")
+        return self._strings(count) if kind == _STRING else self._numbers(key, kind, count)
+
+    def _numbers(self, key: str, kind: int, count: int) -> tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]:
+        letter = _NUMBERS.get(kind)
+        if letter is None:
+            raise ValueError(f"the key {key!r} has a value of the unknown type {kind}")
+        layout = f"<{count}{letter}"
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))
+
+    def _strings(self, count: int) -> Strings:
+        """Found out where they end, in one loop without calls."""
+        content, at, last, length_at = self._content, self._at, self._size - 8, _U64.unpack_from
+        for _ in range(count):
+            if at > last:
+                raise ValueError("it is cut short, or a string in it claims too much")
+            at += 8 + length_at(content, at)[0]
+        return Strings(self._take(at - self._at), count)
+
+    def _string(self, longest: int) -> str:
+        length = self._number(_U64)
+        if length > longest:
+            raise ValueError(f"a string in it claims {length} bytes")
+        return str(self._take(length), "utf-8")
+
+    def _number(self, layout: struct.Struct) -> int:
+        number: int = layout.unpack(self._take(layout.size))[0]
+        return number
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > self._size:
+            raise ValueError("it is cut short")
+        taken = self._content[self._at : end]
+        self._at = end
+        return taken
+
+    def _tensor(self) -> TensorInfo:
+        """As described: the offset counts from the start of the data."""
+        name = self._string(_LONGEST_NAME)
+        dimensions = self._number(_U32)
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise ValueError(f"the tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(self._number(_U64) for _ in range(dimensions))[::-1]
+        kind, offset = self._number(_U32), self._number(_U64)
+        if min(shape) < 1 or max(shape) > _LARGEST:
+            raise ValueError(f"the tensor {name!r} has the shape {list(shape)}")
+        if kind not in FORMATS:
+            stored = f"{_OTHER_FORMATS[kind]}, which" if kind in _OTHER_FORMATS else f"the unknown type {kind}:"
+            known = ", ".join(format.name for format in Format)
+            raise ValueError(f"the tensor {name!r} is stored as {stored} Parlay does not read; it reads {known}")
+        FORMATS[kind].row_bytes(shape[-1])
+        return TensorInfo(name, FORMATS[kind], shape, offset)
+
+    def _placed(self, infos: tuple[TensorInfo, ...], alignment: int) -> tuple[TensorInfo, ...]:
+        """With offsets from the start of the file, in its order; each within it, and none twice or over another."""
+        start = -(-self._at // alignment) * alignment
+        placed = sorted((replace(info, offset=start + info.offset) for info in infos), key=lambda info: info.offset)
+        if len({info.name for info in placed}) < len(placed):
+            names = Counter(info.name for info in placed)
+            raise ValueError(f"the tensor {names.most_common(1)[0][0]!r} occurs twice")
+        free = start
+        for info in placed:
+            if info.offset % alignment:
+                raise ValueError(f"the tensor {info.name!r} does not begin at a multiple of {alignment} bytes")
+            if info.offset < free:
+                raise ValueError(f"the tensor {info.name!r} lies over another")
+            free = info.offset + info.bytes
+            if free > self._size:
+                raise ValueError(f"it is cut short: the tensor {info.name!r} ends at byte {free} of {self._size}")
+        return tuple(placed)
+
+
+def _alignment(keys: dict[str, Value]) -> int:
+    """What tensors begin at multiples of."""
+    alignment = keys.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & alignment - 1:
+        raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")
+    return alignment

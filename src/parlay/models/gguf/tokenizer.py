@@ -1,0 +1,236 @@
+"""The tokenizer and the chat template that a GGUF file carries, made for transformers once and kept on disk.
+
+Two kinds occur in the families that Parlay runs: byte-level pairs (``gpt2``), and SentencePiece's pairs with scores
+(``llama``). A ``tokenizer.json`` beside the file wins over what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from parlay.models.gguf.file import read_parts
+from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
+from parlay.models.gguf.splitting import SPLITTINGS
+from parlay.models.user_cache import user_cache, written_whole
+
+_KEY = "tokenizer.ggml."
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_FORM = 1
+"""Raised whenever the same keys make another tokenizer than before, so that older ones in the cache are left alone."""
+_WORD = "▁"
+"""What SentencePiece writes for a space."""
+_INSTEAD = "name the model's own tokenizer (--tokenizer FOLDER_OR_HUB_ID)"
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of the GGUF file at ``path``, with its chat template.
+
+    Raises BadGguf, with the reason in one line, for a tokenizer that is damaged or of a kind that Parlay can't make.
+    """
+    header = read_parts(path)[0]
+    try:
+        return _dressed(_made(path, header), header.keys)
+    except ValueError as error:
+        raise BadGguf(f"{path}: {error}") from None
+
+
+def _made(path: Path, header: Header) -> Tokenizer:
+    beside = path.with_name("tokenizer.json")
+    if beside.is_file():
+        return _checked(_read(beside), header.keys, beside)
+    kept = user_cache() / "tokenizers" / f"{header.digest}-{_FORM}.json"
+    if kept.is_file():
+        with suppress(ValueError):  # one that can't be read is made again
+            return _read(kept)
+    tokenizer = build(header.keys)
+    with suppress(OSError), written_whole(kept) as part:  # a cache that can't be written to costs time alone
+        tokenizer.save(str(part), pretty=False)
+    return tokenizer
+
+
+def _read(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"{path.name} can't be read as a tokenizer: {error}") from None
+
+
+def _checked(tokenizer: Tokenizer, keys: Mapping[str, Value], path: Path) -> Tokenizer:
+    """Refuses the tokenizer of another model: one with more tokens than the model knows."""
+    known = keys.get(_KEY + "tokens")
+    if isinstance(known, Strings) and tokenizer.get_vocab_size() > len(known):
+        raise ValueError(
+            f"the {path.name} beside it has {tokenizer.get_vocab_size()} tokens, and the model {len(known)}: "
+            f"move it away, or {_INSTEAD}"
+        )
+    return tokenizer
+
+
+def _dressed(tokenizer: Tokenizer, keys: Mapping[str, Value]) -> PreTrainedTokenizerFast:
+    """With the names of its special tokens, and its chat templates."""
+    special: dict[str, str] = {}
+    for name, short in _SPECIAL_TOKENS.items():
+        number = _token_id(keys, short, tokenizer.get_vocab_size())
+        token = None if number is None else tokenizer.id_to_token(number)
+        if token is not None:
+            special[name] = token
+    dressed = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
+    dressed.chat_template = _templates(keys)
+    return dressed
+
+
+def _templates(keys: Mapping[str, Value]) -> str | dict[str, str] | None:
+    """The one template, or by name where there are more, or None. transformers renders them in its sandbox."""
+    start = "tokenizer.chat_template"
+    default = keys.get(start)
+    named = {key[len(start) + 1 :]: value for key, value in keys.items() if key.startswith(start + ".")}
+    found = {name: text for name, text in {"default": default, **named}.items() if isinstance(text, str)}
+    return found.get("default") if set(found) <= {"default"} else found
+
+
+def build(keys: Mapping[str, Value]) -> Tokenizer:
+    """The tokenizer that the keys describe. Raises ValueError, with the reason in one line."""
+    kind = keys.get(_KEY + "model")
+    if kind not in _BUILDERS:
+        told = "none" if kind is None else f"of the kind {kind!r}"
+        raise ValueError(f"its tokenizer is {told}, which Parlay can't make: {_INSTEAD}")
+    tokens = _strings(keys, "tokens")
+    if len(set(tokens)) < len(tokens):
+        raise ValueError(f"tokens occur twice in {_KEY}tokens: {_INSTEAD}")
+    types = _numbers(keys, "token_type", len(tokens)) or [_NORMAL] * len(tokens)
+    tokenizer, bos = _BUILDERS[str(kind)](keys, tokens, types)
+    tokenizer.add_tokens([_added(token) for token, type in zip(tokens, types, strict=True) if type == _USER_DEFINED])
+    tokenizer.add_special_tokens(
+        [_added(token) for token, type in zip(tokens, types, strict=True) if type in (_CONTROL, _UNKNOWN)]
+    )
+    _surround(tokenizer, keys, bos)
+    return tokenizer
+
+
+def _byte_level(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
+    """Pairs of bytes merged in the order of the file, within the words that the model's own expressions cut."""
+    name = keys.get(_KEY + "pre")
+    splitting = SPLITTINGS.get(str(name))
+    if splitting is None:
+        told = "missing" if name is None else f"{name!r}, which Parlay does not know"
+        raise ValueError(f"the key {_KEY}pre is {told}: {_INSTEAD}")
+    merges = [_pair(merge) for merge in _strings(keys, "merges")]
+    tokenizer = _pairs(tokens, merges, ignore_merges=splitting.whole_words)
+    if splitting.composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = splitting.pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, splitting.bos
+
+
+def _sentence_piece(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
+    """Pairs merged by the score of what they make; what is in no token becomes tokens of single bytes."""
+    scores = _numbers(keys, "scores", len(tokens))
+    if scores is None:
+        raise ValueError(f"the key {_KEY}scores is missing: {_INSTEAD}")
+    unknown = _token_id(keys, "unknown", len(tokens))
+    tokenizer = _pairs(
+        tokens,
+        _merges(tokens, types, scores),
+        byte_fallback=True,
+        fuse_unk=True,
+        unk_token=tokens[0 if unknown is None else unknown],
+    )
+    prefix = keys.get(_KEY + "add_space_prefix", True)
+    spaces = normalizers.Replace(" ", _WORD)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_WORD), spaces]) if prefix else spaces
+    steps = [decoders.Replace(_WORD, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer, True
+
+
+_BUILDERS: Mapping[object, Callable[[Mapping[str, Value], list[str], list[int]], tuple[Tokenizer, bool]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+}
+
+
+def _pairs(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> Tokenizer:
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    try:
+        return Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"its tokenizer's merges don't fit its tokens ({error}): {_INSTEAD}") from None
+
+
+def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to make a token out of two, best score first, and earlier tokens first among equals."""
+    numbers = {token: number for number, token in enumerate(tokens)}
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, type, score in zip(tokens, types, scores, strict=True):
+        if type != _NORMAL:
+            continue
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in numbers and right in numbers:
+                found.append((-score, numbers[left], numbers[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """Two tokens with a space between; a token may begin with one."""
+    left, _, right = merge[1:].partition(" ")
+    return merge[:1] + left, right
+
+
+def _added(token: str) -> AddedToken:
+    """One that is found in a text before anything else is done to it."""
+    return AddedToken(token, normalized=False)
+
+
+def _surround(tokenizer: Tokenizer, keys: Mapping[str, Value], bos: bool) -> None:
+    """Puts the tokens around a text that the file asks for; chat templates write theirs themselves."""
+    wanted = {"bos": keys.get(_KEY + "add_bos_token", bos), "eos": keys.get(_KEY + "add_eos_token", False)}
+    tokens: dict[str, tuple[str, int]] = {}
+    for name, want in wanted.items():
+        number = _token_id(keys, name, tokenizer.get_vocab_size()) if want else None
+        token = None if number is None else tokenizer.id_to_token(number)
+        if token is not None and number is not None:
+            tokens[name] = (token, number)
+    if not tokens:
+        return
+    before, after = ([tokens[name][0]] if name in tokens else [] for name in ("bos", "eos"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *before, "$B:1", *after],
+        special_tokens=list(tokens.values()),
+    )
+
+
+def _strings(keys: Mapping[str, Value], name: str) -> list[str]:
+    value = keys.get(_KEY + name)
+    if not isinstance(value, Strings) or not len(value):
+        raise ValueError(f"the key {_KEY}{name} is missing: {_INSTEAD}")
+    return value.read()
+
+
+def _numbers(keys: Mapping[str, Value], name: str, count: int) -> list[Any] | None:
+    """One for each token, or None where the key is missing."""
+    value = keys.get(_KEY + name)
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != count:
+        raise ValueError(f"the key {_KEY}{name} has no number for each of {count} tokens")
+    return list(value)
+
+
+def _token_id(keys: Mapping[str, Value], name: str, count: int) -> int | None:
+    """The id that ``NAME_token_id`` holds, or None where the key is missing."""
+    value = keys.get(f"{_KEY}{name}_token_id")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        raise ValueError(f"the key {_KEY}{name}_token_id is {value!r:.40}, which is no token")
+    return value

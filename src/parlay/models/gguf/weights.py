@@ -1,0 +1,107 @@
+"""Tensors of GGUF files, mapped, under their Hugging Face names and with their rows in Hugging Face's order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.dequantize import dense
+from parlay.models.gguf.config import ROPE_FACTORS, Family
+from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
+from parlay.models.shapes import Weight, check_weights, weight_shapes
+from parlay.models.stored import StoredTensor, is_finite
+
+_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OF_A_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
+_RECOMPUTED = re.compile(rf"{re.escape(ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight")
+"""Tensors that say how positions turn: the config tells it, or did."""
+_TURNED = re.compile(r"self_attn\.[qk]_proj\.")
+
+
+def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict[str, Weight]:
+    """Every weight of the decoder under its Hugging Face name: vectors as float32, matrices in the file's own blocks.
+
+    Matrices are mapped, not read; rows of queries and keys that must change places are copied, block by block.
+    Raises BadGguf, BadCheckpoint or UnsupportedModel, with the reason in one line.
+    """
+    weights: dict[str, Weight] = {}
+    for part in parts:
+        for info, stored in _mapped(part):
+            if _RECOMPUTED.fullmatch(info.name):
+                continue
+            name = _name(info.name)
+            if not is_finite(stored):
+                raise BadGguf(f"the tensor {info.name!r} holds numbers that are not finite: the file is damaged")
+            weight: Weight = dense(stored) if len(info.shape) == 1 else stored
+            weights[name] = _halves(weight, config.head_dim) if family.interleaved and _TURNED.search(name) else weight
+    expected = weight_shapes(config)
+    check_weights(parts[0].path, expected, weights)
+    return {name: weights[name] for name in expected}
+
+
+def rope_factors(parts: Sequence[Header]) -> tuple[float, ...]:
+    """The numbers of the tensor that divides frequencies; empty where there is none."""
+    for part in parts:
+        for info in part.tensors:
+            if info.name == ROPE_FACTORS:
+                return tuple(dense(_stored(_bytes(part.path), info)).flatten().tolist())
+    return ()
+
+
+def _mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
+    content = _bytes(part.path)
+    for info in part.tensors:
+        yield info, _stored(content, info)
+
+
+def _bytes(path: Path) -> Tensor:
+    """The file as uint8, mapped: pages that nobody reads take no memory."""
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+
+
+def _stored(content: Tensor, info: TensorInfo) -> StoredTensor:
+    row = info.format.row_bytes(info.shape[-1])
+    data = content[info.offset : info.offset + info.bytes]
+    return StoredTensor(info.format, info.shape, data.view(*info.shape[:-1], row))
+
+
+def _name(name: str) -> str:
+    """Under Hugging Face's name; one that a decoder has no weight for stays as it is, to be named in an error."""
+    base, _, kind = name.rpartition(".")
+    if base in _WHOLE:
+        return f"{_WHOLE[base]}.{kind}"
+    match = _LAYER.fullmatch(base)
+    if match and match[2] in _OF_A_LAYER:
+        return f"model.layers.{int(match[1])}.{_OF_A_LAYER[match[2]]}.{kind}"
+    return name
+
+
+def _halves(weight: Weight, head_dim: int) -> Weight:
+    """Each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) back to halves; whole rows move."""
+    if isinstance(weight, StoredTensor):
+        return weight.with_rows(_halved(weight.data, head_dim))
+    return _halved(weight, head_dim)
+
+
+def _halved(rows: Tensor, head_dim: int) -> Tensor:
+    if len(rows) % head_dim:
+        return rows  # of a wrong shape, which the check of shapes names
+    return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,29 @@
+"""The folder where Parlay keeps what it can make or fetch again: calibrations, tokenizers, models."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parlay"
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A file to write to, which becomes ``path`` when all went well and goes away otherwise. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        part.chmod(0o644)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
