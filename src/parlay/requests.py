@@ -186,7 +186,7 @@ class RequestFactory:
         limit = max(self._max_context - len(ids), 1)  # a prompt that is too long is refused by the engine
         params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
         wanted = params.structured_outputs
-        grammar = self._grammars.compile(wanted) if wanted is not None else None
+        grammar = self._grammars.compile(wanted, options.salt) if wanted is not None else None
         eos = frozenset() if params.ignore_eos else self._eos_ids
         first = Request(
             id=name,

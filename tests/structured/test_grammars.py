@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -145,6 +144,6 @@ def test_without_a_tokenizer_that_can_be_read_there_is_no_structured_output(
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, grammars: Grammars) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.setattr("parlay.structured.grammars.find_spec", lambda name: None)
     with pytest.raises(ParlayError, match=r"pip install 'parlay\[structured\]'"):
         grammars.compile(StructuredOutputsParams(regex="a"))

@@ -19,6 +19,7 @@ from parlay.serve.jobs import refused
 from parlay.serve.metrics import Recorder
 from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
+from parlay.structured.constraint import GrammarConstraint
 from parlay.types import ParlayError
 
 T = TypeVar("T")
@@ -122,8 +123,11 @@ class Run:
         self.recorder.finished(self.served.name, output, first, seconds)
 
     def _check(self, place: int, index: int, stream: JobStream) -> None:
-        last = self.jobs[place].samples[index].last
+        sample = self.jobs[place].samples[index]
+        last, constraint = sample.last, sample.request.constraint
         assert last is not None
+        if last.finish_reason == "error" and isinstance(constraint, GrammarConstraint) and constraint.failure:
+            raise ApiError(400, constraint.failure, "structured_outputs", "structured_output_failed")
         if last.finish_reason == "error":
             raise ApiError(500, last.error or "the engine failed", code="generation_failed")
         if last.finish_reason == "abort":

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.structured.reasons import in_one_line, limit_reached
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class GrammarConstraint:
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._barred_ids = torch.tensor(sorted(barred), dtype=torch.int64)
         self._tokens: list[int] = []
+        self.failure: str | None = None
+        """The last reason why the constraint could not go on, which is then why the text ended."""
 
     @property
     def committed(self) -> int:
@@ -68,7 +71,8 @@ class GrammarConstraint:
         if token in self._ends:
             return True
         if self._matcher.try_consume_tokens([token]) != 1:
-            raise ParlayError(f"structured output does not allow token {token} here, and nothing else was chosen")
+            limit = limit_reached(self._matcher)
+            raise self._fail(limit or f"it does not allow token {token} here, and nothing else was chosen")
         self._tokens.append(token)
         return self._matcher.is_accepting() and self._over()
 
@@ -105,6 +109,10 @@ class GrammarConstraint:
         """How many tokens come before the first that ends the text."""
         return next((n for n, token in enumerate(tokens) if token in self._ends or token in self._barred), len(tokens))
 
+    def _fail(self, reason: str) -> ParlayError:
+        self.failure = f"structured output can't go on here: {reason}"
+        return ParlayError(self.failure)
+
     def _look(self, path: Sequence[int], look: Callable[[], T]) -> T | None:
         """`_after` the committed tokens; None for a failure too, which `allowed` will report if it matters."""
         try:
@@ -121,7 +129,7 @@ class GrammarConstraint:
         if matcher.is_error():  # which lasts, and a drafted path must not cost the text anything
             self._matcher = self._begin()
             self._matcher.try_consume_tokens(self._tokens)
-            raise ParlayError(f"structured output can't go on here: {in_one_line(matcher.get_error())}")
+            raise self._fail(in_one_line(matcher.get_error()))
         matcher.rollback(taken)
         matcher.try_consume_tokens(self._tokens[start:])
         return found
@@ -131,8 +139,3 @@ def unpacked(bits: bytes, vocab_size: int) -> Tensor:
     """Bool ``[vocab_size]`` of one bit per token, lowest first."""
     mask_V = np.unpackbits(np.frombuffer(bits, np.uint8), count=vocab_size, bitorder="little")
     return torch.from_numpy(mask_V.view(np.bool_))
-
-
-def in_one_line(reason: str) -> str:
-    """What the library says, without its dump of the parser's state."""
-    return " ".join(reason.partition("<state>")[0].split())

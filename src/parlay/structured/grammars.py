@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import threading
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
 
-from parlay.structured.constraint import GrammarConstraint, in_one_line, unpacked
+from parlay.structured.checking import Checker, spelled
+from parlay.structured.constraint import GrammarConstraint
+from parlay.structured.limits import check_size
 from parlay.types import ParlayError, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-_KEPT = 128  # compiled grammars
-_WHITESPACE = r"[ \n\r\t]{1,20}"
-"""Between the parts of JSON: enough for indentation, and an end for a model that would go on for ever."""
+T = TypeVar("T")
+
+_KEPT = 128  # compiled grammars and refusals
+_STACK = 256 << 20
+"""Bytes for compiling, four times what was enough for the checker. Only what is used of it takes memory."""
+_stack_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,107 +50,101 @@ class Grammar:
             return self.matcher.deep_copy()
 
 
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    tokenizer: LLTokenizer
+    checker: Checker
+
+
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps those used last. Any thread may use it."""
+    """Compiles grammars for one tokenizer and keeps those used last. Any thread may use it.
+
+    ``owner`` is whose request it is. Owners do not share what is kept, so that no answer comes sooner because another
+    has asked the same; and who has most kept gives way first.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
-        self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, Grammar] = OrderedDict()
+        self._vocabulary: _Vocabulary | None = None
+        self._kept: OrderedDict[tuple[str, str], Grammar | str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile(self, wanted: StructuredOutputsParams) -> Grammar:
-        """Raises ValueError with the reason for what is not valid or can't be written with this vocabulary, and
-        ParlayError where the package that does this is missing."""
-        text = _definition(wanted)
+    def compile(self, wanted: StructuredOutputsParams, owner: str = "") -> Grammar:
+        """Raises ValueError with the reason for what is not valid, is too large, or can't be written with this
+        vocabulary, and ParlayError where the package that does this is missing."""
+        if find_spec("llguidance") is None:
+            raise ParlayError("structured output needs the package llguidance: pip install 'parlay[structured]'")
+        check_size(wanted)
+        question = spelled(wanted)
+        key = (owner, hashlib.sha256(question).hexdigest())
         with self._lock:
-            found = self._compiled.get(text)
+            found = self._kept.get(key)
             if found is not None:
-                self._compiled.move_to_end(text)
-                return found
-            vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
-        grammar = Grammar(vocabulary, _matcher(vocabulary, text), self._vocab_size, threading.Lock())
-        _check_beginning(grammar.copy(), vocabulary)
-        with self._lock:
-            self._compiled[text] = grammar
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-        return grammar
+                self._kept.move_to_end(key)
+            else:
+                vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
+        if found is None:
+            try:
+                found = self._compile(vocabulary, question)
+            except ValueError as error:
+                found = str(error)
+            self._keep(key, found)
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
 
-    def _read_vocabulary(self) -> LLTokenizer:
+    def _compile(self, vocabulary: _Vocabulary, question: bytes) -> Grammar:
+        from parlay.structured.definition import matcher
+
+        text = vocabulary.checker.check(question)
+        compiled = _with_large_stack(lambda: matcher(vocabulary.tokenizer, text))
+        return Grammar(vocabulary.tokenizer, compiled, self._vocab_size, threading.Lock())
+
+    def _keep(self, key: tuple[str, str], found: Grammar | str) -> None:
+        with self._lock:
+            self._kept[key] = found
+            if len(self._kept) > _KEPT:
+                ((greediest, _),) = Counter(owner for owner, _ in self._kept).most_common(1)
+                del self._kept[next(kept for kept in self._kept if kept[0] == greediest)]
+
+    def _read_vocabulary(self) -> _Vocabulary:
         if self._tokenizer is None:
             raise ValueError("structured_outputs need a tokenizer, and this model came without one")
-        from llguidance import hf
+        if not self._tokenizer.is_fast:
+            raise ValueError("structured_outputs can't be used with this model's tokenizer: it is written in Python")
+        backend = copy(self._tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        parts: dict[str, object] = {
+            "tokenizer": backend.to_str(),
+            "n_vocab": max(len(self._tokenizer), self._vocab_size),
+            "eos_token": self._eos_ids or self._tokenizer.eos_token_id,
+        }
+        from llguidance import LLTokenizer
 
-        size = max(len(self._tokenizer), self._vocab_size)
         try:
-            return hf.from_tokenizer(self._tokenizer, n_vocab=size, eos_token=self._eos_ids or None)
+            return _Vocabulary(LLTokenizer(**parts), Checker(parts))  # type: ignore[arg-type]
         except ValueError as error:
-            raise ValueError(
-                f"structured_outputs can't be used with this model's tokenizer: {in_one_line(str(error))}"
-            ) from None
+            reason = " ".join(str(error).split())
+            raise ValueError(f"structured_outputs can't be used with this model's tokenizer: {reason}") from None
 
 
-def _definition(wanted: StructuredOutputsParams) -> str:
-    """The grammar in the one form that matchers take."""
-    try:
-        from llguidance import LLMatcher, grammar_from
-    except ImportError:
-        raise ParlayError("structured output needs the package llguidance: pip install 'parlay[structured]'") from None
-    if wanted.json_object or wanted.json is not None:
-        schema = '{"type": "object"}' if wanted.json is None else _schema(wanted.json)
-        return _json_grammar(schema)
-    if wanted.regex is not None:
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:
-        texts = (json.dumps(text, ensure_ascii=False) for text in wanted.choice)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
-    assert wanted.grammar is not None
-    try:
-        return grammar_from("grammar", wanted.grammar)
-    except ValueError as error:
-        raise ValueError(f"structured_outputs.grammar: {in_one_line(str(error))}") from None
+def _with_large_stack(function: Callable[[], T]) -> T:
+    """What the function returns or raises, called in a thread of its own."""
+    future: Future[T] = Future()
 
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
 
-def _json_grammar(schema: str) -> str:
-    from llguidance import LLMatcher
-
-    try:
-        return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _WHITESPACE})
-    except ValueError as error:
-        raise ValueError(f"structured_outputs.json is not valid: {in_one_line(str(error))}") from None
-
-
-def _schema(given: str | Mapping[str, object]) -> str:
-    """Checked to be JSON, of an object."""
-    try:
-        schema = json.loads(given) if isinstance(given, str) else dict(given)
-        text = json.dumps(schema)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"structured_outputs.json is not JSON: {in_one_line(str(error))}") from None
-    if not isinstance(schema, dict):
-        raise ValueError("structured_outputs.json must be a JSON schema that is an object")
-    return text
-
-
-def _matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
-    from llguidance import LLMatcher
-
-    matcher = LLMatcher(vocabulary, text, log_level=0)
-    if matcher.is_error():
-        raise ValueError(f"structured_outputs are not valid: {in_one_line(matcher.get_error())}")
-    return matcher
-
-
-def _check_beginning(matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
-    """Raises ValueError where no text can begin."""
-    may_end = matcher.is_accepting()
-    first_V = unpacked(matcher.compute_bitmask(), vocabulary.vocab_size)
-    first_V[vocabulary.eos_tokens] = False
-    if first_V.any():
-        return
-    if may_end:
-        raise ValueError("structured_outputs allow no text but the empty one")
-    raise ValueError("structured_outputs ask for a text that can't begin with any token of this model's vocabulary")
+    with _stack_lock:  # the size is one setting for the whole process
+        before = threading.stack_size(_STACK)
+        try:
+            threading.Thread(target=run, name="parlay-compile").start()
+        finally:
+            threading.stack_size(before)
+    return future.result()

@@ -1,0 +1,111 @@
+"""The program that compiles a constraint first, in a process of its own, where it can do no harm.
+
+It is started with the number of a socket. The first message it reads is the vocabulary; each further one is what is
+asked of a text, answered by the definition to compile or by the reason why there is none. All messages are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+from parlay.structured.definition import definition, matcher
+from parlay.structured.reasons import limit_reached
+from parlay.types import StructuredOutputsParams
+
+STACK = 64 << 20
+"""Bytes; whoever compiles the same definition afterwards has several times as much."""
+MEMORY = 1 << 30
+"""Bytes above what the vocabulary takes."""
+CPU_SECONDS = 5.0
+_WALKS = 4
+_STEPS = 12
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with whoever started it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=_serve, args=(Connection(int(sys.argv[1])),))
+    thread.start()
+    thread.join()
+
+
+def _serve(connection: Connection) -> None:
+    try:
+        vocabulary = LLTokenizer(**json.loads(connection.recv_bytes()))
+        _limit_memory()
+        while True:
+            wanted = StructuredOutputsParams(**json.loads(connection.recv_bytes()))
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # ends the process, whatever it is doing
+            answer = _answer(vocabulary, wanted)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send_bytes(json.dumps(answer).encode())
+    except (EOFError, OSError):
+        return
+
+
+def _limit_memory() -> None:
+    """Only where the system tells how much is in use."""
+    pages = Path("/proc/self/statm")
+    if pages.exists():
+        limit = int(pages.read_text().split()[0]) * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[str, Any]:
+    try:
+        text = definition(wanted)
+        compiled = matcher(vocabulary, text)
+        _check_beginning(compiled, vocabulary)
+        for seed in range(_WALKS):
+            _walk(compiled.deep_copy(), vocabulary, random.Random(seed))
+    except ValueError as error:
+        return {"error": str(error)}
+    except (MemoryError, RecursionError):
+        return {"error": "structured_outputs are more than their compiler can hold: ask for less"}
+    return {"definition": text}
+
+
+def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
+    """Raises ValueError where no text can begin."""
+    may_end = compiled.is_accepting()
+    if _following(compiled.deep_copy(), vocabulary):
+        return
+    if may_end:
+        raise ValueError("structured_outputs allow no text but the empty one")
+    raise ValueError("structured_outputs ask for a text that can't begin with any token of this model's vocabulary")
+
+
+def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random) -> None:
+    """Some steps into a text. Raises ValueError where a limit of the library ends them; a dead end is none."""
+    for _ in range(_STEPS):
+        following = _following(at, vocabulary)
+        if following:
+            at.try_consume_tokens([choose.choice(following)])
+        limit = limit_reached(at)
+        if limit is not None:
+            raise ValueError(f"structured_outputs are too complex: {limit}")
+        if not following or at.is_stopped():
+            return
+
+
+def _following(at: LLMatcher, vocabulary: LLTokenizer) -> list[int]:
+    """Ids that may come next, those that end the text left out."""
+    ends = frozenset(vocabulary.eos_tokens)
+    mask = at.compute_bitmask()
+    ids = (8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
+    return [token for token in ids if token not in ends]
+
+
+if __name__ == "__main__":
+    main()

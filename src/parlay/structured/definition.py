@@ -1,0 +1,51 @@
+"""From what a user asks of a text to the definition that llguidance compiles."""
+
+from __future__ import annotations
+
+import json
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+from parlay.structured.limits import schema_of
+from parlay.structured.reasons import in_one_line
+from parlay.types import StructuredOutputsParams
+
+_WHITESPACE = r"[ \n\r\t]{1,20}"
+"""Between the parts of JSON: enough for indentation, and an end for a model that would go on for ever."""
+
+_ROW_ITEMS = 10_000
+"""How many ways of going on may be open at one place of a text; by default llguidance takes 2,000."""
+
+
+def definition(wanted: StructuredOutputsParams) -> str:
+    """Raises ValueError for what is not valid."""
+    if wanted.json_object or wanted.json is not None:
+        return _json({"type": "object"} if wanted.json is None else schema_of(wanted.json))
+    if wanted.regex is not None:
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:  # one terminal: alternatives of a rule would all stand side by side while they match
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
+    assert wanted.grammar is not None
+    try:
+        return grammar_from("grammar", wanted.grammar)
+    except ValueError as error:
+        raise ValueError(f"structured_outputs.grammar: {in_one_line(str(error))}") from None
+
+
+def _json(schema: dict[str, object]) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE})
+    except ValueError as error:
+        raise ValueError(f"structured_outputs.json is not valid: {in_one_line(str(error))}") from None
+
+
+def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
+    """A matcher at the beginning. Raises ValueError for a definition that is not valid.
+
+    Compiling is recursive in machine code: only a thread with a large stack may call this.
+    """
+    compiled = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(max_items_in_row=_ROW_ITEMS))
+    if compiled.is_error():
+        raise ValueError(f"structured_outputs are not valid: {in_one_line(compiled.get_error())}")
+    return compiled

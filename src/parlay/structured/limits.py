@@ -1,0 +1,78 @@
+"""How large a constraint may be, checked before anything compiles it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from parlay.types import StructuredOutputsParams
+
+BYTES = 1024 * 1024
+RULES = 5_000
+CHOICES = 20_000
+LEVELS = 100
+REFERENCES = 5_000
+NAMES = 10_000
+
+_RULE = re.compile(r"^\s*[?!]?[\w.-]+\s*(?:::=|[:\[])", re.MULTILINE)
+
+
+def check_size(wanted: StructuredOutputsParams) -> None:
+    """Raises ValueError that gives the number, and the limit that it is above."""
+    if wanted.choice is not None:
+        _check("choice", len(wanted.choice), CHOICES, "texts")
+        _check_bytes("choice", "".join(wanted.choice))
+    if wanted.regex is not None:
+        _check_bytes("regex", wanted.regex)
+    if wanted.grammar is not None:
+        _check_bytes("grammar", wanted.grammar)
+        _check("grammar", sum(1 for _ in _RULE.finditer(wanted.grammar)), RULES, "rules")
+    if wanted.json is not None:
+        _check_schema(schema_of(wanted.json))
+
+
+def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """The schema as data. Raises ValueError for what is not JSON, or no object."""
+    try:
+        schema = json.loads(given) if isinstance(given, str) else dict(given)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"structured_outputs.json is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise ValueError("structured_outputs.json must be a JSON schema that is an object")
+    return schema
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    """Level by level, so that no depth is too much for this function."""
+    references = names = depth = 0
+    level: list[Any] = [schema]
+    while level:
+        depth += 1
+        _check("json", depth, LEVELS, "levels")
+        for item in level:
+            if isinstance(item, dict):
+                references += isinstance(item.get("$ref"), str)
+                named = (item.get("properties"), item.get("required"))
+                names += sum(len(each) for each in named if isinstance(each, dict | list))
+        level = [inner for item in level if isinstance(item, dict | list) for inner in _inside(item)]
+    _check("json", references, REFERENCES, "references")
+    _check("json", names, NAMES, "names in properties and required")
+    try:
+        _check_bytes("json", json.dumps(schema))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"structured_outputs.json is not JSON: {error}") from None
+
+
+def _inside(item: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(item.values()) if isinstance(item, dict) else item
+
+
+def _check_bytes(field: str, text: str) -> None:
+    _check(field, len(text.encode(errors="replace")), BYTES, "bytes")
+
+
+def _check(field: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise ValueError(f"structured_outputs.{field} has {count} {what}, and the limit is {most}: ask for less")
