@@ -10,7 +10,7 @@ import torch
 
 from parlay.bench.counting import CountingRunner
 from parlay.cost.measured import MeasuredCost
-from parlay.types import Output, Segment
+from parlay.types import NO_SKIP, Output, Segment, Skip
 
 PERIOD = 64
 """After so many tokens the greedy text comes back."""
@@ -33,7 +33,7 @@ class StubRunner(CountingRunner):
         """The beginning of the greedy text."""
         return tuple(self._best_P[(place - 1) % PERIOD] for place in range(length))
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         began = time.perf_counter()
         self.forwards += 1
         rows: list[int] = []

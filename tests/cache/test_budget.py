@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from parlay.cache import Budget, Shape, Store, parse_bytes
-from parlay.types import OutOfRoom
+from parlay.types import OutOfRoom, Segment
 
 SHAPE = Shape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
 SMALL = Shape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
@@ -24,7 +24,7 @@ def pair(pages: int) -> tuple[Store, Store]:
 def filled(store: Store, name: int, token: int, length: int = 16) -> None:
     cached = store.open(name, [token] * (length + 1))
     assert store.reserve(name, length)
-    store.stage(name, (token,) * (length - cached), ())
+    store.stage(Segment(name, (token,) * (length - cached)))
     store.keep(name, ())
 
 
@@ -97,7 +97,7 @@ def test_no_more_is_held_than_was_allowed_whatever_happens() -> None:
         store, other = chance.choice(opened)
         wanted = store.length(other) + chance.randint(1, 50)
         if wanted <= store.capacity() and store.reserve(other, wanted):
-            store.stage(other, tuple(chance.choices(range(2), k=wanted - store.length(other))), ())
+            store.stage(Segment(other, tuple(chance.choices(range(2), k=wanted - store.length(other)))))
             store.keep(other, ())
         if len(opened) > 5:
             store, other = opened.pop(chance.randrange(len(opened)))

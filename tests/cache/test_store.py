@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import ExitStack
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from parlay import trees
-from parlay.cache import BLOCK, Rows, Shape, Store
-from parlay.types import OutOfRoom, Tree
+from parlay.cache import BLOCK, Shape, Store
+from parlay.types import NO_TREE, OutOfRoom, Segment, Skip, Tree
 
 SHAPE = Shape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.int64, device=torch.device("cpu"))
 
@@ -27,16 +28,17 @@ def code(tokens: list[int]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def write(rows: Rows, committed: list[int], pending: tuple[int, ...], tree: Tree) -> None:
-    """What a forward does: a row for every pending token and node."""
-    assert rows.start == len(committed)
-    text = [*committed, *pending]
-    numbers = [code(text)[-len(pending) :]] if pending else []
-    for node in range(len(tree)):
-        path = [tree.tokens[step] for step in trees.path_to(tree, node)]
-        numbers.append(code([*text, *path])[-1:])
-    for slot, number in enumerate(torch.cat(numbers) if numbers else (), rows.start):
-        rows.table.row(slot)[:] = number
+def run(store: Store, name: int, pending: tuple[int, ...], tree: Tree = NO_TREE, base: int = 0) -> None:
+    """What a forward does: rows for the pending tokens and nodes from ``base`` on. The others must be there."""
+    rows = store.stage(Segment(name, pending, tree, base=base))
+    text = [*store._live[name].tokens, *pending]
+    paths = [[tree.tokens[step] for step in trees.path_to(tree, node)] for node in range(len(tree))]
+    numbers = torch.cat([code(text)[rows.start :], *(code([*text, *path])[-1:] for path in paths)])
+    for row, number in enumerate(numbers):
+        if row < rows.base:
+            assert bool((rows.table.row(rows.start + row) == number).all())
+        else:
+            rows.table.row(rows.start + row)[:] = number
 
 
 def read(store: Store, name: int) -> torch.Tensor:
@@ -88,7 +90,12 @@ class StoreMachine(RuleBasedStateMachine):
         if not self.store.reserve(name, total):
             return
         tree = random_tree(self.draw, size)
-        write(self.store.stage(name, tuple(wanted), tree.tokens), text, tuple(wanted), tree)
+        levels = (
+            sorted(data.draw(st.sets(st.integers(1, pending + size - 1), max_size=2))) if pending + size > 1 else []
+        )
+        for base, end in itertools.pairwise([0, *levels, pending + size]):
+            nodes = max(0, end - pending)
+            run(self.store, name, tuple(wanted), Tree(tree.tokens[:nodes], tree.parents[:nodes]), base)
         path = self.draw.choice([(), *trees.leaf_paths(tree)])
         if data.draw(st.booleans()):
             text += [*wanted, *(tree.tokens[node] for node in path)]
@@ -118,15 +125,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), back=st.integers(0, 40), ahead=st.integers(0, 20))
-    def scratch(self, data: st.DataObject, back: int, ahead: int) -> None:
-        """Rows of any value come and go; several sequences at once, as in one forward."""
+    def run_again(self, data: st.DataObject, back: int, ahead: int) -> None:
+        """Rows of any value come and go, committed ones too; several sequences at once, as in one forward."""
         names = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True, max_size=3))
         with ExitStack() as lent:
             for name in names:
-                start, end = max(0, len(self.texts[name]) - back), len(self.texts[name]) + ahead
+                again, end = min(back, len(self.texts[name])), len(self.texts[name]) + ahead
                 if end <= self.store.capacity() and self.store.reserve(name, end):
-                    rows = lent.enter_context(self.store.scratch(name, start, end - start))
-                    for slot in range(start, end):
+                    segment = Segment(name, (1,) * ahead, base=-again)
+                    rows = self.store.stage(segment, frozenset({("mlp", 0)}))
+                    lent.enter_context(self.store.putting_back(segment))
+                    for slot in range(rows.start, rows.start + rows.end):
                         rows.table.row(slot)[:] = -name
 
     @precondition(lambda self: self.texts)
@@ -156,7 +165,7 @@ TestStore.settings = settings(max_examples=80, stateful_step_count=30, deadline=
 def filled(store: Store, name: int, tokens: list[int], salt: str = "") -> None:
     cached = store.open(name, tokens, salt)
     assert store.reserve(name, len(tokens))
-    write(store.stage(name, tuple(tokens[cached:]), ()), tokens[:cached], tuple(tokens[cached:]), Tree())
+    run(store, name, tuple(tokens[cached:]))
     store.keep(name, ())
 
 
@@ -192,7 +201,7 @@ def test_eight_samples_of_a_prompt_hold_its_pages_once(length: int) -> None:
     assert store.held == alone
     for name in range(8):
         assert store.reserve(name, length + 1)
-        write(store.stage(name, (name,), ()), prompt, (name,), Tree())
+        run(store, name, (name,))
         store.keep(name, ())
         store.check()
     # a full last page stays as it is; one that is filled in part was copied by all but the last to write
@@ -209,7 +218,7 @@ def test_what_is_written_after_a_fork_leaves_the_others_rows_bit_for_bit() -> No
     for writer, reader in ((1, 0), (0, 1)):
         before = read(store, reader).clone()
         assert store.reserve(writer, 44)
-        write(store.stage(writer, (3,), tree.tokens), prompt, (3,), tree)
+        run(store, writer, (3,), tree)
         store.keep(writer, (0, 2))
         assert torch.equal(before, read(store, reader))
         assert bool((read(store, writer) == code([*prompt, 3, 7, 9])[:, None]).all())
@@ -221,7 +230,7 @@ def test_a_leader_that_was_forked_after_it_reserved_can_write_all_the_same() -> 
     filled(store, 0, list(range(40)))
     assert store.reserve(0, 48)
     store.fork(0, 1)
-    write(store.stage(0, (1,), ()), list(range(40)), (1,), Tree())
+    run(store, 0, (1,))
     assert store.keep(0, ()) == 41
     assert bool((read(store, 1) == code(list(range(40)))[:, None]).all())
 
@@ -232,7 +241,7 @@ def test_two_that_compute_the_same_text_end_up_with_one_copy() -> None:
         store.open(name, text)
     for name in (0, 1):
         assert store.reserve(name, 64)
-        write(store.stage(name, tuple(text), ()), [], tuple(text), Tree())
+        run(store, name, tuple(text))
         store.keep(name, ())
     assert store.held == 4 * SHAPE.page_bytes
     store.check()
@@ -244,7 +253,7 @@ def test_a_text_computed_again_gets_the_pages_that_a_released_one_left() -> None
         store.open(name, text)
         assert store.reserve(name, 64)
     for name in (0, 1):
-        write(store.stage(name, tuple(text), ()), [], tuple(text), Tree())
+        run(store, name, tuple(text))
         store.keep(name, ())
         if name == 0:
             store.release(0)
@@ -256,7 +265,7 @@ def test_a_fork_between_a_forward_and_its_keep_shares_full_pages_only() -> None:
     store, text = Store(SHAPE, 1000), list(range(40))
     filled(store, 0, text)
     assert store.reserve(0, 48)
-    write(store.stage(0, tuple(range(8)), ()), text, tuple(range(8)), Tree())
+    run(store, 0, tuple(range(8)))
     store.fork(0, 1)
     store.check()
     assert store.length(1) == 32
@@ -309,7 +318,7 @@ def test_rows_that_were_not_kept_are_never_reused() -> None:
     store = Store(SHAPE, 1000)
     store.open(0, list(range(50)))
     store.reserve(0, 50)
-    store.stage(0, tuple(range(50)), ())
+    store.stage(Segment(0, tuple(range(50))))
     store.release(0)
     assert store.match_prefix(list(range(50))) == 0
 
@@ -320,7 +329,7 @@ def test_rejected_rows_are_never_reused_and_accepted_ones_are() -> None:
     store.open(0, prompt)
     store.reserve(0, 100)
     tree = trees.chain_tree(draft)
-    write(store.stage(0, tuple(prompt), draft), [], tuple(prompt), tree)
+    run(store, 0, tuple(prompt), tree)
     store.keep(0, range(25))
     assert store.match_prefix([*prompt, *draft]) == 80  # whole pages of a text in use
     store.release(0)
@@ -407,7 +416,7 @@ def test_room_for_the_copy_of_a_shared_page_is_reserved_with_the_rest() -> None:
     assert store.reserve(1, 48)
     assert store.room() == 0
     assert not store.reserve(0, 41)
-    store.stage(1, (1,), ())  # copies the page, so the other is alone with it
+    store.stage(Segment(1, (1,)))  # copies the page, so the other is alone with it
     assert store.reserve(0, 48)
     store.check()
 
@@ -420,7 +429,39 @@ def test_misuse_is_named() -> None:
     with pytest.raises(ValueError, match="not open"):
         store.reserve(7, 1)
     with pytest.raises(ValueError, match="reserve them first"):
-        store.stage(0, (1,), ())
+        store.stage(Segment(0, (1,)))
     with pytest.raises(ValueError, match="too small"):
         Store(SHAPE, 0)
     store.release(7)
+
+
+@pytest.mark.parametrize(
+    ("segment", "skip"),
+    [
+        (Segment(0, (1, 2), Tree((3, 9), (-1, -1)), base=4), frozenset()),
+        (Segment(0, (1, 2), Tree((3, 4), (-1, 0)), base=4), frozenset()),
+        (Segment(0, (1, 2), Tree((3, 4, 5), (-1, -1, 0)), base=5), frozenset()),
+        (Segment(0, (1, 9), Tree((3, 4), (-1, -1)), base=3), frozenset()),
+        (Segment(0, (1, 2), Tree((3, 4), (-1, -1)), base=3), frozenset({("mlp", 0)})),
+        (Segment(0, (1, 2), base=-3), frozenset()),
+    ],
+    ids=["other token", "other parent", "more than ran", "other pending", "other sub-layers", "more than is cached"],
+)
+def test_a_base_that_is_not_there_is_refused(segment: Segment, skip: Skip) -> None:
+    store = Store(SHAPE, 64)
+    filled(store, 0, [7, 8])
+    assert store.reserve(0, 20)
+    run(store, 0, (1, 2), Tree((3, 4), (-1, -1)))
+    with pytest.raises(ValueError, match="run"):
+        store.stage(segment, skip)
+    assert store.keep(0, (1,)) == 5, "what was staged before can be kept all the same"
+
+
+def test_rows_that_ran_again_without_sub_layers_serve_nobody() -> None:
+    """What follows them saw them, and they are put back."""
+    store, skip = Store(SHAPE, 64), frozenset({("mlp", 0)})
+    filled(store, 0, [7, 8])
+    assert store.reserve(0, 20)
+    store.stage(Segment(0, (1, 2), base=-1), skip)
+    with pytest.raises(ValueError, match="run them again"):
+        store.stage(Segment(0, (1, 2, 3), base=2), skip)

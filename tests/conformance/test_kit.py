@@ -31,7 +31,20 @@ from parlay.testing.conformance.compare import Excuse, same_tokens
 from parlay.testing.conformance.stage import PLAIN, Ask, decode
 from parlay.testing.conformance.universal import agree, prompt
 from parlay.testing.toys import ToyRunner
-from parlay.types import Draft, Drafter, Exactness, Fault, Output, Rule, SamplingParams, Segment, Verdict, View
+from parlay.types import (
+    NO_SKIP,
+    Draft,
+    Drafter,
+    Exactness,
+    Fault,
+    Output,
+    Rule,
+    SamplingParams,
+    Segment,
+    Skip,
+    Verdict,
+    View,
+)
 
 STAGE = toy_stage("toy")
 ANSWER = toy_drafters.answer_by(STAGE.logits_of)
@@ -135,9 +148,9 @@ class Counting(ToyRunner):
         self.forks += 1
         super().fork(sequence, copy)
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         self.longest_prefill = max(self.longest_prefill, *(len(segment.pending) for segment in segments))
-        return super().forward(segments, taps)
+        return super().forward(segments, taps, skip)
 
 
 @pytest.mark.parametrize(

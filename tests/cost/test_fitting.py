@@ -14,7 +14,7 @@ from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, m
 from parlay.cost.fitting import Sample, fit, median_error
 from parlay.cost.roofline import Machine, Overheads, Shape, Work
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Output, ParlayError, Runner, Segment
+from parlay.types import NO_SKIP, Output, ParlayError, Runner, Segment, Skip
 
 MACHINE = Machine(
     bandwidth=1.7e10,
@@ -105,10 +105,10 @@ class Watched(ToyRunner):
         super().__init__(RandomLogits(24), 24, capacity=4096)
         self.fed: list[tuple[int, int]] = []
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         if segments[0].logits_from == 0:
             self.fed.append((len(segments), segments[0].rows))
-        return super().forward(segments, taps)
+        return super().forward(segments, taps, skip)
 
 
 def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parlay.cost.measured import MeasuredCost, calibrate
-from parlay.types import Exactness, Output, RunnerSpec, Segment
+from parlay.types import NO_SKIP, Exactness, Output, RunnerSpec, Segment, Skip
 
 
 def true_seconds(rows: int) -> float:
@@ -138,7 +138,7 @@ class SlowRunner:
     def reserve(self, sequence: int, tokens: int) -> bool:
         return self.fits
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         assert {segment.sequence for segment in segments} <= self.names
         rows = sum(segment.rows for segment in segments)
         time.sleep(self.seconds * (1 + 0.1 * rows))

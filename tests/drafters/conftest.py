@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.types import Exactness, OutOfRoom, Output, RunnerSpec, Segment
+from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
 
 VOCAB = 12
 
@@ -51,14 +51,17 @@ class ToyRunner:
         self.reserved[sequence] = tokens
         return True
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         self.calls.append(list(segments))
         assert len({segment.sequence for segment in segments}) == len(segments)
         rows: list[Tensor] = []
         starts = [0]
         for segment in segments:
+            last = self._last.get(segment.sequence)
+            assert segment.base == 0 or (last is not None and segment.follows(last))
+            assert segment.base <= segment.logits_from
             wanted = self._prefixes(segment)[segment.logits_from :]
-            assert len(self.cached[segment.sequence]) + segment.rows <= self.reserved[segment.sequence]
+            assert len(self.cached[segment.sequence]) + segment.end <= self.reserved[segment.sequence]
             rows += [self.logits(prefix) for prefix in wanted]
             starts.append(len(rows))
             self._last[segment.sequence] = segment

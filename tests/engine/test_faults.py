@@ -16,6 +16,7 @@ from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
     NO_DRAFT,
+    NO_SKIP,
     Draft,
     Event,
     Fault,
@@ -24,6 +25,7 @@ from parlay.types import (
     Request,
     SamplingParams,
     Segment,
+    Skip,
     Spent,
     Strategy,
     Verdict,
@@ -42,8 +44,8 @@ class Choosy(ToyRunner):
         super().__init__(LOGITS, VOCAB)
         self._refused = refused
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
-        out = super().forward(segments, taps)  # rows are staged, whatever comes of them
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        out = super().forward(segments, taps, skip)  # rows are staged, whatever comes of them
         if any(self._refused(segment) for segment in segments):
             raise RuntimeError("bad row")
         return out

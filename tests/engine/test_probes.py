@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,20 @@ from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_drafters import ToyDrafter, gold
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Draft, Metrics, NoiseKey, Output, Request, SamplingParams, Segment, Strategy, Tree, View
+from parlay.types import (
+    NO_SKIP,
+    Draft,
+    Metrics,
+    NoiseKey,
+    Output,
+    Request,
+    SamplingParams,
+    Segment,
+    Skip,
+    Strategy,
+    Tree,
+    View,
+)
 
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
@@ -38,9 +52,9 @@ class Watched(ToyRunner):
         super().__init__(LOGITS, VOCAB, max_context=max_context)
         self.nodes: list[int] = []
 
-    def forward(self, segments: list[Segment], taps: tuple[int, ...] = ()) -> Output:  # type: ignore[override]
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         self.nodes.append(sum(len(segment.tree) for segment in segments))
-        return super().forward(segments, taps)
+        return super().forward(segments, taps, skip)
 
 
 def decode(runner: Watched, tokens: int, budget: int, limits: Limits) -> Metrics:

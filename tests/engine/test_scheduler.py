@@ -13,7 +13,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Event, NoiseKey, Output, Request, SamplingParams, Segment, Strategy
+from parlay.types import NO_SKIP, Event, NoiseKey, Output, Request, SamplingParams, Segment, Skip, Strategy
 
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
@@ -26,9 +26,9 @@ class Watched(ToyRunner):
 
     rows = opened = 0
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         self.rows = max(self.rows, sum(len(segment.pending) for segment in segments))
-        return super().forward(segments, taps)
+        return super().forward(segments, taps, skip)
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         self.opened += 1

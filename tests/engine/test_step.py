@@ -18,6 +18,7 @@ from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
 from parlay.types import (
     NO_DRAFT,
+    NO_SKIP,
     Draft,
     Drafter,
     Event,
@@ -231,9 +232,9 @@ def test_drafts_of_many_requests_share_one_row_budget() -> None:
     class Rows(ToyRunner):
         most = 0
 
-        def forward(self, segments, taps=()):  # type: ignore[no-untyped-def]
+        def forward(self, segments, taps=(), skip=NO_SKIP):  # type: ignore[no-untyped-def]
             self.most = max(self.most, sum(len(segment.tree) for segment in segments))
-            return super().forward(segments, taps)
+            return super().forward(segments, taps, skip)
 
     runner = Rows(LOGITS, VOCAB)
     target = engine(runner, max_draft_rows=10)

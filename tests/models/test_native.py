@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from parlay.cache import BLOCK, Rows
+from parlay.cache.pages import Page, Table
 from parlay.models.attention import ExactAttention
 from parlay.models.attention_form import Form, Heads
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig, RopeConfig, read_config
-from parlay.models.gathered import Gathered
+from parlay.models.gathered import gathered
 from parlay.models.kernels import choose_dtype
 from parlay.models.native import NativeRunner
 from parlay.models.rope import Rope
@@ -129,16 +131,29 @@ def test_float64_claims_no_more_than_it_holds(tmp_path: Path) -> None:
 def test_masked_and_exact_attention_agree_on_chains_and_trees() -> None:
     heads, rope = Heads(6, 2, 16), Rope(RopeConfig(), 16, torch.float32, CPU)
     tree = Tree((1,) * 6, (-1, 0, -1, 2, 2, 1))
-    for start, pending, nodes in ((0, 5, Tree()), (70, 1, tree), (31, 3, tree), (31, 2, Tree((1, 1), (-1, 0)))):
-        rows = pending + len(nodes)
-        qkv = torch.view_as_complex(torch.randn(rows, heads.qkv_heads, 8, 2))
-        buffer = torch.zeros(1, 2, 2, 192, 16)
-        buffer[:, :, :, :start] = torch.randn(1, 2, 2, start, 16)
+    chain = Tree((1, 1), (-1, 0))
+    places = [(0, 5, Tree(), 0), (70, 1, tree, 0), (31, 3, tree, 0), (31, 2, chain, 0)]
+    places += [
+        (0, 5, Tree(), 2),
+        (70, 1, tree, 1),
+        (31, 3, tree, 2),
+        (31, 3, tree, 6),
+        (31, 3, tree, 8),
+        (31, 2, chain, 3),
+    ]
+    for start, pending, nodes, base in places:
+        table = Table()
+        for _ in range(8):
+            table.append(Page(torch.zeros(1, 2, 2, BLOCK, 16)))
+        for slot in range(start + base):
+            table.row(slot)[:] = torch.randn(1, 2, 2, 16)
+        place = Rows(table, start, pending, nodes, base)
+        qkv = torch.view_as_complex(torch.randn(place.end - base, heads.qkv_heads, 8, 2))
         results = []
         for attention in (ExactAttention(heads, Form(4, 192), rope, torch.float32), MaskedAttention(heads, rope)):
-            place = Gathered(buffer.clone(), start, start + pending + attention.gap(nodes))
-            out = torch.zeros(rows, 96)
-            attention.plan(place, pending, nodes, 0, out)(0, qkv)
+            out = torch.zeros(place.end - base, 96)
+            with gathered(place, gap=attention.gap(nodes), stride=192) as rows:
+                attention.plan(rows, place, 0, out)(0, qkv)
             results.append(out)
         torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 

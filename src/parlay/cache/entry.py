@@ -7,14 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from parlay.cache.pages import BLOCK, Page, Table, pages_for
+from parlay.types import Segment, Skip
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
     """Rows of the last forward that are not committed: pending tokens behind the committed ones, then nodes."""
 
-    pending: tuple[int, ...]
-    nodes: tuple[int, ...]
+    segment: Segment
+    skip: Skip
+
+    def serves(self, segment: Segment, skip: Skip) -> bool:
+        """Whether the segment's rows before its base are among these.
+
+        Rows that skipped sub-layers and saw others do so are no use once the committed rows are put back.
+        """
+        return self.skip == skip and not (skip and self.segment.base < 0) and segment.follows(self.segment)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,21 +43,23 @@ class Entry:
     def commit(self, path: Sequence[int]) -> None:
         """Append the staged pending tokens and the nodes of ``path``, moved to follow them."""
         assert self.staged is not None, "keep without a forward"
-        staged, self.staged = self.staged, None
-        self.tokens.extend(staged.pending)
+        assert not self.staged.skip, "rows of a forward that skipped sub-layers can't be kept"
+        segment, self.staged = self.staged.segment, None
+        self.tokens.extend(segment.pending)
         first = len(self.tokens)
         for index, node in enumerate(path):  # nodes rise along a path, so no row is overwritten before it was moved
             if node != index:
                 self.table.row(first + index).copy_(self.table.row(first + node))
-        self.tokens.extend(staged.nodes[node] for node in path)
+        self.tokens.extend(segment.tree.tokens[node] for node in path)
 
     @contextmanager
-    def putting_back(self, start: int) -> Iterator[None]:
-        """Committed rows from ``start`` on may be overwritten meanwhile, those of full pages in copies of these.
+    def putting_back(self, count: int) -> Iterator[None]:
+        """The last ``count`` committed rows may be overwritten meanwhile, those of full pages in copies of these.
 
         The last page must be the entry's own. In it rows beyond the committed ones stay as they are left.
         """
         length = len(self.tokens)
+        start = length - count
         full = range(start // BLOCK, length // BLOCK)
         before = [self.table.lend(number, self.table[number].copy()) for number in full]
         tail = self.tail if start < length else None
@@ -67,7 +77,6 @@ class Entry:
         self.table.check()
         assert len(self.table) >= pages_for(len(self.tokens)), "an entry holds more tokens than it has slots"
         if self.staged is not None:
-            rows = len(self.staged.pending) + len(self.staged.nodes)
-            end = pages_for(len(self.tokens) + rows)
+            end = pages_for(len(self.tokens) + self.staged.segment.end)
             own = [self.table[number].users == 1 for number in range(len(self.tokens) // BLOCK, end)]
             assert all(own), "rows that are not committed lie in a page that others use"

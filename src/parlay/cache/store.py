@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,18 +12,27 @@ from parlay.cache.budget import Budget, format_bytes
 from parlay.cache.entry import Entry, Staged
 from parlay.cache.pages import BLOCK, Page, Pool, Shape, Table, pages_for
 from parlay.cache.prefixes import PrefixIndex
-from parlay.types import OutOfRoom
+from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
 
-    Committed rows fill slots 0 to ``start - 1``. Pending rows go to ``start`` and on, nodes follow them.
+    Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
+    root is the last pending row. Rows before ``base`` are there already, the others run and are written.
     """
 
     table: Table
     start: int
+    pending: int
+    tree: Tree = NO_TREE
+    base: int = 0
+
+    @property
+    def end(self) -> int:
+        """One more than the number of the last row."""
+        return self.pending + len(self.tree.tokens)
 
 
 class Store:
@@ -101,24 +110,42 @@ class Store:
             return True
         return not shared and self._grow(entry, pages_for(tokens))
 
-    def stage(self, sequence: int, pending: tuple[int, ...], nodes: tuple[int, ...]) -> Rows:
-        """Scratch rows for one forward: pending tokens, then tree nodes. Commits nothing."""
-        entry = self._entry(sequence)
-        self._make_writable(entry, sequence, len(entry.tokens) + len(pending) + len(nodes))
-        entry.staged = Staged(pending, nodes)
-        return Rows(entry.table, len(entry.tokens))
+    def ids(self, segment: Segment) -> Sequence[int]:
+        """The tokens of the segment's rows that run."""
+        tokens = (*segment.pending, *segment.tree.tokens)
+        return tokens[segment.base :] if segment.base >= 0 else (*self._again(segment), *tokens)
 
-    @contextmanager
-    def scratch(self, sequence: int, start: int, count: int) -> Iterator[Rows]:
-        """Rows from slot ``start`` on for a forward that can't be kept. Committed ones among them are put back.
+    def stage(self, segment: Segment, skip: Skip = NO_SKIP) -> Rows:
+        """Scratch rows for one forward. Commits nothing.
 
-        Scratch rows between the committed ones and ``start`` stay as they are.
+        Where committed rows run again (a base below 0), they must be `putting_back`. Raises ValueError for rows that
+        are not reserved, and for a base that the last forward did not leave.
         """
+        sequence, again = segment.sequence, len(self._again(segment))
         entry = self._entry(sequence)
-        entry.staged = None
-        self._make_writable(entry, sequence, start + count)
-        with entry.putting_back(start):
-            yield Rows(entry.table, start)
+        if segment.base > 0 and (entry.staged is None or not entry.staged.serves(segment, skip)):
+            raise ValueError(
+                f"sequence {sequence}: the first {segment.base} rows are not those of its last forward: run them again"
+            )
+        self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
+        entry.staged = Staged(segment, skip)
+        start, pending = len(entry.tokens) - again, len(segment.pending) + again
+        return Rows(entry.table, start, pending, segment.tree, max(0, segment.base))
+
+    def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
+        """While the staged segment runs: committed rows that run again are afterwards what they were, bit for bit."""
+        return self._entry(segment.sequence).putting_back(max(0, -segment.base))
+
+    def _again(self, segment: Segment) -> Sequence[int]:
+        """The committed tokens that the segment runs again."""
+        if segment.base >= 0:
+            return ()
+        tokens = self._entry(segment.sequence).tokens
+        if len(tokens) < -segment.base:
+            raise ValueError(
+                f"sequence {segment.sequence} has {len(tokens)} cached tokens: {-segment.base} of them can't run again"
+            )
+        return tokens[segment.base :]
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""

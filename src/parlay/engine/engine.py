@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import cast
 
 from parlay.engine.accept import accept, rank
 from parlay.engine.admission import Admission
@@ -26,7 +25,6 @@ from parlay.types import (
     Event,
     Exactness,
     FinishReason,
-    LayerSkipper,
     Request,
     Runner,
     Spent,
@@ -71,7 +69,7 @@ class Engine:
         self.limits = limits or Limits()
         self.scheduler = Scheduler(runner, self.limits)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
-        self._layers = TargetLayers(cast(LayerSkipper, runner)) if runner.spec.layer_skip else None
+        self._layers = TargetLayers(runner) if runner.spec.layer_skip else None
         admission = Admission(
             runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=self.limits.max_draft_rows
         )

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from parlay import trees
 from parlay.engine.sequence import Sequence
-from parlay.types import Chain, LayerSkipper, Skip, View
+from parlay.types import NO_SKIP, Runner, Segment, Skip, View
 
 
 @dataclass(slots=True)
@@ -21,14 +22,14 @@ class _Loan:
 
     sequence: Sequence
     limit: int
-    skip: Skip = frozenset()
+    skip: Skip = NO_SKIP
     written: list[int] = field(default_factory=list)
 
 
 class TargetLayers:
     """The `Layers` of every sequence of an engine. What is not lent now can't be run."""
 
-    def __init__(self, runner: LayerSkipper) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._loans: dict[int, _Loan] = {}
 
@@ -45,17 +46,17 @@ class TargetLayers:
         loans = [self._loan(view, path, rows) for view, path in zip(views, paths, strict=True)]
         if len({view.sequence for view in views}) < len(views):
             raise ValueError("a sequence stands twice in one forward of the target's layers")
-        chains = [_chain(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
+        segments = [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
         for loan in loans:
             loan.written = []  # unless the forward succeeds
         began = time.perf_counter()
-        logits_RV = self._runner.skip_forward(chains, skip)
+        out = self._runner.forward(segments, skip=skip)
         seconds = time.perf_counter() - began
-        for loan, path, chain in zip(loans, paths, chains, strict=True):
-            loan.sequence.tally.count_layers(len(chain.tokens), seconds)
-            if chain.start >= loan.sequence.cached:
-                loan.skip, loan.written = skip, [*loan.sequence.tokens[loan.sequence.cached :], *path]
-        return logits_RV
+        for loan, segment in zip(loans, segments, strict=True):
+            loan.sequence.tally.count_layers(segment.rows, seconds)
+            if segment.base >= 0:  # rows that saw cached ones without these sub-layers serve no other call
+                loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
+        return out.logits_RV
 
     def _loan(self, view: View, path: Seq[int], rows: int) -> _Loan:
         loan = self._loans.get(view.sequence)
@@ -70,15 +71,14 @@ class TargetLayers:
         return loan
 
 
-def _chain(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Chain:
+def _segment(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Segment:
     """What has to run: what is not cached, less what lies in scratch from the last call, but all wanted rows."""
-    tokens, cached = loan.sequence.tokens, loan.sequence.cached
-    first_wanted = len(tokens) + len(path) - rows
-    ahead = [*tokens[cached:], *path]
-    known = _common(loan.written, ahead) if loan.skip == skip else 0
-    start = min(cached + known, first_wanted)
-    fed = ahead[start - cached :] if start >= cached else [*tokens[start:cached], *ahead]
-    return Chain(loan.sequence.sequence, start, tuple(fed), first_wanted - start)
+    sequence = loan.sequence
+    pending = tuple(sequence.tokens[sequence.cached :])
+    first_wanted = len(pending) + len(path) - rows
+    known = _common(loan.written, [*pending, *path]) if loan.skip == skip else 0
+    base = min(known, first_wanted)
+    return Segment(sequence.sequence, pending, trees.chain_tree(path), logits_from=first_wanted, base=base)
 
 
 def _common(written: Seq[int], ahead: Seq[int]) -> int:

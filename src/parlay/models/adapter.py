@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from parlay import trees
 from parlay.models.adapter_call import ModelCall, Result, Rows, copied, join, rows_selectable, select
 from parlay.models.adapter_probe import ability
-from parlay.types import Exactness, OutOfRoom, Output, RunnerSpec, Segment
+from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
 
 _UNBOUNDED = 1 << 20
 """Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
@@ -30,14 +30,14 @@ _BATCHED_ROWS = 32
 class _Step:
     """What the last forward left: the cache after all its rows, and the one before its tree where that was taken.
 
-    ``after`` may be shared by a batch, padded to its ``longest`` sequence; ``index`` is ours in it.
+    ``after`` may be shared by a batch; ``index`` is ours in it, and ``slots`` say where in it each row lies.
     """
 
     segment: Segment
     after: DynamicCache
+    slots: tuple[int, ...]
     before_tree: DynamicCache | None = None
     index: int = 0
-    longest: int = 0
 
 
 @dataclass(slots=True)
@@ -105,8 +105,14 @@ class AdapterRunner:
         return self._capacity
 
     @torch.no_grad()
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
-        """Run all segments; short ones together where the model takes masks and positions of ours."""
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        """Run all segments; short ones together where the model takes masks and positions of ours.
+
+        Where its cache can't drop single rows, those before a segment's base run again. Raises ValueError for what this
+        runner can't do: skip sub-layers, read features, run cached tokens again.
+        """
+        for segment in segments:
+            self._refuse(segment, skip)
         together = [segment for segment in segments if self._can_batch(segment)] if len(segments) > 1 else []
         results = self._run_batch(together, bool(taps)) if len(together) > 1 else {}
         for segment in segments:
@@ -129,12 +135,11 @@ class AdapterRunner:
         pending = len(step.segment.pending)
         if self._selectable:
             rows = [*range(pending), *(pending + node for node in path)]
-            start = step.longest or state.cached
-            kept = [*range(state.cached), *(start + row for row in rows)]
+            kept = [*range(state.cached), *(step.slots[row] for row in rows)]
             state.cache = select(step.after, step.index, kept)
             state.cached = len(kept)
         elif len(path) == len(step.segment.tree):
-            state.cache, state.cached = step.after, state.cached + step.segment.rows
+            state.cache, state.cached = step.after, state.cached + step.segment.end
         elif step.before_tree is not None:
             state.cache, state.cached = step.before_tree, state.cached + pending
         return state.cached
@@ -171,27 +176,49 @@ class AdapterRunner:
         cached = self._sequences[segment.sequence].cached
         return self._ability.tree == "tree" and cached > 0 and segment.rows <= _BATCHED_ROWS
 
+    def _refuse(self, segment: Segment, skip: Skip) -> None:
+        if skip or segment.features is not None or segment.base < 0:
+            what = "skip sub-layers" if skip else "read features" if segment.features else "run cached tokens again"
+            raise ValueError(f"{self._call.name} runs through transformers, which can't {what} here")
+        step = self._sequences[segment.sequence].step
+        if segment.base > 0 and (step is None or not segment.follows(step.segment)):
+            raise ValueError(
+                f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again"
+            )
+
     def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> dict[int, Result]:
         states = [self._sequences[segment.sequence] for segment in segments]
-        lengths = [state.cached for state in states]
-        joined = join([state.cache for state in states], lengths)
-        batch = [_rows(segment, length) for segment, length in zip(segments, lengths, strict=True)]
+        lengths = [state.cached + segment.base for state, segment in zip(states, segments, strict=True)]
+        joined = join([self._seen(segment) for segment in segments], lengths)
+        batch = [Rows.of(segment, state.cached) for segment, state in zip(segments, states, strict=True)]
         results = self._call.branched(batch, joined, hidden)
         for index, (segment, state) in enumerate(zip(segments, states, strict=True)):
-            state.step = _Step(segment, joined, index=index, longest=max(lengths))
+            state.step = _Step(segment, joined, _slots(segment, state.cached, max(lengths)), index=index)
         return {
-            segment.sequence: Result(result.logits_RV[segment.logits_from :], result.hidden)
+            segment.sequence: Result(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
             for segment, result in zip(segments, results, strict=True)
         }
 
-    def _run_alone(self, segment: Segment, hidden: bool) -> Result:
+    def _seen(self, segment: Segment) -> DynamicCache:
+        """A cache of what is there before the segment's rows run: committed tokens, and the rows before its base."""
         state = self._sequences[segment.sequence]
-        state.step = step = _Step(segment, copied(state.cache))
-        wanted = segment.rows - segment.logits_from
-        if not trees.is_chain(segment.tree):
+        if not segment.base:
+            return copied(state.cache)
+        assert state.step is not None
+        return select(state.step.after, state.step.index, [*range(state.cached), *state.step.slots[: segment.base]])
+
+    def _run_alone(self, segment: Segment, hidden: bool) -> Result:
+        if segment.base and not (self._selectable and self._ability.tree == "tree"):
+            result = self._run_alone(segment._replace(base=0), hidden)
+            return Result(result.logits_RV, tuple(states_NH[segment.base :] for states_NH in result.hidden))
+        state, seen = self._sequences[segment.sequence], self._seen(segment)
+        slots = _slots(segment, state.cached, state.cached + segment.base)
+        state.step = step = _Step(segment, seen, slots)
+        wanted = segment.end - segment.logits_from
+        if segment.base or not trees.is_chain(segment.tree):
             assert self._ability.tree == "tree", f"{self._call.name} verifies chains only"
-            result = self._call.branched([_rows(segment, state.cached)], step.after, hidden)[0]
-            return Result(result.logits_RV[segment.logits_from :], result.hidden)
+            result = self._call.branched([Rows.of(segment, state.cached)], step.after, hidden)[0]
+            return Result(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
         if self._ability.tree == "none":
             return self._run_serially(segment, state.cached, step.after, hidden)
         if not self._selectable and len(segment.pending) > 1 and len(segment.tree):
@@ -205,7 +232,7 @@ class AdapterRunner:
         wanted = max(pending - segment.logits_from, 0)
         above = self._call.chain(Rows(segment.pending, cached), step.after, wanted, hidden)
         step.before_tree = copied(step.after)
-        wanted = segment.rows - segment.logits_from - wanted
+        wanted = segment.end - segment.logits_from - wanted
         below = self._call.chain(Rows(segment.tree.tokens, cached + pending), step.after, wanted, hidden)
         return _joined_results([above, below])
 
@@ -213,7 +240,7 @@ class AdapterRunner:
         """One row at a time, for models whose several cached rows at once come out wrong; the first chunk is whole."""
         assert not segment.tree, f"{self._call.name} verifies no drafts"
         if cached == 0:
-            return self._call.chain(Rows(segment.pending, 0), work, segment.rows - segment.logits_from, hidden)
+            return self._call.chain(Rows(segment.pending, 0), work, segment.end - segment.logits_from, hidden)
         return _joined_results(
             [
                 self._call.chain(Rows((token,), cached + offset), work, int(offset >= segment.logits_from), hidden)
@@ -231,8 +258,9 @@ def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(said) if isinstance(said, list) else (int(said),)
 
 
-def _rows(segment: Segment, cached: int) -> Rows:
-    return Rows((*segment.pending, *segment.tree.tokens), cached, segment.tree)
+def _slots(segment: Segment, cached: int, first: int) -> tuple[int, ...]:
+    """Where the segment's rows lie in a cache: before its base behind the cached tokens, others from ``first`` on."""
+    return (*range(cached, cached + segment.base), *range(first, first + segment.rows))
 
 
 def _joined_results(results: Sequence[Result]) -> Result:

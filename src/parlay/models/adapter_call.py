@@ -15,24 +15,40 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixi
 
 from parlay import trees
 from parlay.models.config import UnsupportedModel
-from parlay.types import Tree
-
-_NO_TREE = Tree()
+from parlay.types import NO_TREE, Segment, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one sequence feeds: ``tokens`` after ``cached`` ones, the last ``len(tree)`` of them a tree's nodes."""
+    """What one sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` did run."""
 
-    tokens: tuple[int, ...]
+    pending: tuple[int, ...]
     cached: int
-    tree: Tree = _NO_TREE
+    tree: Tree = NO_TREE
+    base: int = 0
+
+    @staticmethod
+    def of(segment: Segment, cached: int) -> Rows:
+        return Rows(segment.pending, cached, segment.tree, segment.base)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Of the rows that run."""
+        return (*self.pending, *self.tree.tokens)[self.base :]
 
     @property
     def positions(self) -> list[int]:
-        pending = len(self.tokens) - len(self.tree)
-        root = self.cached + pending - 1
-        return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))]
+        """Of the rows that run."""
+        root = self.cached + len(self.pending) - 1
+        return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))][self.base :]
+
+    def visible(self) -> Tensor:
+        """``[rows, all rows]``: True where a row that runs sees a row, pending ones first."""
+        pending, count = len(self.pending), len(self.pending) + len(self.tree)
+        seen = torch.ones(count, count, dtype=torch.bool).tril()
+        if self.tree:
+            seen[pending:, pending:] = torch.tensor(trees.visibility(self.tree))
+        return seen[self.base :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +135,15 @@ def additive_mask(batch: Sequence[Rows], dtype: torch.dtype) -> Tensor:
 
     Keys are those of the cache, padded to its longest sequence L, then the rows. Padding rows see themselves alone.
     """
-    longest = max(rows.cached for rows in batch)
+    longest = max(rows.cached + rows.base for rows in batch)
     width = max(len(rows.tokens) for rows in batch)
     seen = torch.zeros(len(batch), 1, width, longest + width, dtype=torch.bool)
     for index, rows in enumerate(batch):
-        count, pending = len(rows.tokens), len(rows.tokens) - len(rows.tree)
+        count, visible = len(rows.tokens), rows.visible()
         view, own = seen[index, 0], seen[index, 0, :, longest:]
         view[:count, : rows.cached] = True
-        own[:pending, :pending] = torch.ones(pending, pending, dtype=torch.bool).tril()
-        own[pending:count, :pending] = True
-        if rows.tree:
-            own[pending:count, pending:count] = torch.tensor(trees.visibility(rows.tree))
+        view[:count, rows.cached : rows.cached + rows.base] = visible[:, : rows.base]
+        own[:count, :count] = visible[:, rows.base :]
         own[count:, count:] = torch.eye(width - count, dtype=torch.bool)
     return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
 

@@ -111,7 +111,7 @@ def _tree_rows(call: ModelCall, prompt: tuple[int, ...]) -> Tensor:
     tree = Tree(tuple(token % vocab for token in _BRANCHED.tokens), _BRANCHED.parents)
     cache = call.new_cache()
     call.chain(Rows(prompt[:-1], 0), cache, 0)
-    rows = Rows((prompt[-1], *tree.tokens), len(prompt) - 1, tree)
+    rows = Rows(prompt[-1:], len(prompt) - 1, tree)
     return call.branched([rows], copied(cache))[0].logits_RV[1:]
 
 
@@ -120,7 +120,7 @@ def _chain_rows(call: ModelCall, prompt: tuple[int, ...]) -> Tensor:
     path = tuple(token % vocab for token in _CHAIN.tokens)
     cache = call.new_cache()
     call.chain(Rows(prompt[:-1], 0), cache, 0)
-    rows = Rows((prompt[-1], *path), len(prompt) - 1, Tree(path, _CHAIN.parents))
+    rows = Rows(prompt[-1:], len(prompt) - 1, Tree(path, _CHAIN.parents))
     return call.chain(rows, copied(cache), len(path)).logits_RV
 
 

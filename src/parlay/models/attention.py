@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from parlay import trees
+from parlay.cache import Rows
 from parlay.models.attention_form import Form, Heads
 from parlay.models.gathered import Gathered
 from parlay.models.rope import Rope
@@ -49,20 +50,17 @@ class ExactAttention:
         """Free slots wanted between pending rows and nodes: where the paths of a branching tree are laid out."""
         return 0 if trees.is_chain(tree) else max(trees.depths(tree))
 
-    def plan(self, rows: Gathered, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
+    def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
         heads = self._heads
-        count = pending + len(tree)
+        count = len(out)
         spare = _round_up(heads.group, self._form.rows) + self._form.rows
         queries = torch.zeros(heads.num_kv_heads, count * heads.group + spare, heads.head_dim, dtype=self._dtype)
-        if trees.is_chain(tree):
-            depths: range | list[int] = range(count)
-            runs = [_Run(tuple(depths), rows.start)]
+        if trees.is_chain(place.tree):
+            runs = [_Run(tuple(range(count)), place.start + place.base)]
         else:
-            depths = row_depths(pending, tree)
-            runs = _tree_runs(rows, pending, tree)
-        turns = self._rope.at(rows.start, depths)
-        parts = _parts(heads, rows, pending, begin=begin, queries=queries, turns=turns)
+            runs = _tree_runs(rows, place)
+        parts = _parts(heads, rows, place, begin=begin, queries=queries, turns=self._rope.at(positions(place)))
         grouped = out.view(count, heads.num_kv_heads, heads.group * heads.head_dim)
         tiles = [self._tile(rows, queries, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
         return _Plan(parts, tiles)
@@ -211,7 +209,7 @@ class _Plan:
 
 
 def _parts(
-    heads: Heads, rows: Gathered, pending: int, *, begin: int, queries: Tensor, turns: tuple[Tensor, Tensor]
+    heads: Heads, rows: Gathered, place: Rows, *, begin: int, queries: Tensor, turns: tuple[Tensor, Tensor]
 ) -> list[_Part]:
     """Pending rows and nodes, which may lie apart, in blocks that torch does not split between threads."""
     query_turns, kv_turns = turns
@@ -220,8 +218,11 @@ def _parts(
     used = queries[:, : count * heads.group].view(heads.num_kv_heads, count, heads.group, pairs, 2)
     targets = torch.view_as_complex(used).transpose(0, 1)
     row_stride = heads.qkv_heads * pairs
-    joined = rows.nodes_at == rows.start + pending
-    spans = [(0, count, rows.start)] if joined else [(0, pending, rows.start), (pending, count, rows.nodes_at)]
+    first_slot, split = place.start + place.base, max(0, place.pending - place.base)
+    spans = [(0, count, first_slot)]
+    if rows.nodes_at > place.start + place.pending:
+        node_slot = rows.nodes_at + max(0, place.base - place.pending)
+        spans = [(0, split, first_slot), (split, count, node_slot)]
     return [
         _Part(
             offset=(begin + first) * row_stride,
@@ -237,22 +238,29 @@ def _parts(
     ]
 
 
-def row_depths(pending: int, tree: Tree) -> list[int]:
-    """Positions of pending rows and nodes, counted from the first pending row."""
-    return [*range(pending), *(pending - 1 + depth for depth in trees.depths(tree))]
+def positions(place: Rows) -> range | list[int]:
+    """Of the rows that run, in the sequence."""
+    if trees.is_chain(place.tree):
+        return range(place.start + place.base, place.start + place.end)
+    root = place.start + place.pending - 1
+    return [*range(place.start, root + 1), *(root + depth for depth in trees.depths(place.tree))][place.base :]
 
 
-def _tree_runs(rows: Gathered, pending: int, tree: Tree) -> list[_Run]:
-    """Pending rows, then for each leaf the nodes of its path that no earlier path had."""
-    base = rows.start + pending
-    runs = [_Run(tuple(range(pending)), rows.start)]
+def _tree_runs(rows: Gathered, place: Rows) -> list[_Run]:
+    """Pending rows, then for each leaf the nodes of its path that no earlier path or forward had."""
+    behind_root = place.start + place.pending
+    alone = range(max(0, place.pending - place.base))
+    runs = [_Run(tuple(alone), place.start + place.base)] if alone else []
     laid: tuple[int, ...] = ()
-    computed: set[int] = set()
-    for path in trees.leaf_paths(tree):
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(laid, path, strict=False)))
+    computed = set(range(place.base - place.pending))
+    for path in trees.leaf_paths(place.tree):
         done = sum(node in computed for node in path)
+        if done == len(path):
+            continue
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(laid, path, strict=False)))
         sources = tuple(rows.nodes_at + node for node in path[shared:])
-        runs.append(_Run(tuple(pending + node for node in path[done:]), base + done, sources, base + shared))
+        new = tuple(place.pending + node - place.base for node in path[done:])
+        runs.append(_Run(new, behind_root + done, sources, behind_root + shared))
         laid = path
         computed.update(path)
     return runs

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay import trees
-from parlay.models.attention import Attend, row_depths
+from parlay.cache import Rows
+from parlay.models.attention import Attend, positions
 from parlay.models.attention_form import Heads
 from parlay.models.gathered import Gathered
 from parlay.models.rope import Rope
@@ -24,13 +25,11 @@ class MaskedAttention:
         """Nodes follow the pending rows at once."""
         return 0
 
-    def plan(self, rows: Gathered, pending: int, tree: Tree, begin: int, out: Tensor) -> Attend:
+    def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
-        count = pending + len(tree)
-        depths: range | list[int] = range(count) if trees.is_chain(tree) else row_depths(pending, tree)
-        turns = self._rope.at(rows.start, depths)
-        mask = _mask(rows.start, pending, tree).to(rows.buffer.device) if count > 1 else None
-        buffers = rows.buffer[:, :, :, : rows.start + count].unbind(0)
+        turns = self._rope.at(positions(place))
+        mask = _mask(place).to(rows.buffer.device) if len(out) > 1 or not trees.is_chain(place.tree) else None
+        buffers = rows.buffer[:, :, :, : place.start + place.end].unbind(0)
         return _MaskedPlan(self._heads, turns, mask=mask, buffers=buffers, begin=begin, out=out)
 
 
@@ -64,10 +63,10 @@ class _MaskedPlan:
         self._out.copy_(result[0].transpose(0, 1))
 
 
-def _mask(start: int, pending: int, tree: Tree) -> Tensor:
-    """``[rows, start + rows]``: True where a row sees a slot."""
-    count = pending + len(tree)
-    seen = torch.ones(count, start + count, dtype=torch.bool).tril_(start)
-    if not trees.is_chain(tree):
-        seen[pending:, start + pending :] = torch.tensor(trees.visibility(tree))
-    return seen
+def _mask(place: Rows) -> Tensor:
+    """``[T, start + end]``: True where a row that runs sees a slot."""
+    start, pending, end = place.start, place.pending, place.end
+    seen = torch.ones(end, start + end, dtype=torch.bool).tril_(start)
+    if not trees.is_chain(place.tree):
+        seen[pending:, start + pending :] = torch.tensor(trees.visibility(place.tree))
+    return seen[place.base :]

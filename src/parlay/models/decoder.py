@@ -72,17 +72,16 @@ class Decoder:
 
     def run(
         self,
-        ids: Tensor,
+        hidden: Tensor,
         plan: Callable[[Tensor], Sequence[Attend]],
         taps: Collection[int],
         skip: Skip = frozenset(),
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states after the last layer ``[N, H]``, and those that enter the tapped layers.
 
-        ``plan`` gets the matrix ``[N, heads * D]`` that attention writes to, and says how each sequence does. Rows
-        pass by the sub-layers of ``skip``.
+        ``hidden`` ``[N, H]`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]``
+        that attention writes to, and says how each sequence does. Rows pass by the sub-layers of ``skip``.
         """
-        hidden = F.embedding(ids, self.embedding)
         mixed = hidden.new_zeros(hidden.shape[0], self.heads.num_heads * self.heads.head_dim)
         attends = plan(mixed)
         tapped: dict[int, Tensor] = {}

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.attention import Attend, ExactAttention
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
 from parlay.models.decoder import build
-from parlay.models.forward import Kernels, Result, Work
+from parlay.models.forward import Kernels, Result, Work, with_features
 from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
 from parlay.models.linear import padded
@@ -57,7 +58,9 @@ class EagerForward:
         with torch.inference_mode(), ExitStack() as buffers:
             rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
             plan = partial(self._plan, work, buffers)
-            hidden, tapped = self._decoder.run(torch.tensor(rows, device=self._device), plan, work.taps, work.skip)
+            embedded = F.embedding(torch.tensor(rows, device=self._device), self._decoder.embedding)
+            inputs = with_features(embedded, work.features)
+            hidden, tapped = self._decoder.run(inputs, plan, work.taps, work.skip)
             if last in work.taps:
                 hidden = tapped[last] = self._decoder.norm(hidden)
             hidden = self._chosen(hidden, work.wanted)
@@ -71,12 +74,11 @@ class EagerForward:
         """How each segment attends, into its rows of ``out``."""
         attends: list[Attend] = []
         begin = 0
-        for segment, place in zip(work.segments, work.places, strict=True):
-            pending, tree = len(segment.pending), segment.tree
-            gap = self._attention.gap(tree)
-            rows = buffers.enter_context(gathered(place, pending, len(tree), gap=gap, stride=self._stride))
-            attends.append(self._attention.plan(rows, pending, tree, begin, out[begin : begin + segment.rows]))
-            begin += segment.rows
+        for place in work.places:
+            rows = buffers.enter_context(gathered(place, gap=self._attention.gap(place.tree), stride=self._stride))
+            count = place.end - place.base
+            attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count]))
+            begin += count
         return attends
 
     def _chosen(self, hidden: Tensor, wanted: list[int]) -> Tensor:

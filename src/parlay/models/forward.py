@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Rows
-from parlay.types import Exactness, Segment, Skip
+from parlay.types import NO_SKIP, Exactness, Features, Skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,18 @@ class Kernels:
 
 
 class Work(NamedTuple):
-    """The rows of one forward: ``ids`` of all segments, where each segment's keys lie, and who wants logits."""
+    """The rows that one forward runs: the ``ids`` of all sequences' rows in order, and who wants logits.
+
+    ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids:
+    each the number of its first row, and its inputs.
+    """
 
     ids: list[int]
-    segments: Sequence[Segment]
     places: Sequence[Rows]
     wanted: list[int]
     taps: Sequence[int] = ()
-    skip: Skip = frozenset()
+    skip: Skip = NO_SKIP
+    features: Sequence[tuple[int, Features]] = ()
 
 
 class Result(NamedTuple):
@@ -38,6 +42,15 @@ class Result(NamedTuple):
 
     logits: Tensor
     taps: dict[int, Tensor]
+
+
+def with_features(embedded_NH: Tensor, features: Sequence[tuple[int, Features]]) -> Tensor:
+    """The rows' embeddings, with `Features` in the place of some or added to them, in place."""
+    for first, inputs in features:
+        rows_KH = embedded_NH[first : first + len(inputs.rows_KH)]
+        given_KH = inputs.rows_KH.to(device=rows_KH.device, dtype=rows_KH.dtype)
+        rows_KH.copy_(rows_KH + given_KH if inputs.added else given_KH)
+    return embedded_NH
 
 
 class Forward(Protocol):

@@ -19,28 +19,34 @@ from parlay.cache import BLOCK, Rows
 class Gathered:
     """``buffer`` ``[layers, 2, kv_heads, slots, D]``, keys then values, zeros where nothing is cached.
 
-    Committed rows fill slots 0 to ``start - 1``. Pending rows go to ``start`` and on, nodes to ``nodes_at`` and on;
-    the slots between are free for the forward.
+    Committed and pending rows have the slots of their positions, nodes those from ``nodes_at`` on; the slots between
+    are free for the forward.
     """
 
     buffer: Tensor
-    start: int
     nodes_at: int
 
 
 @contextmanager
-def gathered(rows: Rows, pending: int, nodes: int, *, gap: int, stride: int) -> Iterator[Gathered]:
-    """A copy of what is cached, with room for new rows, its slots a multiple of ``stride``; new rows are put back."""
-    start, nodes_at = rows.start, rows.start + pending + gap
+def gathered(rows: Rows, *, gap: int, stride: int) -> Iterator[Gathered]:
+    """A copy of what is cached, with room for new rows, its slots a multiple of ``stride``; new rows are put back.
+
+    Nodes stand ``gap`` slots behind the pending rows.
+    """
+    known, root_end = rows.start + rows.base, rows.start + rows.pending
+    nodes, there = len(rows.tree), max(0, rows.base - rows.pending)
+    nodes_at, first = root_end + gap, min(known, root_end)
     slots = -(-(nodes_at + nodes) // stride) * stride
     shape = rows.table[0].rows.shape
     buffer = rows.table[0].rows.new_zeros(*shape[:3], slots, shape[4])
-    pages = [page.rows for page in rows.table][: -(-start // BLOCK)]
+    pages = [page.rows for page in rows.table][: -(-known // BLOCK)]
     if pages:
-        buffer[:, :, :, :start] = torch.cat(pages, 3)[:, :, :, :start]
-    yield Gathered(buffer, start, nodes_at)
-    _put(rows, start, buffer[:, :, :, start : start + pending])
-    _put(rows, start + pending, buffer[:, :, :, nodes_at : nodes_at + nodes])
+        past = torch.cat(pages, 3)
+        buffer[:, :, :, :first] = past[:, :, :, :first]
+        buffer[:, :, :, nodes_at : nodes_at + there] = past[:, :, :, root_end : root_end + there]
+    yield Gathered(buffer, nodes_at)
+    _put(rows, first, buffer[:, :, :, first:root_end])
+    _put(rows, root_end + there, buffer[:, :, :, nodes_at + there : nodes_at + nodes])
 
 
 def _put(rows: Rows, slot: int, new: Tensor) -> None:

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from typing import Literal
 
 import torch
-from torch import Tensor
 
+from parlay import trees
 from parlay.cache import Budget, Rows, Shape, Store
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.library import NotBuilt, NotLoaded
@@ -18,7 +18,7 @@ from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Work
 from parlay.models.kernels import choose_dtype
 from parlay.models.shapes import Weight
-from parlay.types import Chain, Output, RunnerSpec, Segment, Skip
+from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
@@ -72,6 +72,7 @@ class NativeRunner:
             kernels=reason,
             eos_ids=config.eos_ids,
             layer_skip=True,
+            features=True,
         )
         self._sublayers = frozenset(self._spec.sublayers)
 
@@ -112,55 +113,49 @@ class NativeRunner:
     def check(self) -> None:
         self._store.check()
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         """Run the rows of all segments; see `Runner.forward`. Logits are float32.
 
-        Raises ValueError for a token out of range, a layer that is not there, or rows that were not reserved.
+        Raises ValueError for a token or position out of range, a layer that is not there, rows that were not reserved,
+        a base that the last forward did not leave, or features of another shape.
         """
-        ids = [token for segment in segments for token in (*segment.pending, *segment.tree.tokens)]
-        self._check(ids, taps)
-        return self._run(ids, segments, [self._stage(segment) for segment in segments], taps)
-
-    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
-        """Run the chains through all sub-layers but those of ``skip``; see `LayerSkipper.skip_forward`.
-
-        Raises ValueError for a token or sub-layer out of range, or rows that were not reserved.
-        """
-        ids = [token for chain in chains for token in chain.tokens]
-        self._check(ids, ())
-        if not skip <= self._sublayers:
-            raise ValueError(
-                f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
-            )
-        if max(chain.start + len(chain.tokens) for chain in chains) > self._max_context:
-            raise ValueError(f"a chain reaches beyond the context of {self._max_context}")
-        segments = [Segment(chain.sequence, chain.tokens, logits_from=chain.logits_from) for chain in chains]
-        with ExitStack() as scratch:
-            places = [
-                scratch.enter_context(self._store.scratch(chain.sequence, chain.start, len(chain.tokens)))
-                for chain in chains
-            ]
-            return self._run(ids, segments, places, (), skip).logits_RV
-
-    def _run(
-        self,
-        ids: list[int],
-        segments: Sequence[Segment],
-        places: Sequence[Rows],
-        taps: Sequence[int],
-        skip: Skip = frozenset(),
-    ) -> Output:
+        ids = [token for segment in segments for token in self._store.ids(segment)]
+        self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
-        result = self._forward.run(Work(ids, segments, places, wanted, taps, skip))
+        with ExitStack() as running:
+            places = [self._place(segment, skip, running) for segment in segments]
+            result = self._forward.run(Work(ids, places, wanted, taps, skip, self._features(segments)))
         return Output(result.logits, starts, result.taps)
 
-    def _stage(self, segment: Segment) -> Rows:
-        place = self._store.stage(segment.sequence, segment.pending, segment.tree.tokens)
-        if place.start + segment.rows > self._max_context + len(segment.tree):
-            raise ValueError(f"position {place.start + segment.rows} lies beyond the context of {self._max_context}")
+    def _place(self, segment: Segment, skip: Skip, running: ExitStack) -> Rows:
+        """Where the segment's rows lie, while it is ``running``."""
+        place = self._store.stage(segment, skip)
+        if place.start + place.end > self._max_context:  # unless the tree is wider than deep
+            deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
+            if deepest > self._max_context:
+                raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
+        if segment.base < 0:
+            running.enter_context(self._store.putting_back(segment))
         return place
 
-    def _check(self, ids: list[int], taps: Sequence[int]) -> None:
+    def _features(self, segments: Sequence[Segment]) -> list[tuple[int, Features]]:
+        """Inputs that segments carry, each with the number of its first row in the batch."""
+        found: list[tuple[int, Features]] = []
+        end = 0
+        for segment in segments:
+            end += segment.rows
+            if segment.features is None:
+                continue
+            rows, hidden = segment.features.rows_KH.shape
+            if rows > segment.rows or hidden != self._spec.hidden_size:
+                raise ValueError(
+                    f"features of {rows} rows and {hidden} numbers for a segment that runs {segment.rows} rows of "
+                    f"{self._spec.hidden_size}"
+                )
+            found.append((end - rows, segment.features))
+        return found
+
+    def _check(self, ids: list[int], taps: Sequence[int], skip: Skip) -> None:
         if not ids:
             raise ValueError("a forward needs at least one row")
         if min(ids) < 0 or max(ids) >= self._spec.vocab_size:
@@ -168,6 +163,10 @@ class NativeRunner:
             raise ValueError(f"token {wrong} is not in the vocabulary of {self._spec.vocab_size}")
         if any(not 0 <= layer <= self._num_layers for layer in taps):
             raise ValueError(f"taps {list(taps)} must name layers from 0 to {self._num_layers}")
+        if not skip <= self._sublayers:
+            raise ValueError(
+                f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
+            )
 
 
 def _choose(
@@ -195,7 +194,9 @@ def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:
     starts = [0]
     begin = 0
     for segment in segments:
-        rows.extend(range(begin + segment.logits_from, begin + segment.rows))
+        if not segment.base <= segment.logits_from <= segment.end:
+            raise ValueError(f"logits from row {segment.logits_from} on, but rows {segment.base} to {segment.end} run")
+        rows.extend(range(begin + segment.logits_from - segment.base, begin + segment.rows))
         starts.append(len(rows))
         begin += segment.rows
     return rows, tuple(starts)

@@ -81,12 +81,12 @@ class Rope:
         self.queries = (turns * self._softmax_scale)[:, None, None]
         self.keys_values = torch.stack((turns, torch.ones_like(turns)), 1)[:, :, None]
 
-    def at(self, start: int, depths: range | list[int]) -> tuple[Tensor, Tensor]:
-        """Rotations of positions ``start + depth`` for queries, and for keys and values; a range begins at 0."""
-        last = start + max(depths)
+    def at(self, positions: range | list[int]) -> tuple[Tensor, Tensor]:
+        """Rotations of these positions for queries, and for keys and values."""
+        last = max(positions)
         if last >= len(self.queries):
             self.reach(max(last + 1, 2 * len(self.queries)))
-        if isinstance(depths, range):
-            return self.queries[start : last + 1], self.keys_values[start : last + 1]
-        index = torch.tensor(depths, device=self._frequencies.device) + start
+        if isinstance(positions, range):
+            return self.queries[positions.start : last + 1], self.keys_values[positions.start : last + 1]
+        index = torch.tensor(positions, device=self._frequencies.device)
         return self.queries[index], self.keys_values[index]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.testing.reference import LogitsOf
-from parlay.types import Chain, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
+from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
 
 
 class RandomLogits:
@@ -51,18 +51,14 @@ def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
 
 @dataclass(slots=True)
 class _Held:
-    """What a toy holds for one sequence: its cached ids, the cache cell of each, and the last forward's segment.
-
-    ``scratch`` are the ids whose rows the last forward that skipped ``skipped`` left behind the cached ones.
-    """
+    """What a toy holds for a sequence: its cached ids, the cache cell of each, the last forward's segment and skip."""
 
     salt: str
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     reserved: int = 0
     fed: Segment | None = None
-    scratch: list[int] = field(default_factory=list)
-    skipped: Skip = frozenset()
+    skipped: Skip = NO_SKIP
 
 
 class ToyRunner:
@@ -128,42 +124,20 @@ class ToyRunner:
         held.reserved = wanted
         return True
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
-        self.forwards += 1
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        self.forwards += not skip
+        assert skip <= set(self.spec.sublayers), f"no such sub-layers: {skip}"
         assert len({segment.sequence for segment in segments}) == len(segments), "a sequence appears twice"
         logits: list[Tensor] = []
         starts = [0]
         texts: list[list[int]] = []
         for segment in segments:
-            rows = self._texts(segment)
-            logits += [self.logits_of(text) for text in rows[segment.logits_from :]]
+            rows = self._texts(segment, skip)
+            logits += [self._degraded(text, skip) for text in rows[segment.logits_from - segment.base :]]
             starts.append(len(logits))
             texts += rows
         logits_RV = torch.stack(logits) if logits else torch.empty(0, self.spec.vocab_size)
         return Output(logits_RV, tuple(starts), {layer: _tap(layer, texts) for layer in taps})
-
-    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
-        assert len({chain.sequence for chain in chains}) == len(chains), "a sequence appears twice"
-        assert skip <= set(self.spec.sublayers), f"no such sub-layers: {skip}"
-        logits: list[Tensor] = []
-        for chain in chains:
-            before = self._before(chain, skip)
-            ends = range(chain.logits_from + 1, len(chain.tokens) + 1)
-            logits += [self._degraded([*before, *chain.tokens[:end]], skip) for end in ends]
-        return torch.stack(logits)
-
-    def _before(self, chain: Chain, skip: Skip) -> list[int]:
-        """The text before the chain, cached and in scratch; this is where misuse is caught."""
-        held = self._held[chain.sequence]
-        reach = chain.start - len(held.tokens)
-        assert 0 <= chain.logits_from < len(chain.tokens), f"logits_from {chain.logits_from} of {len(chain.tokens)}"
-        assert all(0 <= token < self.spec.vocab_size for token in chain.tokens), "ids outside the vocabulary"
-        assert chain.start + len(chain.tokens) <= held.reserved, f"{len(chain.tokens)} rows were not reserved"
-        assert reach <= 0 or (held.skipped == skip and reach <= len(held.scratch)), "no such rows in scratch"
-        before = [*held.tokens[: chain.start], *held.scratch[: max(reach, 0)]]
-        held.fed, held.skipped = None, skip
-        held.scratch = [*held.scratch[:reach], *chain.tokens] if reach >= 0 else []
-        return before
 
     def _degraded(self, text: Sequence[int], skip: Skip) -> Tensor:
         logits_V = self.logits_of(text)
@@ -172,23 +146,28 @@ class ToyRunner:
             logits_V = logits_V + 0.3 * torch.randn(self.spec.vocab_size, generator=noise)
         return logits_V
 
-    def _texts(self, segment: Segment) -> list[list[int]]:
-        """The text that ends with each row of the segment; this is where misuse is caught."""
+    def _texts(self, segment: Segment, skip: Skip) -> list[list[int]]:
+        """The text that ends with each row that runs; this is where misuse is caught."""
         held = self._held[segment.sequence]
-        tree = segment.tree
+        tree, base = segment.tree, segment.base
         ids = segment.pending + tree.tokens
         assert segment.pending, "a segment needs at least one pending token"
-        assert 0 <= segment.logits_from <= segment.rows, f"logits_from {segment.logits_from} of {segment.rows} rows"
+        assert segment.features is None, "this runner takes no features"
+        assert base < segment.end, "a segment needs at least one row that runs"
+        assert base <= segment.logits_from <= segment.end, f"logits_from {segment.logits_from} of {segment.end} rows"
         assert all(0 <= token < self.spec.vocab_size for token in ids), f"ids outside the vocabulary: {ids}"
-        assert len(held.tokens) + segment.rows <= held.reserved, f"{segment.rows} rows were not reserved"
+        assert len(held.tokens) + segment.end <= held.reserved, f"{segment.end} rows were not reserved"
         assert not tree.tokens or self.spec.tree != "none", "this runner takes no drafts"
         assert self.spec.tree == "tree" or trees.is_chain(tree), "this runner takes chains only"
-        held.fed, held.scratch = segment, []
+        assert base <= 0 or _serves(held, segment, skip), f"the last forward left no {base} rows of this segment"
+        assert base + len(held.tokens) >= 0, f"{-base} of {len(held.tokens)} cached tokens can't run again"
+        held.fed, held.skipped = segment, skip
         return row_texts(held.tokens, segment)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         held = self._held[sequence]
         assert held.fed is not None, "keep without a forward"
+        assert not held.skipped, "rows of a forward that skipped sub-layers can't be kept"
         tree = held.fed.tree
         assert not path or tuple(path) == trees.path_to(tree, path[-1]), f"{tuple(path)} is no path from the root"
         self._cache(held, [*held.fed.pending, *(tree.tokens[node] for node in path)])
@@ -203,7 +182,7 @@ class ToyRunner:
         self._unfilled += len(held.tokens) - length
         self._let_go(held.cells[length:])
         del held.tokens[length:], held.cells[length:]
-        held.fed, held.scratch = None, []
+        held.fed = None
         return length
 
     def fork(self, sequence: int, copy: int) -> None:
@@ -250,12 +229,21 @@ class ToyRunner:
 
 
 def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
-    """The text that ends with each row of a segment fed after ``cached``: pending rows, then nodes."""
-    tree = segment.tree
-    base = [*cached, *segment.pending]
-    texts = [base[:end] for end in range(len(cached) + 1, len(base) + 1)]
+    """The text that ends with each row that runs of a segment fed after ``cached``: pending rows, then nodes."""
+    tree, base = segment.tree, segment.base
+    text = [*cached, *segment.pending]
+    texts = [text[:end] for end in range(len(cached) + min(base, 0) + 1, len(text) + 1)]
     paths = (trees.path_to(tree, node) for node in range(len(tree)))
-    return texts + [[*base, *(tree.tokens[above] for above in path)] for path in paths]
+    texts += [[*text, *(tree.tokens[above] for above in path)] for path in paths]
+    return texts[max(base, 0) :]
+
+
+def _serves(held: _Held, segment: Segment, skip: Skip) -> bool:
+    """Whether the rows before the segment's base are those that the last forward left."""
+    last = held.fed
+    if last is None or held.skipped != skip or (skip and last.base < 0):
+        return False
+    return segment.follows(last)
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

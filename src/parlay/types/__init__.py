@@ -9,7 +9,7 @@ token. The *target* verifies it in one forward; a *rule* picks the *path*; the t
 from __future__ import annotations
 
 from parlay.types.base import Exactness, FinishReason, Law, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
-from parlay.types.drafts import NO_DRAFT, Draft, Fault, Tree, Verdict
+from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Tree, Verdict
 from parlay.types.params import SamplingParams, StructuredOutputsParams
 from parlay.types.requests import Constraint, Layers, Request, StopChecker, View
 from parlay.types.results import (
@@ -21,14 +21,15 @@ from parlay.types.results import (
     Metrics,
     TokenLogprobs,
 )
-from parlay.types.runners import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
+from parlay.types.runners import NO_SKIP, Features, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import NOTHING_SPENT, Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
 
 __all__ = [
     "NOTHING_COMMITTED",
     "NOTHING_SPENT",
     "NO_DRAFT",
-    "Chain",
+    "NO_SKIP",
+    "NO_TREE",
     "Committed",
     "CommittedTokens",
     "Constraint",
@@ -39,9 +40,9 @@ __all__ = [
     "Event",
     "Exactness",
     "Fault",
+    "Features",
     "FinishReason",
     "Law",
-    "LayerSkipper",
     "Layers",
     "LogitsProcessor",
     "Metrics",

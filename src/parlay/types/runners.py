@@ -18,6 +18,8 @@ Sublayer = tuple[Literal["attention", "mlp"], int]
 
 Skip = frozenset[Sublayer]
 
+NO_SKIP: Skip = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
@@ -36,7 +38,9 @@ class RunnerSpec:
     """One line: which kernels run and why."""
     eos_ids: tuple[int, ...] = ()
     layer_skip: bool = False
-    """Whether the runner is a `LayerSkipper` too."""
+    """Whether `Runner.forward` can leave sub-layers out."""
+    features: bool = False
+    """Whether a `Segment` may carry `Features`."""
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -44,21 +48,59 @@ class RunnerSpec:
         return tuple(half for layer in range(self.num_layers) for half in (("attention", layer), ("mlp", layer)))
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Inputs ``[K, H]`` of the last K rows that a segment runs.
+
+    The model reads them in place of the embeddings of these rows' tokens or, with ``added``, adds them to these.
+    """
+
+    rows_KH: Tensor
+    added: bool = False
+
+
 class Segment(NamedTuple):
     """What one sequence feeds into one forward: its pending tokens, then a tree below the last of them.
 
-    Rows are numbered pending first, then tree nodes. Logits are computed for the rows from ``logits_from`` on, so an
-    early prefill chunk says ``len(pending)``, plain decoding ``len(pending) - 1``, prompt logprobs 0.
+    Rows are numbered pending first, then tree nodes. Those from ``base`` on run:
+
+    - 0: all of them.
+    - Above 0: the rows before ``base`` stay visible as the sequence's last forward left them, and do not run again.
+      That forward was given the same pending tokens, the same nodes as far as ``base`` reaches, and the same sub-layers
+      to skip. So a tree grows level by level, each level for the price of its own rows.
+    - Below 0: so many of the last cached tokens run again, as rows -1, -2 and so on. What is cached of them is the same
+      afterwards, bit for bit.
+
+    Logits are computed for the rows from ``logits_from`` on, which is at least ``base``: an early prefill chunk says
+    ``len(pending)``, plain decoding ``len(pending) - 1``, prompt logprobs 0.
     """
 
     sequence: int
     pending: tuple[int, ...]
     tree: Tree = NO_TREE
     logits_from: int = 0
+    base: int = 0
+    features: Features | None = None
+
+    @property
+    def end(self) -> int:
+        """One more than the number of the last row."""
+        return len(self.pending) + len(self.tree.tokens)
 
     @property
     def rows(self) -> int:
-        return len(self.pending) + len(self.tree.tokens)
+        """How many rows run."""
+        return self.end - self.base
+
+    def follows(self, last: Segment) -> bool:
+        """Whether the rows before ``base`` are rows of ``last``, too."""
+        nodes = max(0, self.base - len(self.pending))
+        return (
+            self.pending == last.pending
+            and nodes <= len(last.tree)
+            and self.tree.tokens[:nodes] == last.tree.tokens[:nodes]
+            and self.tree.parents[:nodes] == last.tree.parents[:nodes]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +109,12 @@ class Output:
 
     ``logits_RV`` holds the wanted rows of all segments in order; those of segment i are
     ``logits_RV[starts[i]:starts[i + 1]]``. ``taps[layer]`` ``[N, H]`` is the hidden state that enters that layer
-    (``num_layers``: the final hidden state, which the LM head reads), for every row of every segment.
+    (``num_layers``: the final hidden state, which the LM head reads), for every row that ran, of all segments in order.
     """
 
     logits_RV: Tensor
     starts: tuple[int, ...]
     taps: Mapping[int, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """What one sequence feeds into a forward that skips sub-layers: ``tokens`` at the positions from ``start`` on.
-
-    Keys and values before ``start`` are read as they are: the cached ones, and behind these the scratch rows that the
-    latest such forward of the sequence wrote. ``logits_from`` is that of a `Segment`.
-    """
-
-    sequence: int
-    start: int
-    tokens: tuple[int, ...]
-    logits_from: int
 
 
 class Runner(Protocol):
@@ -109,8 +137,12 @@ class Runner(Protocol):
         """
         ...
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
-        """Run the rows of all segments. Changes no committed state: `keep` does. No sequence appears twice."""
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        """Run the rows of all segments. Changes no committed state: `keep` does. No sequence appears twice.
+
+        Rows pass by the sub-layers of ``skip``. What such a forward wrote can't be kept; it serves as the ``base`` of
+        the next one that skips the same. Raises ValueError where the spec promises neither skipping nor features.
+        """
         ...
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
@@ -143,16 +175,4 @@ class Runner(Protocol):
 
     def check(self) -> None:
         """Prove the cache's own invariants; AssertionError names the broken one."""
-        ...
-
-
-class LayerSkipper(Runner, Protocol):
-    """A runner that can leave sub-layers out, so that the target drafts for itself. Its spec says so."""
-
-    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
-        """Run the chains through all sub-layers but those of ``skip``; the wanted rows' logits in order, ``[R, V]``.
-
-        Commits nothing and can't be kept: what was cached is the same afterwards, to the last bit, and the next
-        `forward` writes every row anew. Rows beyond those cached must be reserved. No sequence appears twice.
-        """
         ...

@@ -10,7 +10,7 @@ import torch
 
 from parlay.bench.counting import CountingRunner
 from parlay.bench.replay.tokens import Ids
-from parlay.types import Output, Segment
+from parlay.types import NO_SKIP, Output, Segment, Skip
 
 _CERTAIN = 20.0
 
@@ -41,7 +41,7 @@ class ReplayRunner(CountingRunner):
         self._open[sequence] = prompt + self._answers[prompt]
         return super().open(sequence, tokens, salt)
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         tokens: list[int] = []
         starts = [0]
         for segment in segments:

@@ -50,7 +50,7 @@ class BestTrees:
         plans = [Plan(job, self._min_p) for job in jobs]
         active = plans
         while active:
-            out = self._runner.forward([plan.follower.segment(plan.tree, len(plan.newest)) for plan in active])
+            out = self._runner.forward([plan.follower.level(plan.tree, len(plan.newest)) for plan in active])
             rows = [(plan, node) for plan in active for node in plan.newest]
             views = [plan.view for plan, _ in rows]
             paths = [plan.path_tokens(node) for plan, node in rows]

@@ -9,7 +9,7 @@ from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
 from parlay.drafters.draft_models.followers import Followers
 from parlay.drafters.draft_models.opening import draft_name, open_draft
-from parlay.drafters.draft_models.writing import TREE_PENDING, Writer
+from parlay.drafters.draft_models.writing import Writer
 from parlay.drafters.entries import Resources, UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
@@ -75,7 +75,7 @@ class DraftModel:
             self._writer = DrawnTrees(*parts, _sprout(rule, shape, width, _counts(branching)), min_p)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        jobs = self._followers.jobs(views, budgets, *([] if self._one_chain else [TREE_PENDING]))
+        jobs = self._followers.jobs(views, budgets)
         drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
         return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
 

@@ -72,7 +72,7 @@ class DrawnTrees:
         plans = [_Tree(job, self._sprout, math.log(self._min_p) if self._min_p else -math.inf) for job in jobs]
         active = plans
         while active:
-            out = self._runner.forward([plan.job.follower.segment(plan.tree, len(plan.newest)) for plan in active])
+            out = self._runner.forward([plan.job.follower.level(plan.tree, len(plan.newest)) for plan in active])
             starts = out.starts
             for place, plan in enumerate(active):
                 ran = plan.tree

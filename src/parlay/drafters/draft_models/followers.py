@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parlay.drafters.history import History
-from parlay.types import OutOfRoom, Runner, Segment, Tree, View
+from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, Tree, View
 
 _CHUNK = 256  # pending tokens of one sequence that are fed in one forward
 
@@ -22,9 +22,17 @@ class Follower:
         self.history = history  # the tokens that the runner has cached, drafted ones included
         self.pending: tuple[int, ...] = ()
 
-    def segment(self, tree: Tree = Tree(), rows: int = 1) -> Segment:  # noqa: B008 - frozen
+    def segment(self, tree: Tree = NO_TREE, rows: int = 1) -> Segment:
         """Feed the pending tokens and a tree, and ask for the logits of the last ``rows`` of all these rows."""
         return Segment(self.name, self.pending, tree, len(self.pending) + len(tree) - rows)
+
+    def level(self, tree: Tree, rows: int) -> Segment:
+        """Feed the last ``rows`` nodes of a tree and ask for their logits; all before them ran in the last forward.
+
+        A tree without nodes: feed the pending tokens and ask for the root's logits.
+        """
+        segment = self.segment(tree, rows)
+        return segment._replace(base=segment.logits_from) if tree.tokens else segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,8 @@ class Followers:
         self._runner = runner
         self._followers: dict[int, Follower] = {}  # by the target's sequence, least recently used first
 
-    def jobs(self, views: Sequence[View], budgets: Sequence[int], pending: int = _CHUNK) -> dict[int, Job]:
-        """What can be drafted now, by place in ``views``: each follower with at most ``pending`` tokens left to feed.
+    def jobs(self, views: Sequence[View], budgets: Sequence[int]) -> dict[int, Job]:
+        """What can be drafted now, by place in ``views``: each follower with one chunk at most left to feed.
 
         Sequences without a budget are left out, and those for which the runner has no room.
         """
@@ -57,7 +65,7 @@ class Followers:
             job = Job(views[place], self._align(views[place]), limits[place])
             if self._reserve(job.follower, len(job.view.tokens) + job.budget, busy):
                 jobs[place] = job
-        while late := [job.follower for job in jobs.values() if len(job.follower.pending) > pending]:
+        while late := [job.follower for job in jobs.values() if len(job.follower.pending) > _CHUNK]:
             self._feed(late)
         return jobs
 
@@ -66,7 +74,7 @@ class Followers:
         if follower is not None:
             self._runner.release(follower.name)
 
-    def keep(self, follower: Follower, path: Sequence[int] = (), tree: Tree = Tree()) -> None:  # noqa: B008 - frozen
+    def keep(self, follower: Follower, path: Sequence[int] = (), tree: Tree = NO_TREE) -> None:
         """The pending tokens of the last forward are cached now, and the nodes of ``path`` with them."""
         cached = self._runner.keep(follower.name, path)
         follower.history.tokens += [*follower.pending, *(tree.tokens[node] for node in path)]

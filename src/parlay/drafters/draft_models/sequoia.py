@@ -9,9 +9,8 @@ from parlay.drafters.draft_models.followers import Follower, Followers
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.static_trees import RankRecord, Shape, best_shape
-from parlay.drafters.draft_models.writing import TREE_PENDING
 from parlay.drafters.entries import Resources, UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Segment, Tree, View
+from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, Tree, View
 
 SOURCE = "sequoia"
 _REFIT = 16  # steps that a shape is good for
@@ -46,7 +45,7 @@ class Sequoia:
         self._plantings: dict[int, _Planting] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        jobs = self._followers.jobs(views, budgets, TREE_PENDING)
+        jobs = self._followers.jobs(views, budgets)
         plantings = {place: _Planting(job.view, job.follower, self._shape(job.budget)) for place, job in jobs.items()}
         self._grow(list(plantings.values()))
         self._plantings.update({planting.view.sequence: planting for planting in plantings.values()})
@@ -106,7 +105,7 @@ class _Planting:
         self.offered: dict[tuple[int, ...], list[int]] = {}
         """The draft model's best tokens after each path that it was run for."""
         self.newest: list[int] = [-1]
-        self.ran = Tree()
+        self.ran = NO_TREE
         self._shape = shape
         self._children = trees.children(Tree(shape.ranks, shape.parents))
         self._tokens: dict[int, int] = {}
@@ -114,7 +113,7 @@ class _Planting:
         self._filled: list[int] = []
 
     def segment(self) -> Segment:
-        return self.follower.segment(self.ran, len(self.newest))
+        return self.follower.level(self.ran, len(self.newest))
 
     def path(self, node: int) -> list[int]:
         above = []

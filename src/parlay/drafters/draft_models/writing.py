@@ -13,7 +13,3 @@ class Writer(Protocol):
     """Writes all jobs at once, forward by forward."""
 
     def write(self, jobs: Sequence[Job]) -> list[Draft]: ...
-
-
-TREE_PENDING = 8
-"""A tree's pending tokens run again at each depth, so most of a long run is fed beforehand."""

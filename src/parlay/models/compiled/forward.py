@@ -6,13 +6,14 @@ import ctypes
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Weights
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Kernels, Result, Work
+from parlay.models.forward import Kernels, Result, Work, with_features
 from parlay.models.rope import inverse_frequencies
 from parlay.models.shapes import Weight
 from parlay.types import Exactness, Skip
@@ -64,24 +65,26 @@ class CompiledForward:
 
     def run(self, work: Work) -> Result:
         segments, parents = self._segments(work)
+        inputs = self._inputs(work)
         rows, wanted = len(work.ids), len(work.wanted)
         ids = (ctypes.c_int64 * rows)(*work.ids)
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*work.wanted)
-        longest = max(place.start + segment.rows for place, segment in zip(work.places, work.segments, strict=True))
+        longest = max(place.start + place.end for place in work.places)
         self._reach(longest)
         logits = torch.empty(wanted, self._config.vocab_size)
         taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
         threads = torch.get_num_threads()
         batch = structs.Batch(
             rows=rows,
-            segments=len(work.segments),
+            segments=len(work.places),
             wanted=wanted,
             threads=threads,
             ids=ctypes.addressof(ids),
+            inputs=None if inputs is None else inputs.data_ptr(),
             segment=segments,
             wanted_rows=ctypes.addressof(wanted_rows),
             logits=logits.data_ptr(),
-            space=self._room(rows, wanted, longest, len(work.segments), threads),
+            space=self._room(rows, wanted, longest, len(work.places), threads),
         )
         tapped, skipped = self._taps(taps), self._skipped(work.skip)
         batch.taps = ctypes.addressof(tapped) if tapped else None
@@ -92,18 +95,25 @@ class CompiledForward:
 
     def _segments(self, work: Work) -> tuple[ctypes.Array[structs.Segment], list[ctypes.Array[ctypes.c_int32]]]:
         """The segments, and the parents that they point to."""
-        laid = (structs.Segment * len(work.segments))()
+        laid = (structs.Segment * len(work.places))()
         parents: list[ctypes.Array[ctypes.c_int32]] = []
         begin = 0
-        for at, segment, place in zip(laid, work.segments, work.places, strict=True):
-            nodes = len(segment.tree)
+        for at, place in zip(laid, work.places, strict=True):
+            nodes = len(place.tree)
             at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
-            at.pending, at.nodes, at.begin = len(segment.pending), nodes, begin
+            at.pending, at.nodes, at.base, at.begin = place.pending, nodes, place.base, begin - place.base
             if nodes:
-                parents.append((ctypes.c_int32 * nodes)(*segment.tree.parents))
+                parents.append((ctypes.c_int32 * nodes)(*place.tree.parents))
                 at.parents = ctypes.addressof(parents[-1])
-            begin += segment.rows
+            begin += place.end - place.base
         return laid, parents
+
+    def _inputs(self, work: Work) -> Tensor | None:
+        """What the rows read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
+        if not work.features:
+            return None
+        embedded_NH = F.embedding(torch.tensor(work.ids), self._weights.embedding).float()
+        return with_features(embedded_NH, work.features).contiguous()
 
     def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p] | None:
         if not taps:

@@ -38,7 +38,7 @@ class Model(Structure):
 class Segment(Structure):
     _fields_ = [
         ("pages", c_void_p),
-        *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "begin")),
+        *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "base", "begin")),
         ("parents", c_void_p),
     ]
 
@@ -47,6 +47,7 @@ class Batch(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rows", "segments", "wanted", "threads")),
         ("ids", c_void_p),
+        ("inputs", c_void_p),
         ("segment", POINTER(Segment)),
         ("wanted_rows", c_void_p),
         ("skip", c_void_p),

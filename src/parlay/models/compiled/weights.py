@@ -18,7 +18,7 @@ _CPU = torch.device("cpu")
 
 
 class Weights:
-    """A model packed for ``core``. Owns all memory that ``model`` points to."""
+    """A model packed for ``core``. Owns all memory that ``model`` points to. ``embedding`` is ``[V, H]``."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Weights:
         self._panel = int(core.panel)
         self._held: list[Tensor] = []
         arranged = Arranged(config, weights, dtype, _CPU, order=halves)
+        self.embedding = arranged.embedding.contiguous()
         layers = (structs.Layer * config.num_layers)(
             *(self._layer(arranged.layer(index)) for index in range(config.num_layers))
         )
@@ -46,7 +47,7 @@ class Weights:
             vocab=config.vocab_size,
             bf16=int(dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._hold(arranged.embedding.contiguous()),
+            embedding=self._hold(self.embedding),
             layer=layers,
             final_norm=self._hold(arranged.final_norm.contiguous()),
             head=self._linear(arranged.head),

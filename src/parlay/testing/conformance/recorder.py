@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from torch import Tensor
 
 from parlay.testing.toys import row_texts
-from parlay.types import Chain, LayerSkipper, Output, Runner, RunnerSpec, Segment, Skip
+from parlay.types import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip
 
 Texts = dict[tuple[int, ...], list[Tensor]]
 """Rows of logits by the text before them; more than one where a text was computed again."""
@@ -35,18 +34,17 @@ class Recorder:
     def reserve(self, sequence: int, tokens: int) -> bool:
         return self._inner.reserve(sequence, tokens)
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = ()) -> Output:
-        out = self._inner.forward(segments, taps)
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        out = self._inner.forward(segments, taps, skip)
         for index, segment in enumerate(segments):
+            if skip:  # neither the model's logits nor rows to keep
+                continue
             self._fed[segment.sequence] = segment
-            texts = row_texts(self._cached[segment.sequence], segment)[segment.logits_from :]
+            texts = row_texts(self._cached[segment.sequence], segment)[segment.logits_from - segment.base :]
             rows = out.logits_RV[out.starts[index] : out.starts[index + 1]]
             for text, logits_V in zip(texts, rows, strict=True):
                 self.texts.setdefault(tuple(text), []).append(logits_V.detach().clone())
         return out
-
-    def skip_forward(self, chains: Sequence[Chain], skip: Skip) -> Tensor:
-        return cast(LayerSkipper, self._inner).skip_forward(chains, skip)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         length = self._inner.keep(sequence, path)

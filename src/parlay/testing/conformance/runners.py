@@ -105,16 +105,49 @@ class _Walk:
         """Feed a random choice of sequences at once, each something else; compare every row; keep random paths."""
         names = self._chance.sample(list(self._texts), self._chance.randint(1, len(self._texts)))
         segments = [self._segment(name) for name in names]
+        if self.runner.spec.layer_skip and self._chance.random() < 0.3:
+            self._run_without_layers(segments)
+        if self._chance.random() < 0.3:
+            segments = self._run_beginnings(segments)
+        self._run(segments)
+        for segment in segments:
+            self._keep(segment)
+
+    def _run(self, segments: Sequence[Segment]) -> None:
         out = self.runner.forward(segments)
         for index, segment in enumerate(segments):
             rows = out.logits_RV[out.starts[index] : out.starts[index + 1]]
             held = self._texts[segment.sequence][: self._cached[segment.sequence]]
-            texts = row_texts(held, segment)[segment.logits_from :]
+            texts = row_texts(held, segment)[segment.logits_from - segment.base :]
             assert len(rows) == len(texts), f"{len(rows)} rows of logits for {len(texts)} wanted"
             for text, row_V in zip(texts, rows, strict=True):
-                self._judge.compare(text, row_V, f"{len(segment.pending)} pending, tree {segment.tree.parents}")
-        for segment in segments:
-            self._keep(segment)
+                where = f"{len(segment.pending)} pending, tree {segment.tree.parents}, base {segment.base}"
+                self._judge.compare(text, row_V, where)
+
+    def _run_without_layers(self, segments: Sequence[Segment]) -> None:
+        """Some cached tokens run again, too; nothing that follows may show it."""
+        sublayers = self.runner.spec.sublayers
+        skip = frozenset(self._chance.sample(sublayers, self._chance.randint(1, len(sublayers))))
+        bases = [-self._chance.randint(0, self._cached[segment.sequence]) for segment in segments]
+        pairs = zip(segments, bases, strict=True)
+        self.runner.forward(
+            [segment._replace(base=base, logits_from=segment.end) for segment, base in pairs], skip=skip
+        )
+
+    def _run_beginnings(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Run the first nodes of some trees; what then is left to run of all segments."""
+        grown = [segment for segment in segments if segment.tree.tokens and self._chance.random() < 0.7]
+        if not grown:
+            return list(segments)
+        left = {segment.sequence: segment for segment in segments}
+        parts: list[Segment] = []
+        for segment in grown:
+            nodes = self._chance.randrange(len(segment.tree))
+            parts.append(segment._replace(tree=Tree(segment.tree.tokens[:nodes], segment.tree.parents[:nodes])))
+            base = self._chance.randint(0, parts[-1].end)
+            left[segment.sequence] = segment._replace(base=base, logits_from=max(base, segment.logits_from))
+        self._run(parts)
+        return list(left.values())
 
     def _segment(self, name: int) -> Segment:
         text, cached = self._texts[name], self._cached[name]
@@ -126,7 +159,7 @@ class _Walk:
             tree = self._tree()
         logits_from = self._chance.randint(0, len(pending))
         segment = Segment(name, pending, tree, logits_from)
-        assert self.runner.reserve(name, cached + segment.rows), "no room, although little is in use"
+        assert self.runner.reserve(name, cached + segment.end), "no room, although little is in use"
         return segment
 
     def _tree(self) -> Tree:

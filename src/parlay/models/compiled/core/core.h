@@ -36,17 +36,19 @@ typedef struct {
     const float *turns; /* [positions][2][head_dim / 2]: cosines, sines */
 } Model;
 
-/* New rows of one sequence: `pending` committed tokens, then the nodes of a tree below the last of them. */
+/* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran in
+ * an earlier forward and are only read; the others run, row i as row begin + i of the batch. */
 typedef struct {
     char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
     int64_t pitch;      /* bytes from one [PAGE][head_dim] to the next in a page, which is [layers][2][kv_heads] of them */
-    int64_t start, pending, nodes, begin; /* begin: its first row among those of all segments */
-    const int32_t *parents;               /* per node; -1: the last pending row */
+    int64_t start, pending, nodes, base, begin;
+    const int32_t *parents; /* per node; -1: the last pending row */
 } Segment;
 
 typedef struct {
     int64_t rows, segments, wanted, threads;
     const int64_t *ids;
+    const float *inputs; /* [rows][hidden], read in place of the embeddings of ids; or null */
     const Segment *segment;
     const int32_t *wanted_rows;
     const uint8_t *skip; /* [2 * layers]: attention and feed-forward of each layer, or null */

@@ -78,7 +78,7 @@ static int64_t cut_tiles(const Model *model, const Batch *batch, const Space *sp
         const Segment *segment = &batch->segment[s];
         int64_t rows = segment->pending + segment->nodes;
         for (int64_t head = 0; head < model->kv_heads; head++)
-            for (int64_t from = 0, to; from < rows; from = to) {
+            for (int64_t from = segment->base, to; from < rows; from = to) {
                 int64_t until = from < segment->pending ? segment->pending : rows;
                 to = from + most < until ? from + most : until;
                 space->tiles[count++] = (Tile){(int32_t)s, (int32_t)head, (int32_t)from, (int32_t)to};
@@ -107,7 +107,9 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
 {
     for (int64_t row = from; row < to; row++) {
         float *out = space->hidden + row * model->hidden;
-        if (model->bf16) {
+        if (batch->inputs)
+            memcpy(out, batch->inputs + row * model->hidden, (size_t)model->hidden * 4);
+        else if (model->bf16) {
             const uint16_t *in = (const uint16_t *)model->embedding + batch->ids[row] * model->hidden;
             for (int64_t i = 0; i < model->hidden; i++) out[i] = widen(in[i]);
         } else
@@ -171,9 +173,9 @@ static void prepare(const Model *model, const Batch *batch, const Space *space, 
 {
     for (int64_t s = 0; s < batch->segments; s++) {
         const Segment *segment = &batch->segment[s];
-        int64_t begin = segment->begin, end = begin + segment->pending + segment->nodes;
-        for (int64_t row = from > begin ? from : begin; row < (to < end ? to : end); row++)
-            prepare_row(model, segment, space, layer, row - begin);
+        int64_t first = segment->begin + segment->base, end = segment->begin + segment->pending + segment->nodes;
+        for (int64_t row = from > first ? from : first; row < (to < end ? to : end); row++)
+            prepare_row(model, segment, space, layer, row - segment->begin);
     }
 }
 
