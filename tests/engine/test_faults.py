@@ -75,9 +75,12 @@ class Stumbling:
         return False
 
 
+def _oracle() -> toy_drafters.ToyDrafter:
+    return toy_drafters.oracle(toy_drafters.answer_by(LOGITS))
+
+
 def strategy(rule: SharedNoise | None = None, *, drafts: bool = True) -> Strategy:
-    oracle = toy_drafters.oracle(toy_drafters.answer_by(LOGITS))
-    return Strategy("s", oracle if drafts else None, rule or SharedNoise(), Fixed(3) if drafts else Plain())
+    return Strategy("s", _oracle() if drafts else None, rule or SharedNoise(), Fixed(3) if drafts else Plain())
 
 
 def request(name: str, *prompt: int, **fields: Stumbling) -> Request:
@@ -143,6 +146,51 @@ def test_a_rule_that_raises_ends_the_guilty_request_alone() -> None:
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, sick) for one in [request("b", 1, POISON), *WELL]])
     assert finished.pop("b")[-1].error == "RuntimeError: bad rule"
     assert {name: outcome(events) for name, events in finished.items()} == expected()
+
+
+class Curt(SharedNoise):
+    """A rule that has no verdict for the last of several sequences."""
+
+    def accept(
+        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+    ) -> list[Verdict | Fault]:
+        return super().accept(views, drafts, logits_RV, roots)[: max(1, len(views) - 1)]
+
+
+def test_a_rule_that_gives_too_few_verdicts_is_asked_for_each_sequence_alone() -> None:
+    finished = run(ToyRunner(LOGITS, VOCAB), [(one, strategy(Curt())) for one in WELL])
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+
+
+def test_choices_that_can_not_be_told_cost_the_drafts_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> list[tuple[int, ...]]:
+        raise RuntimeError("bad sampler")
+
+    monkeypatch.setattr("parlay.engine.accept.ranked", refuse)
+    curious = replace(strategy(), drafter=toy_drafters.RejectedReader(_oracle(), LOGITS))
+    finished = run(ToyRunner(LOGITS, VOCAB), [(one, curious) for one in WELL])
+    assert {name: outcome(events) for name, events in finished.items()} == expected()
+    assert [events[-1].metrics.drafter_faults for events in finished.values() if events[-1].metrics] == [1, 1, 1]
+
+
+class Billed(Steady):
+    """Notes the rows of each step that it was told of."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        self.rows.append(rows)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_seconds_of_forwards_that_ran_again_are_no_price(fails: bool) -> None:
+    cost = Billed()
+    target = Engine(Choosy(lambda segment: fails and len(segment.tree) > 2), cost)
+    for one in WELL:
+        target.add(one, strategy())
+    target.step()
+    assert cost.rows == ([] if fails else [sum(len(one.prompt) + 3 for one in WELL)])
 
 
 def test_a_stop_checker_that_raises_ends_its_own_request() -> None:

@@ -27,12 +27,13 @@ def _judge(turns: list[Turn]) -> None:
             turn.verdict = verdict
 
 
-def rank(turn: Turn, count: int) -> None:
-    """Note the ``count`` tokens that the sampler prefers at the root, then at each node on the node's own path."""
-    exact = turn.sequence.strategy.rule.exactness is Exactness.BITS
-    if count == 1 and exact and not len(turn.draft):
-        turn.choices = (turn.verdict.sampled[:1],)  # the rule asked the sampler already
-        return
-    tree, logits_RV = turn.draft.tree, turn.out.logits_RV[turn.root : turn.root + 1 + len(turn.draft)]
-    paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
-    turn.choices = tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))
+def rank(turns: list[Turn]) -> None:
+    """Note the tokens that the sampler prefers at the root, then at each node on the node's own path."""
+    for turn in turns:
+        count, tree = turn.sequence.needs.choices, turn.draft.tree
+        if count == 1 and not tree.tokens and turn.sequence.strategy.rule.exactness is Exactness.BITS:
+            turn.choices = (turn.verdict.sampled[:1],)  # the rule asked the sampler already
+            continue
+        paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
+        logits_RV = turn.out.logits_RV[turn.root : turn.root + len(paths)]
+        turn.choices = tuple(ranked(logits_RV, [turn.sequence] * len(paths), paths, count))

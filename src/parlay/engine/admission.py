@@ -9,9 +9,9 @@
 7. rows: all drafts of the step share one budget of rows
 8. memory: the context and the cache must hold it
 
-`Admission.admit` takes one strategy's drafts through 1 to 5, where a failure is that of its drafter or policy.
-`Admission.settle` takes all drafts of the step through 6 to 8. A draft that a rule drew is cut only in ways that do
-not depend on what was drawn.
+`Admission.admit` takes one strategy's drafts through 1 to 5, `add_forced` and `settle` take all drafts of the step
+through 6 and then 7 and 8. What raises in 1 to 6 costs its requests their drafts. A draft that was drawn from a
+distribution is cut only in ways that do not depend on what was drawn.
 """
 
 from __future__ import annotations
@@ -49,14 +49,18 @@ class Admission:
                 turn.draft = trees.best_chain(turn.draft)
         if any(turn.draft.tree.tokens for turn in turns):
             trimmed = strategy.policy.trim([turn.sequence for turn in turns], [turn.draft for turn in turns])
-            for turn, draft in list(zip(turns, trimmed, strict=True)):
+            for turn, draft in zip(turns, trimmed, strict=True):
                 turn.draft = draft
 
-    def settle(self, turns: list[Turn]) -> None:
-        """Steps 6 to 8, for the drafts of the whole step."""
+    def add_forced(self, turns: list[Turn]) -> None:
+        """Step 6, for the drafts of the whole step. Doing it again changes nothing."""
         for turn in turns:
-            if turn.sequence.request.constraint is not None:
-                self._add_forced(turn, turn.sequence.request.constraint)
+            constraint = turn.sequence.request.constraint
+            if constraint is not None and turn.sequence.strategy.drafter is not None:  # who never drafts stays plain
+                self._add_forced(turn, constraint)
+
+    def settle(self, turns: list[Turn]) -> None:
+        """Steps 7 and 8, for the drafts of the whole step."""
         drafted = [turn for turn in turns if turn.draft.tree.tokens]
         self._share = min(self._max_draft_rows, max(1, self._max_draft_rows // (len(drafted) or 1)))
         if sum([len(turn.draft.tree.tokens) for turn in drafted]) > self._max_draft_rows:
@@ -67,9 +71,9 @@ class Admission:
                 turn.draft = turn.draft if self._fits(turn) else NO_DRAFT
 
     def _add_forced(self, turn: Turn, constraint: Constraint) -> None:
-        """These tokens need no drafter and no budget, but a strategy that never drafts stays plain."""
+        """These tokens need no drafter and no budget."""
         limit = min(self._before_end(turn), self._max_draft_rows)
-        if limit <= 0 or turn.sequence.strategy.drafter is None:
+        if limit <= 0:
             return
         laws = turn.sequence.strategy.rule.laws
         law = turn.draft.law if len(turn.draft) else "point" if "point" in laws else min(laws)

@@ -5,21 +5,18 @@ A drafter or policy that raises costs its requests their drafts and nothing else
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable
 from functools import partial
 
 from parlay.engine.admission import Admission
 from parlay.engine.constrained import drafters_part
-from parlay.engine.isolation import isolated, named
+from parlay.engine.isolation import isolated
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
 from parlay.engine.turn import Turn, grouped
 from parlay.types import NO_DRAFT, Draft, Drafter, Policy, Spent, Strategy
-
-logger = logging.getLogger(__name__)
 
 
 class Drafting:
@@ -43,6 +40,7 @@ class Drafting:
             self._rest = sys.maxsize
             for group in _by_strategy(ready):
                 self._draft(group[0].sequence.strategy, group)
+        isolated(self._admission.add_forced, ready, _leave_out)
         self._admission.settle(ready)
 
     def _goes_on_resting(self, turns: list[Turn], ready: list[Turn]) -> bool:
@@ -56,12 +54,12 @@ class Drafting:
     def _draft(self, strategy: Strategy, turns: list[Turn]) -> None:
         """One strategy's sequences."""
         assert strategy.drafter is not None
-        isolated(partial(self._plan, strategy.policy), turns, drop_drafter, again=False)
+        isolated(partial(self._plan, strategy.policy), turns, _leave_out, again=False)
         asked = [turn for turn in turns if turn.budget > 0]
         if strategy.drafter.needs.layers:
             asked = [turn for turn in asked if self._lend(turn)]
         if asked:
-            isolated(partial(self._ask, strategy, strategy.drafter), asked, drop_drafter)
+            isolated(partial(self._ask, strategy, strategy.drafter), asked, _leave_out)
         if self._layers is not None:
             self._layers.reclaim()
 
@@ -91,7 +89,7 @@ class Drafting:
 
     def _ask(self, strategy: Strategy, drafter: Drafter, turns: list[Turn]) -> None:
         drafts = drafter.propose([turn.sequence for turn in turns], [turn.budget for turn in turns])
-        for turn, draft in list(zip(turns, drafts, strict=True)):
+        for turn, draft in zip(turns, drafts, strict=True):
             turn.draft = draft
         self._admission.admit(strategy, turns)
 
@@ -100,12 +98,18 @@ class Drafting:
         if self._resting:
             return
         for group in _by_strategy([turn for turn in turns if turn.done.committed and turn.sequence.drafting]):
-            isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, drop_drafter, again=False)
+            isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, Turn.drop_drafter, again=False)
 
     def observe(self, turns: list[Turn]) -> None:
         """Tell each drafter once what became of all its sequences, if it wants to know."""
         for group in grouped(filter(_is_told, turns), lambda turn: id(turn.sequence.strategy.drafter)):
-            isolated(_observe, group, drop_drafter, again=False)
+            isolated(_observe, group, Turn.drop_drafter, again=False)
+
+
+def _leave_out(turn: Turn, error: Exception) -> None:
+    """Whatever was proposed is not verified."""
+    turn.budget, turn.draft = 0, NO_DRAFT
+    turn.drop_drafter(error)
 
 
 def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
@@ -133,16 +137,6 @@ def _observe(turns: list[Turn]) -> None:
     drafter = turns[0].sequence.strategy.drafter
     assert drafter is not None
     drafter.observe([turn.observation() for turn in turns])
-
-
-def drop_drafter(turn: Turn, error: Exception) -> None:
-    """Its drafter or its policy has failed: the request goes on plainly."""
-    turn.budget, turn.draft = 0, NO_DRAFT
-    turn.sequence.drop_drafter()
-    logger.warning(
-        "the drafter of strategy %s failed (%s): request %s goes on without drafts, its text unchanged",
-        turn.sequence.strategy.name, named(error), turn.sequence.request.id,
-    )  # fmt: skip
 
 
 def _by_strategy(turns: list[Turn]) -> Iterable[list[Turn]]:

@@ -11,7 +11,7 @@ from parlay.engine.accept import accept, rank
 from parlay.engine.admission import Admission
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
-from parlay.engine.isolation import named
+from parlay.engine.isolation import isolated, named
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence import NOTHING_NEEDED, Sequence
@@ -165,9 +165,8 @@ class Engine:
         """The rules decide the drafts. Early prefill chunks have nothing to decide."""
         due = [turn for turn in _sound(turns) if turn.at_root]
         accept(due)
-        for turn in _sound(due):
-            if count := turn.sequence.needs.choices:
-                rank(turn, count)
+        if curious := [turn for turn in _sound(due) if turn.sequence.needs.choices]:
+            isolated(rank, curious, Turn.drop_drafter)
 
     def _commit(self, turns: list[Turn], clock: _Clock) -> None:
         for turn in _sound(turns):

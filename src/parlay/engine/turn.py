@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from parlay.engine.isolation import named
 from parlay.engine.sequence import Sequence
 from parlay.types import (
     NO_DRAFT,
@@ -83,6 +84,14 @@ class Turn:
         """The request ends here, with this reason."""
         logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=error)
         self.fault = Fault(reason)
+
+    def drop_drafter(self, error: Exception) -> None:
+        """Its drafter or its policy has failed: the request goes on plainly."""
+        self.sequence.drop_drafter()
+        logger.warning(
+            "the drafter of strategy %s failed (%s): request %s goes on without drafts, its text unchanged",
+            self.sequence.strategy.name, named(error), self.sequence.request.id,
+        )  # fmt: skip
 
     @property
     def path(self) -> tuple[int, ...]:
