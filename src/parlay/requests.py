@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from jinja2 import TemplateError
-
 from parlay.documents import Document, Ids
 from parlay.drafters.copying.prediction import SOURCE as PREDICTION
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
@@ -238,6 +236,7 @@ class RequestFactory:
                 tokenize=True,
                 return_dict=False,
             )
-        except TemplateError as error:
-            raise ParlayError(f"this model's chat template refuses the conversation: {error}") from error
+        except Exception as error:  # a template is a program: it can fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         return TokensPrompt(prompt_token_ids=ids)

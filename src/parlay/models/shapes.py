@@ -69,5 +69,8 @@ def check_weights(where: Path, expected: Mapping[str, tuple[int, ...]], weights:
 
 
 def some(names: Iterable[str], most: int = 3) -> str:
+    """The first few; names come from files, so one that a terminal would act on is spelled out."""
     listed = list(names)
-    return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
+    return ", ".join(name if name.isprintable() else repr(name) for name in listed[:most]) + (
+        ", ..." if len(listed) > most else ""
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel, yarn_attention_factor
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
+from parlay.models.shapes import some
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -106,12 +107,14 @@ def family_of(keys: Mapping[str, Value]) -> Family:
     """The family that the file names. Raises BadGguf or UnsupportedModel."""
     kind = keys.get("general.type", "model")
     if kind != "model":
-        raise UnsupportedModel(f"the file holds no model: its general.type is {kind!r}")
+        raise UnsupportedModel(f"the file holds no model: its general.type is {kind!r:.40}")
     name = keys.get("general.architecture")
     if not isinstance(name, str):
         raise BadGguf("the key general.architecture is missing")
     if name not in FAMILIES:
-        raise UnsupportedModel(f"architecture {name!r}: of GGUF files the native decoder runs {', '.join(FAMILIES)}")
+        raise UnsupportedModel(
+            f"architecture {name!r:.40}: of GGUF files the native decoder runs {', '.join(FAMILIES)}"
+        )
     return FAMILIES[name]
 
 
@@ -160,8 +163,9 @@ def _refuse_unknown(architecture: str, names: Mapping[str, Value]) -> None:
     for name, value in names.items():
         if name in _READ or (name in _NEUTRAL and value == _NEUTRAL[name]):
             continue
+        key = f"{architecture}.{name}"
         told = f"{value!r:.40}" if not isinstance(value, Strings) else "a list"
-        raise UnsupportedModel(f"the key {architecture}.{name} ({told}) is not supported by the native decoder")
+        raise UnsupportedModel(f"the key {some([key])} ({told}) is not supported by the native decoder")
 
 
 def _head_dim(mine: _Keys, default: int) -> int:
@@ -187,11 +191,11 @@ def _rope(name: str, mine: _Keys, max_context: int, head_dim: int, factors: tupl
         if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
             raise BadGguf(f"{ROPE_FACTORS} holds no {head_dim // 2} factors above 0")
         if kind != "none":
-            raise UnsupportedModel(f"{name}: {ROPE_FACTORS} together with rope scaling {kind!r} is not supported")
+            raise UnsupportedModel(f"{name}: {ROPE_FACTORS} together with rope scaling {kind!r:.40} is not supported")
         return RopeConfig(theta=theta, kind="divided", divisors=factors)
     reader = _ROPES.get(str(kind))
     if reader is None:
-        raise UnsupportedModel(f"{name}: rope scaling {kind!r} is not supported by the native decoder")
+        raise UnsupportedModel(f"{name}: rope scaling {kind!r:.40} is not supported by the native decoder")
     return reader(mine, theta, max_context)
 
 

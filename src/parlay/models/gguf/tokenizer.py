@@ -99,7 +99,7 @@ def build(keys: Mapping[str, Value]) -> Tokenizer:
     """The tokenizer that the keys describe. Raises ValueError, with the reason in one line."""
     kind = keys.get(_KEY + "model")
     if kind not in _BUILDERS:
-        told = "none" if kind is None else f"of the kind {kind!r}"
+        told = "none" if kind is None else f"of the kind {kind!r:.40}"
         raise ValueError(f"its tokenizer is {told}, which Parlay can't make: {_INSTEAD}")
     tokens = _strings(keys, "tokens")
     if len(set(tokens)) < len(tokens):
@@ -119,7 +119,7 @@ def _byte_level(keys: Mapping[str, Value], tokens: list[str], types: list[int]) 
     name = keys.get(_KEY + "pre")
     splitting = SPLITTINGS.get(str(name))
     if splitting is None:
-        told = "missing" if name is None else f"{name!r}, which Parlay does not know"
+        told = "missing" if name is None else f"{name!r:.40}, which Parlay does not know"
         raise ValueError(f"the key {_KEY}pre is {told}: {_INSTEAD}")
     merges = [_pair(merge) for merge in _strings(keys, "merges")]
     tokenizer = _pairs(tokens, merges, ignore_merges=splitting.whole_words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter
-from jinja2 import TemplateError
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from parlay.serve.errors import ApiError, responses
@@ -111,7 +110,7 @@ def _chat_ids(served: Served, body: TokenizeMessages) -> list[int]:
     messages = [message.model_dump() for message in body.messages]
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=body.add_generation_prompt, tokenize=False)
-    except TemplateError as error:
+    except Exception as error:  # a template is a program: it can fail in any way
         raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
     ids: list[int] = tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
     return ids
