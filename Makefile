@@ -10,7 +10,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
-demo: $(VENV)/.runtime  ## install, then run the built-in model: plain against fast, side by side
+demo: $(VENV)/.runtime  ## install, fetch a small real model (98 MB), then race plain against fast, side by side
+	@$(BIN)/parlay pull smollm2-135m >/dev/null || true
 	@$(BIN)/parlay demo
 
 check: $(VENV)/.dev  ## install development extras, then lint, format, strict types, all tests

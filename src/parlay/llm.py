@@ -14,7 +14,7 @@ from parlay.documents import Document, Documents, Predictions, prediction_ids, p
 from parlay.drafters.catalogue import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
+from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools
@@ -297,5 +297,6 @@ def _tokenizer(
 ) -> PreTrainedTokenizerBase | None:
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
-    name = tokenizer if tokenizer is not None else model if isinstance(model, str) else None
-    return load_tokenizer(resolve(name)) if name is not None else None
+    if tokenizer is not None:
+        return load_tokenizer(resolve_tokenizer(tokenizer))
+    return load_tokenizer(resolve(model)) if isinstance(model, str) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from parlay import demo
@@ -9,7 +11,9 @@ from tests.cli.conftest import Cli
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+def brief(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few tokens, and the built-in model: none has been pulled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(demo, "MAX_TOKENS", 24)
     monkeypatch.setattr(demo, "MOST_ROUNDS", 1)
 

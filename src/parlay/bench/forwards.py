@@ -21,7 +21,8 @@ import torch
 
 from parlay import trees
 from parlay.bench.records import Cell, Results, Row, read
-from parlay.models.config import UnsupportedModel, read_config
+from parlay.models.config import UnsupportedModel
+from parlay.models.loading import load_weights, read_config
 from parlay.models.shapes import weight_shapes
 from parlay.types import Runner, Segment
 
@@ -156,16 +157,19 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(usual)
 
 
-def weight_bytes(directory: Path, stored: str) -> int:
+def weight_bytes(model: Path, stored: str) -> int:
     """Bytes of all the weights that each row of the native decoder goes through; 0 for a model it can't run.
 
-    ``stored`` is their dtype, or ``int8``, whose few scales are left out.
+    ``stored`` is their dtype, or ``int8``, whose few scales are left out; a GGUF file's stay as they are.
     """
     try:
-        config = read_config(directory)
+        config = read_config(model)
     except UnsupportedModel:
         return 0
     looked_up = () if config.tie_embeddings else (EMBEDDING,)
+    if model.is_file():
+        weights = load_weights(model, config)
+        return sum(weight.data.nbytes for name, weight in weights.items() if name not in looked_up)
     sizes = (math.prod(shape) for name, shape in weight_shapes(config).items() if name not in looked_up)
     return sum(sizes) * _BYTES[stored]
 

@@ -20,7 +20,8 @@ FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 COMMANDS = {
     "generate": "write text from a prompt, as it is decoded",
     "serve": "answer requests over HTTP, as OpenAI's API does",
-    "demo": "the built-in model: plain decoding against the default strategy, side by side",
+    "demo": "a small model: plain decoding against the default strategy, side by side",
+    "pull": "bring a model to this machine",
     "bench": "measure strategies on workloads, each beside plain decoding",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the ways of decoding",

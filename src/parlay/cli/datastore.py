@@ -47,13 +47,13 @@ def run(options: argparse.Namespace) -> int:
 def _build(options: argparse.Namespace) -> int:
     from parlay.cli import corpus  # here, because these load numpy and transformers
     from parlay.models.loading import load_tokenizer
-    from parlay.models.resolving import resolve
+    from parlay.models.resolving import resolve_tokenizer
 
     output: Path = options.output
     _check_output(output)
     sources = corpus.sources(options.corpus)
     name = options.tokenizer or options.model
-    store = _make(sources, load_tokenizer(resolve(name)), name)
+    store = _make(sources, load_tokenizer(resolve_tokenizer(name)), name)
     try:
         store.write(output)
     except OSError as error:

@@ -43,14 +43,20 @@ _METAVARS = {int: "N", float: "X", Path: "PATH"}
 _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (int, "N"), "float": (float, "X")}
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how to run it: the same for every command that decodes."""
+def add_model_flags(parser: argparse.ArgumentParser, default: str = "parlay-mini") -> None:
+    """Which model, and how to run it: the same for every command that decodes. ``default`` is what help calls it."""
     parser.add_argument(
         "--model",
         default="parlay-mini",
-        help="built-in name, local folder, or Hugging Face Hub id (default: parlay-mini)",
+        help="built-in name, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for a GGUF file "
+        f"there (default: {default})",
     )
     add_option_flags(parser, LoadOptions)
+
+
+def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
+    """For a model whose own tokenizer is missing, or of a kind that can't be read."""
+    parser.add_argument("--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer to use instead")
 
 
 def add_option_flags(

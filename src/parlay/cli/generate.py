@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.files import read_text
-from parlay.cli.flags import add_model_flags, add_sampling_flags, options_from, sampling_params
+from parlay.cli.flags import add_model_flags, add_sampling_flags, add_tokenizer_flag, options_from, sampling_params
 from parlay.cli.structured import add_structured_flags, structured_outputs
 from parlay.options import LoadOptions
 from parlay.terminal import Tint, wants_colour
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message before it; implies --chat")
     parser.add_argument("--json", action="store_true", help="print one JSON object when done, instead of streaming")
     add_model_flags(parser)
+    add_tokenizer_flag(parser)
     parser.add_argument("--strategy", metavar="NAME[:KEY=VALUE,...]", help="how to decode; see parlay strategies")
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
@@ -94,6 +95,7 @@ def _open(options: argparse.Namespace) -> LLM:
 
     llm = LLM(
         options.model,
+        tokenizer=options.tokenizer,
         load=options_from(LoadOptions, options),
         strategy=options.strategy or DEFAULT_STRATEGY,
         draft_model=options.draft_model,

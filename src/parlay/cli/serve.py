@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.flags import add_option_flags, options_from
+from parlay.cli.flags import add_option_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import ParlayError
@@ -52,6 +52,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:KEY=VALUE,...]",
         help="how to decode where a request does not say; see parlay strategies",
     )
+    add_tokenizer_flag(group)
     group.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
@@ -168,12 +169,15 @@ def _named(word: str) -> tuple[str, str]:
 
 
 def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, AsyncLLM]:
+    if options.tokenizer is not None and len(models) > 1:
+        raise ValueError(f"--tokenizer goes with one model, and {len(models)} are named: serve each by itself")
     from parlay.aio import AsyncLLM
     from parlay.llm import DEFAULT_STRATEGY, LLM
 
     def load(model: str) -> LLM:
         return LLM(
             model,
+            tokenizer=options.tokenizer,
             load=options_from(LoadOptions, options),
             strategy=options.strategy or DEFAULT_STRATEGY,
             draft_model=options.draft_model,

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from parlay.models import hub, pulled
 from parlay.models.gguf.file import SUFFIX
+from parlay.models.pulled import WHEELS
 from parlay.types import ParlayError
 
 BUILT_IN = ("parlay-mini", "parlay-mini-draft")
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
+_TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.safetensors")
 _CONFIG_FILES = ("config.json", "generation_config.json")
+_NAMES = f"a *{SUFFIX} file, or one of {', '.join((*BUILT_IN, *WHEELS))}"
+_QUANTIZATION = re.compile(r"[A-Za-z0-9][\w-]*")
 _MERGE = "merge it into its base model (peft: merge_and_unload, then save_pretrained), and name that folder"
 
 
 def resolve(model: str) -> Path:
-    """The folder or GGUF file of a built-in name, a local path, or a Hugging Face Hub id (downloaded if need be).
+    """The folder or GGUF file of a built-in or pulled name, a local path, or a Hugging Face Hub id.
 
-    Only safetensors, JSON and tokenizer files are ever fetched. Raises ParlayError with one line otherwise.
+    ``user/repo:Q4_K_M`` is the GGUF file of that quantisation in a Hub repository; ``hf.co/`` may stand before it.
+    From the Hub only safetensors, GGUF, JSON and tokenizer files are ever fetched, and kept in its own cache.
+    Raises ParlayError with one line otherwise.
     """
     found = _find(model, _WANTED_FILES)
     return _check_weights(found) if found.is_dir() else found
 
 
 def resolve_config(model: str) -> Path:
-    """The same for who needs config.json alone: no weights are looked for, or fetched."""
+    """The same for who needs the config alone: of a folder no weights are looked for, or fetched."""
     return _find(model, _CONFIG_FILES)
+
+
+def resolve_tokenizer(model: str) -> Path:
+    """The folder or GGUF file of a model, or of a tokenizer alone."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if is_local(model):
+        return _find(model, ())
+    repo, quantization = _hub_name(model)
+    return hub.fetch_gguf(repo, quantization) if quantization else hub.fetch_folder(repo, _TOKENIZER_FILES)
+
+
+def is_local(model: str) -> bool:
+    """Whether the name stands for something on this machine, so that there is nothing to fetch."""
+    return model in BUILT_IN or model in WHEELS or Path(model).expanduser().exists() or _is_path(model)
 
 
 def _find(model: str, wanted: tuple[str, ...]) -> Path:
@@ -40,22 +64,36 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
         raise ParlayError(
             f"{model} is a file, but no *{SUFFIX}: name the folder that holds config.json and *.safetensors"
         )
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise ParlayError(f"no folder {model}: name a local folder, a Hub id, or one of {', '.join(BUILT_IN)}")
-    return _check_config(_download(model, wanted))
+    if model in WHEELS:
+        return pulled.find(model)
+    if _is_path(model):
+        raise ParlayError(f"no folder or file {model}: name a local folder, a Hub id, {_NAMES}")
+    return _from_hub(model, wanted)
 
 
-def _download(model: str, wanted: tuple[str, ...]) -> Path:
-    import huggingface_hub  # here, because a local folder needs no network code
+def _is_path(model: str) -> bool:
+    return model.startswith((".", "/", "~")) or model.endswith(SUFFIX) or hub.without_address(model).count("/") > 1
 
+
+def _from_hub(model: str, wanted: tuple[str, ...]) -> Path:
+    repo, quantization = _hub_name(model)
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(wanted)))
-    except (OSError, ValueError, huggingface_hub.errors.RevisionResolutionError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ParlayError(
-            f"can't get {model!r} from the Hugging Face Hub ({reason}): "
-            f"name a local folder instead, or one of {', '.join(BUILT_IN)}"
-        ) from error
+        if quantization:
+            return hub.fetch_gguf(repo, quantization)
+        folder = hub.fetch_folder(repo, wanted)
+    except hub.NotOnHub as error:
+        raise hub.NotOnHub(f"{error}: name a local folder instead, or {_NAMES}") from error
+    if not (folder / "config.json").is_file() and (names := hub.gguf_names(repo)):
+        raise ParlayError(f"{repo} holds GGUF files: name one by its ending, as in {repo}:Q4_K_M; it has {names}")
+    return _check_config(folder)
+
+
+def _hub_name(model: str) -> tuple[str, str]:
+    """Repository, and quantisation or nothing."""
+    repo, colon, quantization = hub.without_address(model).partition(":")
+    if colon and not _QUANTIZATION.fullmatch(quantization):
+        raise ParlayError(f"{model}: expected a quantisation after the colon, as in {repo}:Q4_K_M")
+    return repo, quantization
 
 
 def _check_config(directory: Path) -> Path:

@@ -16,8 +16,9 @@ from parlay.bench.provenance import cpu_model
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
 from parlay.cost.roofline import Shape, Work
-from parlay.models.config import DecoderConfig, read_config
+from parlay.models.config import DecoderConfig
 from parlay.models.kernels import choose_dtype
+from parlay.models.loading import read_config
 from parlay.models.resolving import resolve_config
 from parlay.models.user_cache import user_cache
 from parlay.options import LoadOptions

@@ -1,0 +1,111 @@
+"""Models on the Hugging Face Hub, kept in its own cache folder: interrupted downloads go on where they stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from parlay.types import ParlayError
+
+T = TypeVar("T")
+
+_ADDRESSES = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+_PART = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOCK = 1 << 20
+
+
+class NotOnHub(ParlayError):
+    """What was asked of the Hub can't be had; the message says why, in one line."""
+
+
+def without_address(model: str) -> str:
+    """``hf.co/user/repo`` as ``user/repo``."""
+    start = next((start for start in _ADDRESSES if model.startswith(start)), "")
+    return model[len(start) :]
+
+
+def fetch_folder(repo: str, patterns: Sequence[str]) -> Path:
+    """The folder of the files of ``repo`` that match. Raises NotOnHub."""
+    import huggingface_hub  # here, because a local folder needs no network code
+
+    return Path(_asked(repo, lambda: huggingface_hub.snapshot_download(repo, allow_patterns=list(patterns))))
+
+
+def fetch_gguf(repo: str, quantization: str) -> Path:
+    """The GGUF file of ``repo`` whose name ends in ``quantization``, as in ``Q4_K_M``; the first part of several.
+
+    Upper and lower case are the same. Raises NotOnHub where there is none, or more than one.
+    """
+    any_case = "".join(f"[{letter.lower()}{letter.upper()}]" if letter.isalpha() else letter for letter in quantization)
+    ends = (f"{any_case}.gguf", f"{any_case}-?????-of-?????.gguf")
+    folder = fetch_folder(repo, [*ends, *(f"*[-._/]{end}" for end in ends)])
+    name = re.compile(rf"(.*[-._])?{re.escape(quantization)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    found = sorted(path for path in folder.rglob("*.gguf") if name.fullmatch(path.name) and not _projector(path))
+    models = {_whole(path) for path in found}
+    if not found:
+        names = gguf_names(repo)
+        offer = f"; its GGUF files are {names}" if names else ""
+        raise NotOnHub(f"{repo} on the Hugging Face Hub has no {quantization}{offer}")
+    if len(models) > 1:
+        listed = ", ".join(sorted(path.name for path in models))
+        raise NotOnHub(
+            f"{repo} has more than one {quantization}: {listed}; download the one you mean, and name the file"
+        )
+    return found[0]
+
+
+def check_hashes(files: Sequence[Path]) -> None:
+    """Compares large files with the hash that the Hub gives for them, which is what its cache calls them.
+
+    Raises NotOnHub for one that differs, after removing it.
+    """
+    for path in files:
+        blob = path.resolve()
+        if _SHA256.fullmatch(blob.name) and hash_of(blob) != blob.name:
+            blob.unlink()
+            raise NotOnHub(f"{path.name} is not what the Hugging Face Hub says it is, and was removed: pull it again")
+
+
+def hash_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _projector(path: Path) -> bool:
+    """Whether it is the part of a model that sees or hears, which comes beside its text model."""
+    return path.name.lower().startswith("mmproj")
+
+
+def _whole(path: Path) -> Path:
+    """One name for all parts of a split model."""
+    match = _PART.fullmatch(path.stem)
+    return path.with_name(match[1] + path.suffix) if match else path
+
+
+def gguf_names(repo: str) -> str:
+    """The GGUF files of ``repo``, separated by commas; nothing where there are none, or the Hub can't be asked."""
+    import huggingface_hub
+
+    try:
+        names = _asked(repo, lambda: huggingface_hub.list_repo_files(repo))
+    except NotOnHub:
+        return ""
+    return ", ".join(sorted({_whole(Path(name)).stem for name in names if name.endswith(".gguf")}))
+
+
+def _asked(repo: str, request: Callable[[], T]) -> T:
+    import huggingface_hub
+
+    try:
+        return request()
+    except (OSError, ValueError, huggingface_hub.errors.RevisionResolutionError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise NotOnHub(f"can't get {repo!r} from the Hugging Face Hub ({reason})") from error
