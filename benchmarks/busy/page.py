@@ -21,11 +21,9 @@ GAIN, GAIN_KEPT = 1.2, 0.8
 RIGHT_KEPT = 0.9
 EXPLANATION = (
     "While a cell is measured so many other processes burn a core each. Everything is greedy, one request at a time, "
-    "interleaved in one run; shares and ratios are medians over rounds of one round, with the "
-    "lowest and highest round in brackets.",
+    "interleaved in one run. Shares and ratios are taken within each round: the median round, with the lowest and the "
+    "highest in brackets.",
 )
-
-
 VERDICTS = {True: "met", False: "**not met**", None: "not measured"}
 
 

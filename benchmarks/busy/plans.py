@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from parlay.bench import workloads
 from parlay.bench.conversations import conversation_ids, text_ids
+from parlay.bench.loops import lasts
 from parlay.bench.records import PLAIN
 from parlay.bench.runner import Plan
 from parlay.bench.workloads import Item, Workload
@@ -52,9 +53,9 @@ class Lengths:
 
 def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[Plan]:
     """All that is measured on one model, each in the same rounds."""
-    kinds = tuple(workloads.load(scale.kinds, scale.prompts))
     (prose,) = workloads.load(["prose"], 1)
     lengths = Lengths.of(plain_speed(llm, prose.items[0]))
+    kinds = {each.name: lasting(llm, each, scale.prompts, lengths.kinds) for each in workloads.load(scale.kinds)}
     common = Plan(
         model=model, strategies=(), workloads=(), busy=scale.busy, rounds=scale.rounds, max_tokens=lengths.kinds
     )
@@ -67,19 +68,24 @@ def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[Plan
             keep_loops=True,  # they favour nobody here, and all texts have one length
             seconds=scale.seconds,
         ),
-        replace(common, workloads=kinds, strategies=(DEFAULT_STRATEGY,), seconds=scale.seconds / 2),
+        replace(common, workloads=tuple(kinds.values()), strategies=(DEFAULT_STRATEGY,), seconds=scale.seconds / 2),
         replace(
             common,
-            workloads=(foretold(llm, scale.prompts, lengths.kinds),),
+            workloads=(foretold(llm, kinds["edit"], lengths.kinds),),
             strategies=(PREDICTION,),
             seconds=scale.seconds / 2,
         ),
     ]
 
 
-def foretold(llm: LLM, prompts: int, most: int) -> Workload:
+def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
+    """So many of its items, by preference those whose text does not repeat itself at once: of others little is left."""
+    loops = {item.id: not lasts(plainly(llm, item, most).token_ids) for item in workload.items}
+    return replace(workload, items=tuple(sorted(workload.items, key=lambda item: loops[item.id])[:count]))
+
+
+def foretold(llm: LLM, edits: Workload, most: int) -> Workload:
     """Edits, each with a prediction that is right in every letter: the text that plain decoding writes."""
-    (edits,) = workloads.load(["edit"], prompts)
     items = tuple(replace(item, prediction=plainly(llm, item, most).text) for item in edits.items)
     return Workload(FORETOLD, items)
 
