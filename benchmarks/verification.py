@@ -25,7 +25,7 @@ from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
 from parlay import models
-from parlay.bench.forwards import Timed, measure, weight_bytes
+from parlay.bench.forwards import TimedModel, measure, weight_bytes
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row
 from parlay.options import LoadOptions
@@ -112,12 +112,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wide = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
         checkpoint = longer(wide, Path(folder) / WIDE, longest)
-        timed: dict[str, Timed] = {}
+        timed: dict[str, TimedModel] = {}
         for name in (BF16, INT8):
             quantize = INT8 if name == INT8 else None
             runner = models.load(str(checkpoint), LoadOptions(dtype=BF16, quantize=quantize), cache_tokens=3 * longest)
             size = weight_bytes(checkpoint, name)
-            timed |= {name: Timed(runner, size), name + ONE: Timed(runner, size, threads=1)}
+            timed |= {name: TimedModel(runner, size), name + ONE: TimedModel(runner, size, threads=1)}
         for context in options.contexts:
             shown = timed if context == min(options.contexts) else {name: timed[name] for name in (BF16, INT8)}
             results.add(list(measure(shown, ROWS, (context,), PASSES)))

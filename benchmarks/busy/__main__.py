@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.busy.page import page
-from benchmarks.busy.peers import PeerDecoder
 from benchmarks.busy.plans import FULL, QUICK, Scale, plans
 from benchmarks.figures.setup import DRAFT, MINI, WIDE, Setup
 from benchmarks.figures.setup import FULL as FIGURES_SCALE
 from benchmarks.options import CACHE
 from benchmarks.peers.__main__ import given
 from benchmarks.peers.catalogue import PEERS
-from benchmarks.peers.entrants import enter
+from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
@@ -91,10 +90,7 @@ def measure(model: str, options: argparse.Namespace, results: Results, ends: flo
         llm = stack.enter_context(LLM(str(directory), draft_model=DRAFT if model == WIDE else None))
         decoders = peer_decoders(directory, options, stack)
         name = model if model in (MINI, WIDE) else directory.name
-        benches = [
-            Bench(llm, plan, results, others=decoders if plan.against else None)
-            for plan in plans(llm, name, scale, tuple(decoders))
-        ]
+        benches = [Bench(llm, plan, results, decoders) for plan in plans(llm, name, scale, tuple(decoders))]
         took = 0.0
         for turn in range(scale.rounds):
             began = time.monotonic()
@@ -131,8 +127,7 @@ def peer_decoders(directory: Path, options: argparse.Namespace, stack: ExitStack
             python = find(peer, options.venvs, dict(options.venv))
         except NotInstalled as error:
             python = str(error)
-        plain, *_ = enter(peer, python, task, Limits(answer=180.0), stack)
-        decoders[peer.engine] = PeerDecoder(plain)
+        decoders[peer.engine] = PeerDecoder(peer, python, task, Limits(answer=180.0), stack)
     return decoders
 
 

@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from parlay.bench import workloads
 from parlay.bench.conversations import conversation_ids, text_ids
 from parlay.bench.loops import lasts
-from parlay.bench.records import PLAIN
+from parlay.bench.records import PLAIN, System
 from parlay.bench.runner import Plan
 from parlay.bench.workloads import Item, Workload
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.outputs import CompletionOutput
 from parlay.types import SamplingParams
 
-ENGINES = "prose, all engines"
-FORETOLD = "edit, foretold"
+ENGINES, KINDS, FORETOLD = "engines", "kinds", "foretold"
+"""The parts: all engines on prose, the default strategy by kind of text, and right predictions."""
+PEER_MODE = "plain"
+PROSE, EDIT = "prose", "edit"
 PREDICTION = "prediction"
 SHORT = 32
 
@@ -25,7 +27,7 @@ SHORT = 32
 class Scale:
     """How much to measure. In a round everyone writes a text again and again for ``seconds`` in all."""
 
-    kinds: tuple[str, ...] = ("copy", "edit", "calls", "code", "prose")
+    kinds: tuple[str, ...] = ("copy", EDIT, "calls", "code", PROSE)
     prompts: int = 3
     seconds: float = 4.0
     busy: tuple[int, ...] = (0, 1, 2, 4)
@@ -33,7 +35,7 @@ class Scale:
 
 
 FULL = Scale()
-QUICK = Scale(kinds=("copy", "edit"), prompts=2, seconds=2.0, busy=(0, 2), rounds=3)
+QUICK = Scale(kinds=("copy", EDIT), prompts=2, seconds=2.0, busy=(0, 2), rounds=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Lengths:
 
 def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[Plan]:
     """All that is measured on one model, each in the same rounds."""
-    (prose,) = workloads.load(["prose"], 1)
+    (prose,) = workloads.load([PROSE], 1)
     lengths = Lengths.of(plain_speed(llm, prose.items[0]))
     kinds = {each.name: lasting(llm, each, scale.prompts, lengths.kinds) for each in workloads.load(scale.kinds)}
     common = Plan(
@@ -62,16 +64,24 @@ def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[Plan
     return [
         replace(
             common,
-            workloads=(replace(prose, name=ENGINES),),
-            against=tuple(peers),
+            part=ENGINES,
+            workloads=(prose,),
+            against=tuple(System(peer, PEER_MODE) for peer in peers),
             max_tokens=lengths.engines,
             keep_loops=True,  # they favour nobody here, and all texts have one length
             seconds=scale.seconds,
         ),
-        replace(common, workloads=tuple(kinds.values()), strategies=(DEFAULT_STRATEGY,), seconds=scale.seconds / 2),
         replace(
             common,
-            workloads=(foretold(llm, kinds["edit"], lengths.kinds),),
+            part=KINDS,
+            workloads=tuple(kinds.values()),
+            strategies=(DEFAULT_STRATEGY,),
+            seconds=scale.seconds / 2,
+        ),
+        replace(
+            common,
+            part=FORETOLD,
+            workloads=(foretold(llm, kinds[EDIT], lengths.kinds),),
             strategies=(PREDICTION,),
             seconds=scale.seconds / 2,
         ),
@@ -87,7 +97,7 @@ def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
 def foretold(llm: LLM, edits: Workload, most: int) -> Workload:
     """Edits, each with a prediction that is right in every letter: the text that plain decoding writes."""
     items = tuple(replace(item, prediction=plainly(llm, item, most).text) for item in edits.items)
-    return Workload(FORETOLD, items)
+    return replace(edits, items=items)
 
 
 def plain_speed(llm: LLM, item: Item) -> float:

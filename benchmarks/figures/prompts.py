@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from parlay.bench import workloads
-from parlay.bench.workloads import Item
+from parlay.bench.workloads import Item, Workload
 from parlay.train import checks
 from parlay.train.chat import ChatTurn, render_chat
 from parlay.train.corpus import Document, is_heldout, read_corpus, read_lines, read_records
@@ -36,6 +36,11 @@ class Prompt:
     number: int
     text: str
     ids: tuple[int, ...]
+
+
+def as_workload(kind: str, prompts: Sequence[Prompt]) -> Workload:
+    """The same for `parlay.bench`."""
+    return Workload(kind, tuple(Item(id=str(prompt.number), prompt=prompt.text) for prompt in prompts))
 
 
 def built_in(tokenizer: PreTrainedTokenizerBase, count: int) -> dict[str, list[Prompt]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,19 +17,21 @@ from typing import Any
 
 import torch
 
-from benchmarks.figures.prompts import Prompt
+from benchmarks.figures.prompts import as_workload
 from benchmarks.figures.setup import DRAFT, MINI, WIDE, Scale, Setup
 from benchmarks.options import CACHE
-from benchmarks.peers.catalogue import PARLAY, PEERS
-from benchmarks.peers.entrants import enter
+from benchmarks.peers.catalogue import PEERS, STRATEGIES
+from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
-from benchmarks.peers.rounds import Race
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
 from parlay.bench.provenance import ROOT, provenance
-from parlay.bench.records import Results, Row, read
+from parlay.bench.records import Results, Row, System, read
+from parlay.bench.runner import Bench, Plan
+from parlay.llm import LLM
 from parlay.models.resolving import resolve
+from parlay.options import LoadOptions
 
 WORKLOADS = ("edit", "copy", "calls", "maths", "code", "prose")
 FULL = Scale(prompts=4, wide_prompts=2, tokens=128, rounds=3)
@@ -102,7 +105,7 @@ def run(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], Sequenc
 
 def environments(options: argparse.Namespace) -> dict[str, Path | str]:
     """The Python of each peer asked for, or why there is none."""
-    found: dict[str, Path | str] = {PARLAY.engine: Path(sys.executable)}
+    found: dict[str, Path | str] = {}
     for peer in (peer for peer in PEERS if peer.engine in options.peers):
         try:
             found[peer.engine] = find(peer, options.venvs, dict(options.venv))
@@ -115,35 +118,29 @@ def environments(options: argparse.Namespace) -> dict[str, Path | str]:
 def measure(
     model: str, setup: Setup, options: argparse.Namespace, pythons: Mapping[str, Path | str], results: Results
 ) -> None:
-    """All entrants on one model. Raises ValueError when Parlay itself can't run."""
-    prompts = setup.prompts(model, WORKLOADS)
+    """Everyone on one model. Raises ValueError when Parlay can't run it."""
+    drawn = setup.prompts(model, WORKLOADS)
+    peers = [peer for peer in PEERS if peer.engine in pythons]
+    plan = Plan(
+        model=model,
+        strategies=STRATEGIES,
+        workloads=tuple(as_workload(kind, prompts) for kind, prompts in drawn.items()),
+        against=tuple(System(peer.engine, mode) for peer in peers for mode in peer.modes),
+        rounds=setup.scale.rounds,
+        max_tokens=setup.scale.tokens,
+    )
     task = Task(
         model=str(setup.directory(model)),
         draft=str(resolve(DRAFT)),
         threads=options.threads,
-        longest=longest(prompts) + setup.scale.tokens,
+        longest=max(len(prompt.ids) for prompts in drawn.values() for prompt in prompts) + setup.scale.tokens,
         cache=str(setup.cache / "peers"),
     )
+    limits = Limits(load=options.load_limit)
     with ExitStack() as stack:
-        race = Race(
-            model=model,
-            prompts=prompts,
-            entrants=[
-                entrant
-                for peer in (PARLAY, *PEERS)
-                if peer.engine in pythons
-                for entrant in enter(peer, pythons[peer.engine], task, Limits(load=options.load_limit), stack)
-            ],
-            tokens=setup.scale.tokens,
-            rounds=setup.scale.rounds,
-            seconds=60 * options.minutes,
-        )
-        race.run(results)
-
-
-def longest(prompts: Mapping[str, Sequence[Prompt]]) -> int:
-    """Tokens of the longest prompt."""
-    return max(len(prompt.ids) for drawn in prompts.values() for prompt in drawn)
+        llm = stack.enter_context(LLM(task.model, draft_model=task.draft, load=LoadOptions(dtype="bfloat16")))
+        decoders = {peer.engine: PeerDecoder(peer, pythons[peer.engine], task, limits, stack) for peer in peers}
+        Bench(llm, plan, results, decoders).run(ends=time.monotonic() + 60 * options.minutes)
 
 
 def command(options: argparse.Namespace) -> str:

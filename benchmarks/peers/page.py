@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.figures.compare import LEFT_OUT
 from benchmarks.figures.report import about, table
-from benchmarks.figures.summary import geometric
-from benchmarks.peers.catalogue import OURS
-from parlay.bench.records import PLAIN, Row
+from parlay.bench.records import OURS, PLAIN, Cell, Row, System
+from parlay.bench.summary import Measurements, Spread, decode_rate, measured, ratio, whole_rate
 from parlay.llm import DEFAULT_STRATEGY
 
 ALL = "all of them"
-Name = tuple[str, str]
-"""Engine and mode."""
-BASES: Mapping[str, Name] = {"transformers plain": ("transformers", "plain"), "parlay none": (OURS, PLAIN)}
-Speed = Callable[[Row], float]
+TRANSFORMERS = System("transformers", "plain")
+BASES: Mapping[str, System] = {"transformers plain": TRANSFORMERS, "parlay none": System(OURS, PLAIN)}
+Rate = Callable[[Row], float]
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -69,93 +66,67 @@ CONTESTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Model:
-    """The rows of one model."""
+    """The measurements of one model."""
 
-    name: str
-    rows: Sequence[Row]
+    def __init__(self, name: str, rows: Sequence[Row]) -> None:
+        self.name = name
+        self.rows = rows
+        self.found = Measurements(rows)
+        self.systems = self.found.each(lambda cell: cell.system)
+        self.workloads = Measurements(measured(rows)).each(lambda cell: cell.workload)
+        self.peers = [engine for engine in dict.fromkeys(engine for engine, _ in self.systems) if engine != OURS]
 
-    @property
-    def workloads(self) -> list[str]:
-        """Those in which something was timed, in order."""
-        return list(dict.fromkeys(row.cell.workload for row in self.rows if row.decode_seconds))
+    def of(self, system: System, workload: str) -> Sequence[Row]:
+        cell = Cell(engine=system.engine, model=self.name, strategy=system.strategy, workload=workload)
+        return self.found.of(cell)
 
-    @property
-    def names(self) -> list[Name]:
-        return list(dict.fromkeys(name_of(row) for row in self.rows))
-
-    @property
-    def peers(self) -> list[str]:
-        """Engines but Parlay."""
-        return [engine for engine in dict.fromkeys(engine for engine, _ in self.names) if engine != OURS]
-
-    def of(self, name: Name, workload: str | None = None) -> list[Row]:
-        return [row for row in self.rows if name_of(row) == name and workload in (None, row.cell.workload)]
-
-    def ratio(self, name: Name, base: Name, workload: str, speed: Speed) -> float | None:
+    def ratio(self, system: System, base: System, workload: str, rate: Rate) -> float | None:
         """How many times as fast as ``base``, in the median round; None where one of them has no number."""
-        bases = {row.round: speed(row) for row in self.of(base, workload)}
-        found = [
-            speed(row) / bases[row.round] for row in self.of(name, workload) if bases.get(row.round) and speed(row)
-        ]
-        return median(found) if found else None
+        found = ratio(self.of(system, workload), self.of(base, workload), rate)
+        return found.median if found else None
 
-    def mean(self, name: Name, base: Name, speed: Speed) -> float | None:
+    def mean(self, system: System, base: System, rate: Rate) -> float | None:
         """Geometric mean over the workloads; None unless there is a number for each."""
-        ratios = [self.ratio(name, base, workload, speed) for workload in self.workloads]
+        ratios = [self.ratio(system, base, workload, rate) for workload in self.workloads]
         known = [ratio for ratio in ratios if ratio is not None]
-        return geometric(known) if known and len(known) == len(ratios) else None
+        return geometric_mean(known) if known and len(known) == len(ratios) else None
 
-    def best(self, names: Iterable[Name], workload: str) -> Name | None:
+    def best(self, systems: Iterable[System], workload: str) -> System | None:
         """The fastest of these there; None when none ran."""
-        rates = {name: self.rate(name, workload) for name in names}
-        fastest = max(rates, key=lambda name: rates[name], default=None)
+        rates = {system: self.rate(system, workload) for system in systems}
+        fastest = max(rates, key=lambda system: rates[system], default=None)
         return fastest if fastest and rates[fastest] else None
 
-    def rate(self, name: Name, workload: str) -> float:
+    def rate(self, system: System, workload: str) -> float:
         """Decoded tokens per second in the median round; 0 without one."""
-        rates = [decoding(row) for row in self.of(name, workload) if decoding(row)]
-        return median(rates) if rates else 0.0
-
-
-def name_of(row: Row) -> Name:
-    return row.cell.engine, row.cell.strategy
-
-
-def decoding(row: Row) -> float:
-    """Tokens per second after the first."""
-    return row.tokens_per_second
-
-
-def whole(row: Row) -> float:
-    """Tokens per second with the time to the first."""
-    return row.tokens / row.seconds if row.seconds else 0.0
+        found = Spread.of(filter(None, map(decode_rate, measured(self.of(system, workload)))))
+        return found.median if found else 0.0
 
 
 def section(model: Model) -> list[str]:
     """One model: all entrants, then Parlay against each peer, then what did not run."""
     rounds = len({row.round for row in model.rows})
     lines = [f"## {model.name}", "", f"Rounds: {rounds}. Prompts and tokens per round: {counts(model)}.", ""]
-    ran = [name for name in model.names if any(row.decode_seconds for row in model.of(name))]
+    ran = [system for system in model.systems if any(model.rate(system, each) for each in model.workloads)]
     lines += ["Decoding, tokens per second, and ratios in geometric mean over the workloads.", ""]
     head = ("engine and mode", *model.workloads, *(f"against {base}" for base in BASES), "whole time", "same", "")
-    lines += table(head, [entrant_line(model, name) for name in ran])
+    lines += table(head, [system_line(model, system) for system in ran])
     lines += ["*Whole time*: whole requests, prompt included, against transformers plain.", ""]
     for contest in CONTESTS:
         lines += duel(model, contest)
     return lines + failures(model)
 
 
-def entrant_line(model: Model, name: Name) -> tuple[str, ...]:
-    own = model.of(name)
+def system_line(model: Model, system: System) -> tuple[str, ...]:
+    own = [row for row in model.rows if row.cell.system == system]
     errors = [row for row in own if row.error]
-    note = next((row.note for row in own if row.decode_seconds), "").partition(f"; {LEFT_OUT}")[0]
+    note = next((row.note for row in own if row.decode_seconds), "")
     return (
-        " ".join(name),
-        *(shown(model.rate(name, workload) or None, 0) for workload in model.workloads),
-        *(shown(model.mean(name, base, decoding)) for base in BASES.values()),
-        shown(model.mean(name, BASES["transformers plain"], whole)),
+        " ".join(system),
+        *(shown(model.rate(system, workload) or None, 0) for workload in model.workloads),
+        *(shown(model.mean(system, base, decode_rate)) for base in BASES.values()),
+        shown(model.mean(system, TRANSFORMERS, whole_rate)),
         f"{sum(row.same for row in own)}/{sum(row.of for row in own)}",
         note + (f"; failed in {len(errors)} of {len(own)} rows" if errors else ""),
     )
@@ -163,19 +134,25 @@ def entrant_line(model: Model, name: Name) -> tuple[str, ...]:
 
 def duel(model: Model, contest: Contest) -> list[str]:
     """The fastest of ours against the fastest of each peer and of all peers, per workload; then what that says."""
-    fields = {peer: [name for name in model.names if name[0] == peer] for peer in model.peers}
-    fields |= {ALL: [name for names in fields.values() for name in names]}
+    ours = [system for system in model.systems if system.engine == OURS and contest.ours(system.strategy)]
+    fields = {
+        peer: [each for each in model.systems if each.engine == peer and contest.theirs(each.strategy)]
+        for peer in model.peers
+    }
+    fields |= {ALL: [system for systems in fields.values() for system in systems]}
     ratios: dict[tuple[str, str], float] = {}
     cells = []
     for workload in model.workloads:
-        ours = model.best([name for name in model.names if name[0] == OURS and contest.ours(name[1])], workload)
-        cell = [workload, ours[1] if ours else "-"]
-        for field, names in fields.items():
-            theirs = model.best([name for name in names if contest.theirs(name[1])], workload)
-            ratio = model.ratio(ours, theirs, workload, decoding) if ours and theirs else None
-            if ratio is not None:
-                ratios[field, workload] = ratio
-            cell.append(f"{ratio:.2f} ({' '.join(theirs[field != ALL :])})" if ratio is not None and theirs else "-")
+        best = model.best(ours, workload)
+        cell = [workload, best.strategy if best else "-"]
+        for field, systems in fields.items():
+            theirs = model.best(systems, workload)
+            value = model.ratio(best, theirs, workload, decode_rate) if best and theirs else None
+            if value is None or theirs is None:
+                cell.append("-")
+                continue
+            ratios[field, workload] = value
+            cell.append(f"{value:.2f} ({' '.join(theirs) if field == ALL else theirs.strategy})")
         cells.append(tuple(cell))
     means = {field: mean_of(ratios, field) for field in fields}
     cells.append(("**geometric mean**", "", *(f"**{shown(mean)}**" for mean in means.values())))
@@ -185,7 +162,7 @@ def duel(model: Model, contest: Contest) -> list[str]:
 
 def mean_of(ratios: Mapping[tuple[str, str], float], field: str) -> float | None:
     own = [ratio for (name, _), ratio in ratios.items() if name == field]
-    return geometric(own) if own else None
+    return geometric_mean(own) if own else None
 
 
 def verdict(ratios: Mapping[tuple[str, str], float], means: Mapping[str, float | None], goal: float) -> str:
@@ -204,13 +181,13 @@ def verdict(ratios: Mapping[tuple[str, str], float], means: Mapping[str, float |
 
 def counts(model: Model) -> str:
     """What each workload consists of: prompts and tokens of plain decoding in one round."""
-    plain = {row.cell.workload: row for row in model.of((OURS, PLAIN))}
+    plain = {workload: model.of(System(OURS, PLAIN), workload)[0] for workload in model.workloads}
     return ", ".join(f"{workload} {row.requests} and {row.tokens}" for workload, row in plain.items())
 
 
 def failures(model: Model) -> list[str]:
     """The modes that failed somewhere, and why."""
-    errors: dict[Name, str] = {name_of(row): row.error for row in model.rows if row.error}
+    errors: dict[System, str] = {row.cell.system: row.error for row in model.rows if row.error}
     if not errors:
         return []
     lines = ["What did not run:", ""]

@@ -2,7 +2,7 @@
 
     process                                    runner
     argument 1: the task                       {"version": "1.2"}
-    {"mode": "plain", "ids": [..], "most": 9}  {"tokens": [..], "decode_seconds": .., ...} or {"error": ".."}
+    {"mode": "plain", "ids": [..], "most": 9}  {"tokens": [..], "first_seconds": .., ...} or {"error": ".."}
 
 This module runs in every engine's environment, so it imports nothing but the standard library and the stopwatch.
 """
@@ -19,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from benchmarks.figures.systems import Timed
+from parlay.bench.stopwatch import Reading
 
-Decode = Callable[[Sequence[int], int], Timed]
+Decode = Callable[[Sequence[int], int], Reading]
 """From a prompt's ids and a number of tokens to exactly so many, greedily, whatever the model would end with."""
 
 

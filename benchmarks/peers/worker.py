@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.figures.systems import Timed
 from parlay.bench.provenance import ROOT
+from parlay.bench.stopwatch import Reading
+from parlay.types import ParlayError
 
 END_SECONDS = 10.0
 
 
-class Failed(Exception):
+class Failed(ParlayError):
     """A mode has no answer; says why, in one line."""
 
 
@@ -49,10 +50,11 @@ class Worker:
         self._replies: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._ready: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._version = ""
+        self.version = ""
+        """The engine's version, once it has started."""
         self._closed = False
 
-    def decode(self, mode: str, ids: Sequence[int], most: int) -> Timed:
+    def decode(self, mode: str, ids: Sequence[int], most: int) -> Reading:
         """So many tokens of one prompt. Raises Failed, from then on at once for this mode."""
         if self._closed:
             raise Failed("the run is over")
@@ -66,11 +68,7 @@ class Worker:
             self._failed[mode] = str(error)
             raise
         self._ready.add(mode)
-        return Timed(**(reply | {"tokens": tuple(reply["tokens"])}))
-
-    def told_version(self) -> str:
-        """The engine's version, once it has started."""
-        return self._version
+        return Reading(**(reply | {"tokens": tuple(reply["tokens"])}))
 
     def close(self) -> None:
         """End the process and all that it has started, for good; another thread may be waiting for its answer."""
@@ -104,7 +102,7 @@ class Worker:
             assert process.stdout is not None
             self._replies = queue.SimpleQueue()
             threading.Thread(target=_read, args=(process.stdout, self._replies), daemon=True).start()
-            self._version = self._reply(process, self._limits.load)["version"]
+            self.version = self._reply(process, self._limits.load)["version"]
         return self._process
 
     def _start(self) -> subprocess.Popen[str]:

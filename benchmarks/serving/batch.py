@@ -23,7 +23,7 @@ from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.peers.catalogue import VLLM
-from benchmarks.peers.entrants import surroundings
+from benchmarks.peers.decoder import surroundings
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt

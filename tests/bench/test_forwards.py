@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parlay import models
-from parlay.bench.forwards import Prices, Timed, curves, is_forward, measure, prices, read_prices
+from parlay.bench.forwards import Prices, TimedModel, curves, is_forward, measure, prices, read_prices
 from parlay.bench.records import Cell, Results, Row
 
 TABLE = Prices("m", {0: [(1, 1.0), (3, 2.0), (5, 2.0)], 100: [(1, 2.0), (3, 4.0)]})
@@ -35,7 +35,7 @@ def test_a_price_is_the_median_and_never_more_than_a_larger_forwards() -> None:
 
 def test_measured_forwards_are_rows_of_results_that_can_be_read_back(tmp_path: Path) -> None:
     results = Results(tmp_path / "r.jsonl", {})
-    mini = {"parlay-mini": Timed(models.load("parlay-mini"))}
+    mini = {"parlay-mini": TimedModel(models.load("parlay-mini"))}
     results.add(list(measure(mini, (1, 4), (8, 1 << 20), passes=2)))
     timed = [row for row in results.rows if row.steps]
     assert [(row.cell.context, row.tokens, row.round) for row in timed] == [(8, 1, 0), (8, 4, 0), (8, 1, 1), (8, 4, 1)]
@@ -49,7 +49,7 @@ def test_measured_forwards_are_rows_of_results_that_can_be_read_back(tmp_path: P
 def test_models_take_turns_on_their_own_threads_beside_the_reading_of_their_weights() -> None:
     usual, runner = torch.get_num_threads(), models.load("parlay-mini")
     seen = []
-    for row in measure({"one": Timed(runner, 1000, 1), "usual": Timed(runner)}, (1, 2), (8,), passes=2):
+    for row in measure({"one": TimedModel(runner, 1000, 1), "usual": TimedModel(runner)}, (1, 2), (8,), passes=2):
         seen.append((row.cell.model, row.tokens))
     assert seen == 2 * [("one", 1), ("usual", 1), ("one", 2), ("usual", 2), ("one", 0)]
     assert torch.get_num_threads() == usual

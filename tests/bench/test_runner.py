@@ -12,7 +12,7 @@ import pytest
 
 from parlay.bench.loops import first_loop
 from parlay.bench.prepare import Preparation
-from parlay.bench.records import Results, Row, read
+from parlay.bench.records import OURS, Results, Row, read
 from parlay.bench.runner import Bench, Plan
 from parlay.bench.wave import Ask, Wave, Waves
 from parlay.bench.workloads import Item, Message, Workload
@@ -36,8 +36,7 @@ def test_a_cell_gets_more_rounds_while_its_ratio_is_uncertain(
     plan, results = replace(PLAN, most_rounds=3), Results(tmp_path / "rows.jsonl", HEADER)
     (setting,) = plan.settings()
     for turn, ratio in enumerate(ratios):
-        for name, seconds in ((plan.everyone[0], 1.0), (plan.everyone[1], 1.0 / ratio)):
-            cell = plan.cell(setting, name)
+        for cell, seconds in zip(plan.cells_of(setting), (1.0, 1.0 / ratio), strict=True):
             row = Row(cell=cell, round=turn, requests=1, tokens=9, decode_tokens=8, decode_seconds=seconds)
             results.add([row])
     Bench(tiny, plan, results).run()
@@ -47,7 +46,7 @@ def test_a_cell_gets_more_rounds_while_its_ratio_is_uncertain(
 def test_a_round_holds_every_strategy_once_and_counts_all_that_it_did(tiny: LLM, tmp_path: Path) -> None:
     rows = measure(tiny, replace(PLAN, max_tokens=80), tmp_path / "rows.jsonl")
     assert [(row.cell.strategy, row.round) for row in rows] == [
-        (name, turn) for turn in (0, 1) for name in PLAN.everyone
+        (system.strategy, turn) for turn in (0, 1) for system in PLAN.systems
     ]
     for row in rows:
         assert (row.requests, row.same, row.of, row.exactness, row.error) == (3, 3, 3, "bits", "")
@@ -68,8 +67,8 @@ def test_a_meters_joules_are_those_of_the_waves_and_a_counter_that_stands_still_
     """Each reading of the counter is two joules more: two readings a wave, three waves a row."""
     moving = itertools.count(step=2)
     for name, read_counter, joules in (("moving", lambda: next(moving), 6.0), ("still", lambda: 7, None)):
-        path = tmp_path / f"{name}.jsonl"
-        Bench(tiny, PLAN, Results(path, HEADER), Meter([Counter("fake", read_counter, 1.0)], name)).run()
+        path, meter = tmp_path / f"{name}.jsonl", Meter([Counter("fake", read_counter, 1.0)], name)
+        Bench(tiny, PLAN, Results(path, HEADER), {OURS: Waves(tiny, meter)}).run()
         assert {row.joules for row in read(path)[1]} == {joules}
 
 

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Sequence
 
-from benchmarks.figures.systems import Timed
 from benchmarks.peers.protocol import Decode, Task, serve
+from parlay.bench.stopwatch import Reading
 
 
 class FakeRunner:
@@ -22,13 +22,15 @@ class FakeRunner:
         if mode == "unknown":
             raise ValueError("no such mode\nsecond line")
 
-        def decode(ids: Sequence[int], most: int) -> Timed:
+        def decode(ids: Sequence[int], most: int) -> Reading:
             if mode == "dies":
                 os.write(2, b"out of memory\n")
                 os._exit(3)
             if mode == "hangs":
                 time.sleep(60)
-            return Timed(tuple(ids[-1] + 1 + at for at in range(most)), 1, 0.1, 0.2, steps=most, note=self._task.model)
+            return Reading(
+                tuple(ids[-1] + 1 + at for at in range(most)), 1, 0.1, 0.3, steps=most, note=self._task.model
+            )
 
         return decode
 

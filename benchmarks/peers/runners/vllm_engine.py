@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.figures.systems import Stopwatch, Timed
 from benchmarks.peers.protocol import Decode, Task, serve
+from parlay.bench.stopwatch import Reading, Stopwatch
 
 CACHE_BYTES = 1 << 28
 """Room for one sequence; all of it is touched, and four engines stay loaded."""
@@ -34,13 +34,16 @@ class VllmRunner:
             speculative_config=self._drafting()[mode],
         ).llm_engine
 
-        def decode(ids: Sequence[int], most: int) -> Timed:
+        def decode(ids: Sequence[int], most: int) -> Reading:
             params = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
             watch = Stopwatch()
             engine.add_request(str(next(self._names)), {"prompt_token_ids": list(ids)}, params)
+            seen = 0
             while engine.has_unfinished_requests():
                 for output in engine.step():
-                    watch.emit(output.outputs[0].token_ids[len(watch.tokens) :])
+                    tokens = output.outputs[0].token_ids
+                    watch.emit(tokens[seen:])
+                    seen = len(tokens)
             return watch.read(steps=watch.emissions, note="bf16")
 
         return decode

@@ -1,80 +1,117 @@
-"""`transformers` on the same checkpoint, as rows beside Parlay's own: plain, compiled, and with its prompt lookup."""
+"""`transformers` on the same checkpoint, as a decoder beside Parlay's own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 
+from parlay.bench.records import System
+from parlay.bench.stopwatch import Stopwatch
 from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, generate, load
-from parlay.bench.wave import UNMETERED, Answer, Ask, Gauges, Ids, Stopwatch, Wave
+from parlay.bench.wave import UNMETERED, Answer, Ask, Gauges, Wave, lone_wave
 from parlay.energy import Meter
-from parlay.types import Exactness, Metrics, ParlayError
+from parlay.types import ParlayError
 
 NAME = "transformers"
-COMPILED, LOOKUP = f"{NAME} compiled", f"{NAME} prompt lookup"
-MODES = (NAME, COMPILED, LOOKUP)
-"""As rows name them: as it comes; static cache and compiled decoding; prompt lookup as its documentation sets it."""
-_REQUEST = "one"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ATTENTIONS = ("sdpa", "eager")
+AS_IT_COMES, COMPILED, LOOKUP, ASSISTED = "plain", "compiled", "prompt lookup", "assisted"
+MODES = tuple(System(NAME, way) for way in (AS_IT_COMES, COMPILED, LOOKUP))
+"""What is measured where nothing else is said: as it comes; static cache and compiled decoding; prompt lookup."""
+
+
+class Mode(NamedTuple):
+    """How to run it; None takes the dtype that `Transformers` was made with, and the attention of the checkpoint."""
+
+    way: str
+    dtype: str | None = None
+    attention: str | None = None
+
+    @staticmethod
+    def parse(strategy: str) -> Mode:
+        """``[DTYPE] [ATTENTION] WAY``, as in ``compiled`` or ``bf16 eager prompt lookup``."""
+        dtype, _, rest = strategy.partition(" ") if strategy.split()[0] in DTYPES else (None, "", strategy)
+        attention, _, way = rest.partition(" ") if rest.split()[0] in ATTENTIONS else (None, "", rest)
+        if way not in (AS_IT_COMES, COMPILED, LOOKUP, ASSISTED):
+            raise ParlayError(f"{NAME} has no mode {strategy!r}")
+        return Mode(way, dtype, attention)
 
 
 class Transformers:
-    """Implements `Decoder`: greedy, one request at a time. The model is loaded when it is first asked for."""
+    """Implements `Decoder`: greedy, one request at a time. Models are loaded when they are first asked for.
 
-    def __init__(self, folder: Path, device: str, dtype: str, meter: Meter | None = None) -> None:
+    ``longest`` is how many tokens, prompt and answer, a static cache holds at least; it doubles where that is too few.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        dtype: str,
+        meter: Meter = UNMETERED,
+        *,
+        draft: Path | None = None,
+        longest: int = 256,
+    ) -> None:
+        torch._dynamo.reset()  # else models compiled before count against the limit, and later ones run uncompiled
         self._folder = folder
+        self._draft = draft
         self._device = device
         self._dtype = dtype
-        self._gauges = Gauges(device, meter or UNMETERED)
-        self._model: PreTrainedModel | None = None
-        self._compiled_for: set[int] = set()
+        self._longest = longest
+        self._gauges = Gauges(device, meter)
+        self._models: dict[tuple[Path, str | None, str | None], PreTrainedModel] = {}
+        self._compiled: set[tuple[Mode, int]] = set()
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """See `Decoder`. Raises ParlayError for more than one ask, or a temperature."""
+        """See `Decoder`. Raises ParlayError for more than one ask, a temperature, or a mode that it has not."""
         if len(asks) != 1 or temperature:
             raise ParlayError(f"{NAME} is measured greedily, with one request at a time")
         (ask,) = asks
-        options = self._options(strategy, ask)
-        tokens: list[int] = []
-        timed = self._gauges.time(lambda watch: tokens.extend(self._generate(ask.ids, ask.most, options, watch)))
-        metrics = Metrics(
-            strategy,
-            Exactness.SEED,
-            prompt_tokens=len(ask.ids),
-            completion_tokens=len(tokens),
-            steps=timed.watch.emissions,
-        )
-        answer: Answer = timed.watch.answer(_REQUEST, tuple(tokens), metrics)
-        return timed.wave([answer])
+        mode = Mode.parse(strategy)
+        model = self._model(self._folder, mode)
+        options = self._options(mode, ask)
 
-    def _options(self, strategy: str, ask: Ask) -> dict[str, Any]:
-        if strategy == LOOKUP:
-            return PROMPT_LOOKUP
-        if strategy != COMPILED:
-            return {}
-        longest = 256
+        def run(watch: Stopwatch) -> None:
+            generate(model, ask.ids, ask.most, options, watch.emit)
+
+        def answers(watch: Stopwatch) -> Sequence[Answer]:
+            return lone_wave(ask, strategy, watch.read(steps=watch.emissions)).answers
+
+        return self._gauges.measure(run, answers)
+
+    def _options(self, mode: Mode, ask: Ask) -> dict[str, Any]:
+        match mode.way:
+            case "prompt lookup":
+                return PROMPT_LOOKUP
+            case "assisted":
+                if self._draft is None:
+                    raise ParlayError("no draft model was given")
+                return {"assistant_model": self._model(self._draft, mode)}
+            case "compiled":
+                return self._static_cache(mode, ask)
+        return {}
+
+    def _static_cache(self, mode: Mode, ask: Ask) -> dict[str, Any]:
+        """Compiling is no part of decoding: it is done, the first time, before the clock runs."""
+        longest = self._longest
         while longest < len(ask.ids) + ask.most:
             longest *= 2
         options = compiled(longest)
-        if longest not in self._compiled_for:  # compiling is no part of decoding
-            self._compiled_for.add(longest)
-            self._generate(ask.ids, 4, options, Stopwatch())
+        if (mode, longest) not in self._compiled:
+            self._compiled.add((mode, longest))
+            generate(self._model(self._folder, mode), ask.ids, 4, options, Stopwatch().emit)
         return options
 
-    def _generate(self, ids: Ids, most: int, options: dict[str, Any], watch: Stopwatch) -> list[int]:
-        """One greedy `generate`."""
-        written: list[int] = []
-
-        def emit(tokens: list[int]) -> None:
-            watch.emit(_REQUEST, len(tokens))
-            written.extend(tokens)
-
-        generate(self._loaded(), ids, most, options, emit)
-        return written
-
-    def _loaded(self) -> PreTrainedModel:
-        if self._model is None:
-            self._model = load(self._folder, dtype=self._dtype).to(self._device)
-        return self._model
+    def _model(self, folder: Path, mode: Mode) -> PreTrainedModel:
+        key = (folder, mode.dtype, mode.attention)
+        if key not in self._models:
+            options: dict[str, Any] = {"dtype": DTYPES[mode.dtype] if mode.dtype else self._dtype}
+            if mode.attention:
+                options["attn_implementation"] = mode.attention
+            self._models[key] = load(folder, **options).to(self._device)
+        return self._models[key]

@@ -71,7 +71,7 @@ def _along(points: Points, x: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedModel:
     """A model whose forwards are timed, on so many threads (None: as many as there are), and the bytes of the weights
     that each row goes through: what it takes only to read those is timed beside it."""
 
@@ -83,7 +83,7 @@ class Timed:
 def add_missing(runner: Runner, model: str, results: Results, weights: int) -> None:
     """Time what forwards of the model cost, and the reading of ``weights`` bytes, unless ``results`` hold it."""
     if not any(is_forward(row) and row.cell.model == model for row in results.rows):
-        results.add(list(measure({model: Timed(runner, weights)}, ROWS, CONTEXTS, PASSES)))
+        results.add(list(measure({model: TimedModel(runner, weights)}, ROWS, CONTEXTS, PASSES)))
 
 
 def is_forward(row: Row) -> bool:
@@ -91,7 +91,9 @@ def is_forward(row: Row) -> bool:
     return row.cell.strategy == FORWARD
 
 
-def measure(models: Mapping[str, Timed], rows: Sequence[int], contexts: Sequence[int], passes: int) -> Iterator[Row]:
+def measure(
+    models: Mapping[str, TimedModel], rows: Sequence[int], contexts: Sequence[int], passes: int
+) -> Iterator[Row]:
     """Time forwards that verify chains of so many rows behind so much text, all models and row counts in turn in each
     pass, so that a ratio is one of the same seconds.
 
@@ -101,7 +103,7 @@ def measure(models: Mapping[str, Timed], rows: Sequence[int], contexts: Sequence
     for context in contexts:
         longest = context + max(rows)
         with ExitStack() as texts:
-            ready: dict[str, Timed] = {}
+            ready: dict[str, TimedModel] = {}
             for model, timed in models.items():
                 if texts.enter_context(_text(timed.runner, places[model], context, longest)):
                     ready[model] = timed
@@ -128,7 +130,7 @@ def _text(runner: Runner, sequence: int, context: int, longest: int) -> Iterator
 
 
 def _forwards(
-    models: Mapping[str, Timed], places: Mapping[str, int], rows: Sequence[int], context: int, turn: int
+    models: Mapping[str, TimedModel], places: Mapping[str, int], rows: Sequence[int], context: int, turn: int
 ) -> Iterator[Row]:
     for count in rows:
         for model, timed in models.items():
@@ -138,7 +140,7 @@ def _forwards(
             yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
 
 
-def _readings(models: Mapping[str, Timed], context: int, turn: int) -> Iterator[Row]:
+def _readings(models: Mapping[str, TimedModel], context: int, turn: int) -> Iterator[Row]:
     for model, timed in models.items():
         if timed.weights:
             with _threads(timed.threads):

@@ -15,7 +15,7 @@ from typing import TypeVar
 from parlay.bench.conversations import conversation_ids, padded, text_ids
 from parlay.bench.loops import FEWEST_TOKENS, first_loop, lasts, looped
 from parlay.bench.records import PLAIN
-from parlay.bench.wave import Answer, Ask, Ids, Waves
+from parlay.bench.wave import Answer, Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Item, Message, Workload
 from parlay.llm import LLM
 
@@ -23,16 +23,6 @@ LOOPS = "the answer repeats itself at once"
 NO_ROOM = "no room in the context"
 _TOGETHER = 8
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Asks, what plain decoding answers to each, and what there is to say of the others."""
-
-    asks: tuple[Ask, ...]
-    goals: tuple[Ids, ...]
-    looped: float | None
-    note: str
 
 
 @dataclass(slots=True)
@@ -61,7 +51,7 @@ class Preparation:
     keep_loops: bool = False
 
     def prepare(self, workload: Workload, temperature: float, context: int) -> Prepared:
-        """Decode every item plainly; what it raises is for the rows of the workload to tell."""
+        """Decode every item plainly; what it raises belongs into the rows of the workload."""
         left_out: Counter[str] = Counter()
         found: list[tuple[Ask, Answer]] = []
         talks = [_Talk(item, list(item.messages), list(item.follow_ups)) for item in workload.items]

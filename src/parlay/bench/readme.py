@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from parlay.bench.against import MODES
-from parlay.bench.records import PLAIN
+from parlay.bench.against import NAME
+from parlay.bench.records import OURS, PLAIN
 from parlay.bench.report.markdown import markdown
 from parlay.bench.report.pieces import Table
 from parlay.bench.summary import Summary, plain_of
@@ -19,8 +19,8 @@ def readme_table(summaries: Sequence[Summary]) -> str:
 
     Cells in which it can't be measured are left out: it decodes greedily, one request at a time.
     """
-    others = [each for each in summaries if each.cell.strategy in MODES]
-    own = [each for each in summaries if each.cell.strategy not in (*MODES, PLAIN) and each.rows]
+    others = [each for each in summaries if each.cell.engine == NAME]
+    own = [each for each in summaries if each.cell.engine == OURS and each.cell.strategy != PLAIN and each.rows]
     alike = [each for each in own if each.cell.concurrency == 1 and not each.cell.temperature]
     return markdown(Table(HEAD, tuple(_line(each, others) for each in alike)))
 

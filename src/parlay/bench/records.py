@@ -8,24 +8,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parlay.bench import journal
 from parlay.bench.journal import Journal, Record
 
 PLAIN = "none"
 """The strategy that all others are held against."""
+OURS = "parlay"
+
+
+class System(NamedTuple):
+    """Who decodes: an engine, and its strategy or mode."""
+
+    engine: str
+    strategy: str
+
+    def __str__(self) -> str:
+        """A strategy of ours by its name alone, others with their engine's."""
+        return self.strategy if self.engine == OURS else f"{self.engine} {self.strategy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """Who decoded what, and how. ``engine`` is ``parlay`` or a peer's name, whose mode is then the ``strategy``.
 
+    ``part`` names the measurement where a file holds several that must not be mixed.
     ``context`` 0 leaves prompts as they are; else each was padded with leading filler text to so many tokens.
     ``busy`` processes burned a core each meanwhile.
     """
 
-    engine: str = "parlay"
+    part: str = ""
+    engine: str = OURS
     model: str
     strategy: str
     workload: str
@@ -33,6 +47,10 @@ class Cell:
     temperature: float = 0.0
     context: int = 0
     busy: int = 0
+
+    @property
+    def system(self) -> System:
+        return System(self.engine, self.strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +95,8 @@ class Row:
     exactness: str = ""
     joules: float | None = None
     modelled: bool = False
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that only one kind of measurement has, by name."""
     note: str = ""
     error: str = ""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
+from typing import TypeVar
 
-from parlay.bench.records import PLAIN, Cell, Row
+from parlay.bench.records import OURS, PLAIN, Cell, Row
+
+T = TypeVar("T")
 
 _ERROR = math.sqrt(math.pi / 2) * 1.4826
 """Of normally distributed values: the median's standard error over the mean's, and the deviation over the median
@@ -103,9 +106,44 @@ class Summary:
         return None if rate is None else 3600 * rate / price_per_hour
 
 
+class Measurements:
+    """Rows by cell, for pages that are made of them."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = tuple(rows)
+        self._by_cell: dict[Cell, list[Row]] = {}
+        for row in self.rows:
+            self._by_cell.setdefault(row.cell, []).append(row)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """In the order of their first rows."""
+        return list(self._by_cell)
+
+    def of(self, cell: Cell) -> Sequence[Row]:
+        return self._by_cell.get(cell, ())
+
+    def only(self, wanted: Callable[[Cell], bool]) -> Measurements:
+        """Those of some cells."""
+        return Measurements(row for row in self.rows if wanted(row.cell))
+
+    def each(self, value: Callable[[Cell], T]) -> list[T]:
+        """What differs between the cells, each value once, in order."""
+        return list(dict.fromkeys(map(value, self._by_cell)))
+
+    def summary(self, cell: Cell) -> Summary | None:
+        """None where the cell has no rows."""
+        rows = self.of(cell)
+        return summary(rows, self.of(plain_of(cell))) if rows else None
+
+    def ratio(self, cell: Cell, base: Cell) -> Spread | None:
+        """Decoding speed of a cell over that of another in the same rounds."""
+        return ratio(self.of(cell), self.of(base))
+
+
 def plain_of(cell: Cell) -> Cell:
-    """The cell of plain decoding that a cell is held against."""
-    return replace(cell, strategy=PLAIN)
+    """The cell of plain decoding by Parlay that a cell is held against."""
+    return replace(cell, engine=OURS, strategy=PLAIN)
 
 
 def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[Summary]:
@@ -113,39 +151,53 @@ def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[
     own: dict[Cell, list[Row]] = {}
     for row in rows:
         own.setdefault(row.cell, []).append(row)
-    return [_summary(cell, own[cell], own.get(plain_of(cell), ())) for cell in cells or own if cell in own]
+    return [summary(own[cell], own.get(plain_of(cell), ())) for cell in cells or own if cell in own]
 
 
-def geometric_means(summaries: Iterable[Summary]) -> dict[str, tuple[float, int]]:
-    """Of the ratios of each strategy but plain decoding, over so many cells."""
-    ratios: dict[str, list[float]] = {}
-    for each in summaries:
-        if each.cell.strategy != PLAIN and each.ratio is not None and each.ratio.median > 0:
-            ratios.setdefault(each.cell.strategy, []).append(each.ratio.median)
-    return {strategy: (geometric_mean(values), len(values)) for strategy, values in ratios.items()}
-
-
-def _summary(cell: Cell, rows: Sequence[Row], plain: Sequence[Row]) -> Summary:
-    measured = tuple(row for row in rows if row.requests and not row.error)
-    beside = {row.round: row for row in plain if row.requests and not row.error}
-    pairs = [(row, beside[row.round]) for row in measured if row.round in beside]
+def summary(rows: Sequence[Row], base: Sequence[Row]) -> Summary:
+    """The rows of one cell, beside those of what it is held against."""
+    own = measured(rows)
     return Summary(
-        cell,
-        measured,
-        Spread.of(row.tokens_per_second for row in measured if row.decode_seconds > 0),
-        Spread.of(
-            own.tokens_per_second / other.tokens_per_second
-            for own, other in pairs
-            if own.decode_seconds > 0 and other.tokens_per_second > 0
-        ),
-        Spread.of(
-            (own.tokens * other.seconds) / (own.seconds * other.tokens)
-            for own, other in pairs
-            if own.seconds > 0 and other.tokens > 0
-        ),
+        rows[0].cell,
+        own,
+        Spread.of(row.tokens_per_second for row in own if row.tokens_per_second),
+        ratio(own, base, decode_rate),
+        ratio(own, base, whole_rate),
         next((row.note for row in rows if row.note), ""),
         next((row.error for row in rows if row.error), ""),
     )
+
+
+def measured(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Those in which something was decoded."""
+    return tuple(row for row in rows if row.requests and not row.error)
+
+
+def ratio(rows: Iterable[Row], base: Iterable[Row], rate: Callable[[Row], float] | None = None) -> Spread | None:
+    """How many times as fast as ``base``, from the rounds in which both were measured; None without one."""
+    rate = rate or decode_rate
+    below = {row.round: rate(row) for row in measured(base)}
+    rates = [(rate(row), below.get(row.round, 0.0)) for row in measured(rows)]
+    return Spread.of(own / other for own, other in rates if own and other)
+
+
+def decode_rate(row: Row) -> float:
+    """Tokens per second after the first."""
+    return row.tokens_per_second
+
+
+def whole_rate(row: Row) -> float:
+    """Tokens per second of whole requests, prompts included."""
+    return row.tokens / row.seconds if row.seconds > 0 else 0.0
+
+
+def geometric_means(summaries: Iterable[Summary]) -> dict[str, tuple[float, int]]:
+    """Of the ratios of each system but plain decoding, by its name, over so many cells."""
+    ratios: dict[str, list[float]] = {}
+    for each in summaries:
+        if each.cell != plain_of(each.cell) and each.ratio is not None and each.ratio.median > 0:
+            ratios.setdefault(str(each.cell.system), []).append(each.ratio.median)
+    return {system: (geometric_mean(values), len(values)) for system, values in ratios.items()}
 
 
 def _median(values: Iterable[float]) -> float | None:

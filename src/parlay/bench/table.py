@@ -41,7 +41,7 @@ def _what(summaries: Sequence[Summary]) -> list[Column]:
         Column("temp.", lambda each: f"{each.cell.temperature:g}"),
         Column("context", lambda each: str(each.cell.context or "as is")),
         Column("busy", lambda each: str(each.cell.busy)),
-        Column("strategy", lambda each: each.cell.strategy),
+        Column("strategy", lambda each: str(each.cell.system)),
     ]
     always = {"workload", "strategy"}
     return [column for column in columns if column.head in always or len({column.text(each) for each in summaries}) > 1]
@@ -71,7 +71,7 @@ def _remarks(summaries: Sequence[Summary]) -> list[str]:
     """Each thing that is to be said once, with the workloads it is said of: errors of a strategy, notes of them all."""
     workloads: dict[tuple[str, str], list[str]] = {}
     for each in summaries:
-        said = (each.cell.strategy, each.error) if each.error else ("", each.note)
+        said = (str(each.cell.system), each.error) if each.error else ("", each.note)
         workloads.setdefault(said, []).append(each.cell.workload)
     everywhere = {each.cell.workload for each in summaries}
     return [

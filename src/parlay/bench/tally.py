@@ -2,69 +2,133 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import cycle, islice, zip_longest
+from typing import TypedDict, TypeVar
 
 from parlay.bench.loops import first_loop
 from parlay.bench.records import Cell, Row
-from parlay.bench.wave import Answer, Ids, Wave
-from parlay.types import Exactness
+from parlay.bench.wave import Answer, Prepared, Wave
+from parlay.types import Exactness, Metrics
+
+Number = TypeVar("Number", int, float)
 
 COMPARED = frozenset({Exactness.BITS, Exactness.SEED})
 """The levels at which the tokens of plain decoding are promised."""
 
 
-def row_of(
-    cell: Cell, number: int, waves: Sequence[Wave], goals: Sequence[Ids], *, looped: float | None, note: str
-) -> Row:
-    """``goals`` are plain decoding's tokens for each answer, in the order of the waves."""
+class Times(TypedDict):
+    """Fields of a row: tokens and the time that they took."""
+
+    tokens: int
+    fresh_tokens: int
+    decode_tokens: int
+    decode_seconds: float
+    seconds: float
+    ttft: tuple[float, ...]
+    itl: tuple[float, ...]
+
+
+class Drafts(TypedDict):
+    """Fields of a row: steps, and what became of drafts."""
+
+    steps: int
+    proposed_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    proposed_by_source: dict[str, int]
+    accepted_by_source: dict[str, int]
+
+
+class Phases(TypedDict):
+    """Fields of a row: how the time was spent."""
+
+    prefill_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    overhead_seconds: float
+
+
+class Sameness(TypedDict):
+    """Fields of a row: how many texts are those of plain decoding."""
+
+    same: int
+    of: int
+    exactness: str
+
+
+def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -> Row:
+    """The waves went through the prepared requests in order, perhaps several times."""
     answers = [answer for wave in waves for answer in wave.answers]
-    exactness = Exactness.weakest(*(answer.metrics.exactness for answer in answers))
-    promised = exactness in COMPARED
-    same = sum(answer.tokens == goal for answer, goal in zip(answers, goals, strict=True))
     metrics = [answer.metrics for answer in answers]
-    scale = _scale(waves)
     return Row(
         cell=cell,
         round=number,
         requests=len(answers),
-        tokens=sum(len(answer.tokens) for answer in answers),
-        fresh_tokens=sum(first_loop(answer.tokens) for answer in answers),
-        decode_tokens=sum(wave.decode_tokens for wave in waves),
-        decode_seconds=sum(wave.decode_seconds for wave in waves),
-        seconds=sum(wave.seconds for wave in waves),
-        ttft=_known(answer.first_seconds for answer in answers),
-        itl=_known(answer.between_seconds for answer in answers),
-        steps=sum(each.steps for each in metrics),
-        proposed_by_position=_added(each.drafted_by_depth for each in metrics),
-        accepted_by_position=_added(each.accepted_by_depth for each in metrics),
-        proposed_by_source=_merged(each.drafted_by_source for each in metrics),
-        accepted_by_source=_merged(each.accepted_by_source for each in metrics),
-        prefill_seconds=scale * sum(each.prefill_seconds for each in metrics),
-        draft_seconds=scale * sum(each.draft_seconds for each in metrics),
-        verify_seconds=scale * sum(each.verify_seconds for each in metrics),
-        overhead_seconds=scale * sum(each.overhead_seconds for each in metrics),
+        **times(waves, answers),
+        **drafts(metrics),
+        **phases(waves, metrics),
         peak_memory_bytes=max(wave.peak_memory_bytes for wave in waves),
-        looped=looped,
-        same=same if promised else 0,
-        of=len(answers) if promised else 0,
-        exactness=str(exactness),
+        looped=prepared.looped,
+        **sameness(answers, prepared),
         joules=_joules(waves),
-        note="; ".join(filter(None, [note, _faults(answers)])),
+        values=_merged(wave.values for wave in waves),
+        note="; ".join(filter(None, [*_notes(answers), prepared.note, _faults(metrics)])),
     )
 
 
-def _scale(waves: Sequence[Wave]) -> float:
-    """A step counts in full for each request that took part in it: brought back to the time that passed."""
-    counted = sum(answer.metrics.seconds for wave in waves for answer in wave.answers)
+def times(waves: Sequence[Wave], answers: Sequence[Answer]) -> Times:
+    readings = [answer.reading for answer in answers]
+    return {
+        "tokens": sum(len(reading.tokens) for reading in readings),
+        "fresh_tokens": sum(first_loop(reading.tokens) for reading in readings),
+        "decode_tokens": sum(wave.decode_tokens for wave in waves),
+        "decode_seconds": sum(wave.decode_seconds for wave in waves),
+        "seconds": sum(wave.seconds for wave in waves),
+        "ttft": _known(reading.first_seconds for reading in readings),
+        "itl": _known(reading.between_seconds for reading in readings),
+    }
+
+
+def drafts(metrics: Sequence[Metrics]) -> Drafts:
+    return {
+        "steps": sum(each.steps for each in metrics),
+        "proposed_by_position": _added(each.drafted_by_depth for each in metrics),
+        "accepted_by_position": _added(each.accepted_by_depth for each in metrics),
+        "proposed_by_source": _merged(each.drafted_by_source for each in metrics),
+        "accepted_by_source": _merged(each.accepted_by_source for each in metrics),
+    }
+
+
+def phases(waves: Sequence[Wave], metrics: Sequence[Metrics]) -> Phases:
+    """A step counts in full for each request that took part in it: all is brought back to the time that passed."""
+    counted = sum(each.seconds for each in metrics)
     passed = sum(wave.seconds for wave in waves)
-    return min(1.0, passed / counted) if counted else 1.0
+    scale = min(1.0, passed / counted) if counted else 1.0
+    return {
+        "prefill_seconds": scale * sum(each.prefill_seconds for each in metrics),
+        "draft_seconds": scale * sum(each.draft_seconds for each in metrics),
+        "verify_seconds": scale * sum(each.verify_seconds for each in metrics),
+        "overhead_seconds": scale * sum(each.overhead_seconds for each in metrics),
+    }
 
 
-def _faults(answers: Sequence[Answer]) -> str:
-    faulty = sum(answer.metrics.drafter_faults > 0 for answer in answers)
-    return f"the drafter failed in {faulty} of {len(answers)} requests" if faulty else ""
+def sameness(answers: Sequence[Answer], prepared: Prepared) -> Sameness:
+    """Nothing is compared where the text of plain decoding is not promised."""
+    exactness = Exactness.weakest(*(answer.metrics.exactness for answer in answers))
+    if exactness not in COMPARED:
+        return {"same": 0, "of": 0, "exactness": str(exactness)}
+    goals = islice(cycle(prepared.goals), len(answers))
+    same = sum(answer.tokens == goal for answer, goal in zip(answers, goals, strict=True))
+    return {"same": same, "of": len(answers), "exactness": str(exactness)}
+
+
+def _notes(answers: Sequence[Answer]) -> list[str]:
+    return list(dict.fromkeys(answer.reading.note for answer in answers))
+
+
+def _faults(metrics: Sequence[Metrics]) -> str:
+    faulty = sum(each.drafter_faults > 0 for each in metrics)
+    return f"the drafter failed in {faulty} of {len(metrics)} requests" if faulty else ""
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...]:
@@ -75,11 +139,12 @@ def _added(counts: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(sum(column) for column in zip_longest(*counts, fillvalue=0))
 
 
-def _merged(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+def _merged(counts: Iterable[Mapping[str, Number]]) -> dict[str, Number]:
+    total: dict[str, Number] = {}
     for each in counts:
-        total.update(each)
-    return dict(total)
+        for name, value in each.items():
+            total[name] = total[name] + value if name in total else value
+    return total
 
 
 def _joules(waves: Sequence[Wave]) -> float | None:

@@ -1,7 +1,7 @@
-"""Requests sent together, timed at their events: the one stopwatch of the bench, and its gauges.
+"""Requests that are sent together, and what decodes them: Parlay here, other engines elsewhere.
 
-Nothing is shared between requests but the models: each is a tenant of its own, so that no prompt is found cached and
-every first token is paid for, and no store learns from any.
+Requests share nothing but the models: each is a tenant of its own, so that no prompt is found in a cache, every first
+token is paid for, and no store learns from any of them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Protocol
 
 from parlay.bench.memory import forget_peak, peak_bytes
+from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.energy import Meter, TooShort, Window
 from parlay.llm import LLM
 from parlay.requests import Job, RequestOptions
-from parlay.types import Metrics, ParlayError, SamplingParams
+from parlay.types import Exactness, Metrics, ParlayError, SamplingParams
 
 Ids = tuple[int, ...]
 UNMETERED = Meter((), "nobody asked")
@@ -25,114 +27,96 @@ UNMETERED = Meter((), "nobody asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A prompt as every strategy gets it; ``most`` tokens are wanted at most."""
+    """A prompt as every system gets it; at most ``most`` tokens are wanted."""
 
     ids: Ids
     most: int
-    seed: int
+    seed: int = 0
     references: tuple[str, ...] = ()
     prediction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an ask. Seconds are from the start of its wave; None where nothing was emitted."""
+    """What came of an ask: the tokens and their times from the start of its wave, and what the engine counted."""
 
-    tokens: Ids
-    first_tokens: int
-    first_seconds: float | None
-    last_seconds: float | None
+    reading: Reading
     metrics: Metrics
 
     @property
-    def between_seconds(self) -> float | None:
-        """Mean time between its tokens; None where all came at once."""
-        later = len(self.tokens) - self.first_tokens
-        if not later or self.first_seconds is None or self.last_seconds is None:
-            return None
-        return (self.last_seconds - self.first_seconds) / later
+    def tokens(self) -> Ids:
+        return self.reading.tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """The answers, in the order of the asks. Decoding lasts from the first emission of any to the last."""
+    """The answers, in the order of the asks. Decoding lasts from the first emission of any to the last.
+
+    ``values`` are numbers that only one kind of measurement has, by name; rows hold their sums.
+    """
 
     answers: tuple[Answer, ...]
     seconds: float
     decode_tokens: int
     decode_seconds: float
-    peak_memory_bytes: int
-    joules: float | None
-
-
-class Decoder(Protocol):
-    """What decodes asks that are sent at once; ``strategy`` is its name in the rows."""
-
-    def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """Wait for every answer. What fails raises, and leaves nothing under way."""
-        ...
-
-
-@dataclass(slots=True)
-class Stopwatch:
-    """When tokens were emitted, by request."""
-
-    began: float = field(default_factory=time.perf_counter)
-    first: dict[str, tuple[float, int]] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
-    emissions: int = 0
-    before_decoding: int = 0
-    """Tokens that came with the very first emission."""
-    tokens: int = 0
-
-    def emit(self, request: str, count: int) -> None:
-        now = time.perf_counter() - self.began
-        if not self.last:
-            self.before_decoding = count
-        self.first.setdefault(request, (now, count))
-        self.last[request] = now
-        self.tokens += count
-        self.emissions += 1
-
-    @property
-    def decode_seconds(self) -> float:
-        return max(self.last.values()) - min(at for at, _ in self.first.values()) if self.last else 0.0
-
-    def answer(self, request: str, tokens: Ids, metrics: Metrics) -> Answer:
-        at, count = self.first.get(request, (None, 0))
-        return Answer(tokens, count, at, self.last.get(request), metrics)
+    peak_memory_bytes: int = 0
+    joules: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """What was seen of a run: its stopwatch, its length, the most memory held meanwhile, and joules where counted."""
+class Prepared:
+    """Asks that are ready to be sent, what plain decoding answers to each, and what there is to say of others."""
 
-    watch: Stopwatch
-    seconds: float
-    peak_memory_bytes: int
-    joules: float | None
+    asks: tuple[Ask, ...]
+    goals: tuple[Ids, ...]
+    looped: float | None
+    note: str
 
-    def wave(self, answers: Iterable[Answer]) -> Wave:
-        watch = self.watch
-        decoded = watch.tokens - watch.before_decoding
-        return Wave(tuple(answers), self.seconds, decoded, watch.decode_seconds, self.peak_memory_bytes, self.joules)
+    def filled(self, size: int) -> Prepared:
+        """Whole waves of so many: the last one is filled up with the first asks."""
+        count = -(-len(self.asks) // size) * size
+        pairs = list(islice(cycle(zip(self.asks, self.goals, strict=True)), count))
+        return replace(self, asks=tuple(ask for ask, _ in pairs), goals=tuple(goal for _, goal in pairs))
+
+
+class Decoder(Protocol):
+    """An engine under test. Its strategies are known to it by name."""
+
+    def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
+        """Send the asks at once and wait for every answer. What fails raises, and leaves nothing under way."""
+        ...
+
+
+def lone_wave(ask: Ask, strategy: str, reading: Reading) -> Wave:
+    """A wave of one request, of which nothing more is known than its reading. Its exactness counts as `seed`."""
+    metrics = Metrics(
+        strategy,
+        Exactness.SEED,
+        prompt_tokens=len(ask.ids),
+        completion_tokens=len(reading.tokens),
+        steps=reading.steps,
+    )
+    first, last = reading.first_seconds or 0.0, reading.last_seconds or 0.0
+    return Wave((Answer(reading, metrics),), last, len(reading.tokens) - reading.first_tokens, last - first)
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What runs on a device are timed by; ``meter`` counts joules, where it can."""
+    """What is measured of a run beside its tokens: its length, the most memory held meanwhile, and joules."""
 
     device: str
-    meter: Meter
+    meter: Meter = UNMETERED
 
-    def time(self, run: Callable[[Stopwatch], object]) -> Timed:
-        """``run`` tells the stopwatch what it emits, when it does."""
+    def measure(self, run: Callable[[Stopwatch], object], answers: Callable[[Stopwatch], Sequence[Answer]]) -> Wave:
+        """``run`` tells the stopwatch what it emits; ``answers`` are made afterwards, when no time counts."""
         forget_peak(self.device)
         window = self.meter.begin()
         watch = Stopwatch()
         run(watch)
         seconds = time.perf_counter() - watch.began
-        return Timed(watch, seconds, peak_bytes(self.device), self._joules(window))
+        memory, joules = peak_bytes(self.device), self._joules(window)
+        return Wave(tuple(answers(watch)), seconds, watch.decode_tokens, watch.decode_seconds, memory, joules)
 
     def _joules(self, window: Window) -> float | None:
         try:
@@ -144,17 +128,18 @@ class Gauges:
 class Waves:
     """Parlay as a `Decoder`."""
 
-    def __init__(self, llm: LLM, meter: Meter | None = None) -> None:
+    def __init__(self, llm: LLM, meter: Meter = UNMETERED) -> None:
         self._llm = llm
-        self._gauges = Gauges(llm.runner.spec.device, meter or UNMETERED)
+        self._gauges = Gauges(llm.runner.spec.device, meter)
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
         """See `Decoder`."""
         jobs = [self._job(strategy, ask, temperature) for ask in asks]
-        self._llm.reset_prefix_cache()  # else the peak of memory would tell of all waves before
-        timed = self._gauges.time(lambda watch: self._run(jobs, watch))
-        return timed.wave(_answer(job, timed.watch) for job in jobs)
+        self._llm.reset_prefix_cache()  # else the peak of memory would include all waves before
+        return self._gauges.measure(
+            lambda watch: self._run(jobs, watch), lambda watch: [_answer(job, watch) for job in jobs]
+        )
 
     def _job(self, strategy: str, ask: Ask, temperature: float) -> Job:
         params = SamplingParams(temperature=temperature, max_tokens=ask.most, seed=ask.seed)
@@ -175,8 +160,7 @@ class Waves:
                 self._llm.add(job)
             while live:
                 for event in engine.step():
-                    if event.committed:
-                        watch.emit(event.request, len(event.committed))
+                    watch.emit(event.committed.tokens, event.request)
                     job = live[event.request]
                     job.event(job.samples[0], event)
                     if event.finish_reason is not None:
@@ -190,4 +174,4 @@ def _answer(job: Job, watch: Stopwatch) -> Answer:
     sample = job.output().outputs[0]
     if sample.error:
         raise ParlayError(sample.error)
-    return watch.answer(job.samples[0].request.id, sample.token_ids, sample.metrics)
+    return Answer(watch.read(job.samples[0].request.id, steps=sample.metrics.steps), sample.metrics)

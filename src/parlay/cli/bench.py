@@ -186,14 +186,15 @@ def _open(options: argparse.Namespace) -> LLM:
 
 
 def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
-    from parlay.bench.against import Transformers
+    from parlay.bench.against import NAME, Transformers
     from parlay.bench.forwards import add_missing, weight_bytes
     from parlay.bench.provenance import provenance
     from parlay.bench.readme import readme_table
-    from parlay.bench.records import Results
+    from parlay.bench.records import OURS, Results
     from parlay.bench.runner import Bench
     from parlay.bench.summary import summarise
     from parlay.bench.table import table
+    from parlay.bench.wave import Waves
     from parlay.energy import choose_meter
     from parlay.models.resolving import resolve
 
@@ -215,7 +216,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
         add_missing(llm.runner, plan.model, results, weights)
     meter = choose_meter(spec.device)
     peer = Transformers(resolve(options.model), spec.device, spec.dtype, meter)
-    done = _with_progress(Bench(llm, plan, results, meter, dict.fromkeys(plan.against, peer)))
+    done = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter), NAME: peer}))
     summaries = summarise(results.rows, plan.cells())
     print(table(summaries, options.price_per_hour))
     if plan.against:

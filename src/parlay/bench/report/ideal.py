@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from parlay.bench.forwards import Prices, curves
-from parlay.bench.records import PLAIN, Row
-from parlay.bench.report.numbers import ENGINE, all_conditions, conditions_of, only, ratio, systems, timed, workloads
+from parlay.bench.records import OURS, PLAIN, Row
+from parlay.bench.report.numbers import all_conditions, conditions_of, only, ratio, systems, timed, workloads
 from parlay.bench.report.pieces import Missing, ScatterChart, Section, Table
 
 TITLE = "Measured against ideal"
@@ -74,7 +74,7 @@ def against_ideal(rows: Sequence[Row]) -> Section | Missing:
     tables: list[Table] = []
     points: dict[str, list[tuple[float, float]]] = {}
     for where in all_conditions(timed(rows)):
-        own = [row for row in timed(rows) if conditions_of(row) == where and row.cell.engine == ENGINE and row.steps]
+        own = [row for row in timed(rows) if conditions_of(row) == where and row.cell.engine == OURS and row.steps]
         known = curves(rows, where.model)
         if known and own and where.concurrency == 1 and not where.modelled:
             cost = Prices(where.model, known)

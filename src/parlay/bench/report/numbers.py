@@ -11,8 +11,6 @@ from parlay.bench.forwards import is_forward
 from parlay.bench.records import PLAIN, Row
 from parlay.bench.summary import Spread
 
-ENGINE = "parlay"
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Conditions:
@@ -55,8 +53,8 @@ def all_conditions(rows: Iterable[Row]) -> list[Conditions]:
 
 
 def system(row: Row) -> str:
-    """Who decoded: a strategy of ours by its name alone, a peer with its engine's."""
-    return row.cell.strategy if row.cell.engine == ENGINE else f"{row.cell.engine} {row.cell.strategy}"
+    """Who decoded, by name."""
+    return str(row.cell.system)
 
 
 def systems(rows: Iterable[Row]) -> list[str]:
