@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from parlay.cli import COMMANDS
-from parlay.drafters.catalogue import catalogue
+from parlay.options import options_of
 from parlay.requests import RequestOptions
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import Entry
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "parlay"
@@ -35,6 +38,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "options": frozenset({"types"}),
     "models": CORE | {"options", "sampling", "cache", "cost"},
     "drafters": CORE | {"options", "sampling", "cache", "cost", "models"},
+    "strategies": CORE | {"options", "drafters", "router"},
     "engine": CORE | {"sampling"},
     "router": CORE | {"sampling"},
 }
@@ -118,17 +122,32 @@ def test_the_engine_knows_no_text_and_no_transformers() -> None:
         assert not re.search(r"tokenizer|transformers", path.read_text(encoding="utf-8"), re.IGNORECASE), path
 
 
-def test_a_drafter_is_named_only_where_it_is_made_and_listed() -> None:
-    """`none` is no drafter; the default strategy is named once, where `LLM` says so."""
-    words = {field.name for field in fields(RequestOptions)}  # one word, two things
-    drafters = {name: entry.factory for name, entry in catalogue().items() if entry.factory and name not in words}
+def home(entry: Entry) -> Path:
+    """The file that declares the options of an entry's drafter, and its name."""
+    return ROOT / "src" / Path(*entry.options.__module__.split(".")).with_suffix(".py")
+
+
+def test_a_drafter_is_named_only_where_it_is_made() -> None:
+    """`none` is no drafter; `LLM` names the default strategies, and an option that takes strategies its default."""
+    words = {field.name for field in fields(RequestOptions)} | {entry.family for entry in catalogue().values()}
+    drafters = {name: entry for name, entry in catalogue().items() if entry.factory and name not in words}
+    combined = {
+        home(entry)
+        for entry in catalogue().values()
+        if any(option.strategies for option in options_of(entry.options).values())
+    }
     for path in MODULES:
-        allowed = {*(PACKAGE / "drafters" / "families").iterdir(), PACKAGE / "llm.py"}
-        for name, factory in drafters.items():
-            home = ROOT / "src" / Path(*factory.partition(":")[0].split(".")).with_suffix(".py")
+        for name, entry in drafters.items():
             command = {PACKAGE / "cli" / "__init__.py"} if name in COMMANDS else set()  # one word, two things
-            if path not in allowed | {home} | command:
+            if path not in {home(entry), PACKAGE / "llm.py"} | combined | command:
                 assert name not in spoken(path), f"{path} names {name}"
+
+
+def test_the_catalogue_loads_no_torch() -> None:
+    """Usage errors of strategies and their options come at once."""
+    code = "import sys; from parlay.strategies.catalogue import listing; listing(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def spoken(path: Path) -> set[str]:

@@ -1,18 +1,25 @@
-"""A book of strategies stays small, whatever clients ask for, and nothing goes that is in use or not yet written."""
+"""What is kept of strategies stays small, whatever clients ask for; nothing goes that is in use or not yet written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.cost.measured import MeasuredCost
-from parlay.drafters.entries import Resources
-from parlay.strategies import KEPT, StrategyBook
+from parlay.drafters.resources import Resources
+from parlay.options import Options, option
+from parlay.strategies.cache import KEPT, StrategyCache
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 GONE: list[int] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedOptions(Options):
+    number: int = option(0, "which one")
 
 
 class Noted:
@@ -20,8 +27,8 @@ class Noted:
 
     needs = Needs()
 
-    def __init__(self, resources: Resources, *, number: int = 0) -> None:
-        resources.closing.callback(GONE.append, number)
+    def __init__(self, resources: Resources, options: NotedOptions) -> None:
+        resources.closing.callback(GONE.append, options.number)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
@@ -40,32 +47,32 @@ def _none_gone() -> None:
     GONE.clear()
 
 
-def make(in_use: set[str]) -> StrategyBook:
+def make(in_use: set[str]) -> StrategyCache:
     resources = Resources(8, lambda model: pytest.fail(f"{model} was opened"))
-    return StrategyBook(resources, MeasuredCost(), in_use=lambda: in_use, kept=3)
+    return StrategyCache(resources, MeasuredCost(), in_use=lambda: in_use, kept=3)
 
 
 def test_the_least_recently_used_goes_and_writes_what_it_keeps() -> None:
-    book = make(set())
-    first = book.get(name(1))
-    book.get(name(2))
-    book.get(name(3))
-    assert book.get(name(1)) is first
-    book.get(name(4))
+    strategies = make(set())
+    first = strategies.get(name(1))
+    strategies.get(name(2))
+    strategies.get(name(3))
+    assert strategies.get(name(1)) is first
+    strategies.get(name(4))
     assert GONE == [2]
-    assert book.get(name(1)) is first
-    book.close()
+    assert strategies.get(name(1)) is first
+    strategies.close()
     assert sorted(GONE) == [1, 2, 3, 4]
 
 
 def test_what_is_in_use_stays_however_many_come_and_goes_later() -> None:
     in_use = {make(set()).get(name(number)).name for number in (1, 2, 3, 4)}
-    book = make(in_use)
-    kept = [book.get(name(number)) for number in (1, 2, 3, 4)]
-    assert [book.get(name(number)) for number in (1, 2, 3, 4)] == kept
+    strategies = make(in_use)
+    kept = [strategies.get(name(number)) for number in (1, 2, 3, 4)]
+    assert [strategies.get(name(number)) for number in (1, 2, 3, 4)] == kept
     assert not GONE
     in_use.clear()
-    book.get(name(5))
+    strategies.get(name(5))
     assert GONE == [1, 2]
 
 

@@ -23,7 +23,10 @@ from statistics import median, quantiles
 
 from benchmarks.drafters.texts import VOCAB_SIZE, markov, of_file
 from parlay.bench.provenance import provenance
-from parlay.drafters.catalogue import Resources, build, catalogue, find, parse
+from parlay.drafters.resources import Resources
+from parlay.strategies.building import build
+from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.spelling import parse
 from parlay.types import Draft, Drafter, NoiseKey, Observation, ParlayError, Request, Runner, SamplingParams, Verdict
 
 HISTORIES = (8_000, 100_000)

@@ -12,9 +12,10 @@ from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.figures.setup import Setup
 from benchmarks.figures.stub import StubCost, StubRunner
-from parlay.drafters.catalogue import Resources, UsageError
+from parlay.drafters.resources import Resources
 from parlay.engine import Limits
-from parlay.strategies import StrategyBook
+from parlay.options import UsageError
+from parlay.strategies.cache import StrategyCache
 from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 
 BATCHES = (1, 32)
@@ -96,7 +97,7 @@ def open_strategy(engine: TimedEngine, name: str) -> Strategy:
     def no_model(model: str) -> Runner:
         raise UsageError(f"no draft model here, asked for {model!r}")
 
-    return StrategyBook(Resources(engine.runner.spec.vocab_size, no_model), engine.cost).get(name)
+    return StrategyCache(Resources(engine.runner.spec.vocab_size, no_model), engine.cost).get(name)
 
 
 def request(runner: Runner, number: int, params: SamplingParams, prompt: tuple[int, ...]) -> Request:

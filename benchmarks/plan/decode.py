@@ -16,7 +16,8 @@ from benchmarks.plan.cells import BUDGETS, PLAIN, WRITE_4, Cell
 from parlay import trees
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.entries import Resources
+from parlay.drafters.draft_models.options import DraftModelOptions
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
@@ -101,7 +102,7 @@ class Stage:
     def _writer(self) -> Drafter:
         vocab_size = self._target.spec.vocab_size
         resources = Resources(vocab_size=vocab_size, open_runner=lambda name: self._draft, default_draft="draft")
-        return DraftModel(resources, min_p=0.0)
+        return DraftModel(resources, DraftModelOptions(min_p=0.0))
 
     def _run(self, cell: Cell, strategy: Strategy, batch: int) -> Decoded:
         """All sequences have one prompt, which is fed once, and share its cache."""

@@ -23,11 +23,11 @@ from benchmarks.scaling.fit import Line, fit
 from parlay import models
 from parlay.bench.loops import first_loop
 from parlay.bench.provenance import provenance
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
-from parlay.strategies import RunnerShelf, StrategyBook
+from parlay.strategies.cache import RunnerCache, StrategyCache
 from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64)
@@ -123,8 +123,8 @@ def measure(runner: Runner, options: argparse.Namespace, size: int) -> list[Row]
     drawn = heldout(options.data, tokenizer, count, cache) if options.data else built_in(tokenizer, count)
     counter = RowCount()
     engine = Engine(runner, counter, Limits(max_draft_rows=1 << 20))
-    resources = Resources(runner.spec.vocab_size, RunnerShelf(models.load), tokenizer=tokenizer)
-    strategy = StrategyBook(resources, counter).get(spec(options, size))
+    resources = Resources(runner.spec.vocab_size, RunnerCache(models.load), tokenizer=tokenizer)
+    strategy = StrategyCache(resources, counter).get(spec(options, size))
     rows: list[Row] = []
     for prompt in (prompt for kind in KINDS for prompt in drawn[kind]):
         steps, end = decode(engine, counter, strategy, prompt.ids, options.tokens)

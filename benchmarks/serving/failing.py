@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.entries import Resources
+from parlay.drafters.resources import Resources
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 
 

@@ -22,7 +22,7 @@ from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.replay.tokens import open_tokens
-from parlay.drafters.catalogue import catalogue
+from parlay.strategies.catalogue import catalogue
 
 PARTS = ("replay", "speed", "speed-100m")
 LEARNING = "tool calls"

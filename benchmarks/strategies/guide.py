@@ -8,8 +8,9 @@ from benchmarks.figures import summary
 from benchmarks.figures.ours import PLAIN
 from benchmarks.figures.results import Row
 from benchmarks.strategies.report import cell, gap_table, heading, line, table_head
-from parlay.drafters.accept_rules import RULES
-from parlay.drafters.catalogue import Entry, catalogue
+from parlay.strategies.accept_rules import RULES
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import Entry
 
 INTRODUCTION = """\
 A strategy is named `NAME[:KEY=VALUE,...]`, on the command line, in the Python API, per request. `parlay strategies`

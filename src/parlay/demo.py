@@ -18,9 +18,9 @@ import torch
 
 from parlay.bench.loops import first_loop
 from parlay.demo_prompts import CALL, COPY, EDIT, PROSE, Workload
-from parlay.drafters.catalogue import catalogue
 from parlay.llm import DEFAULT_STRATEGY, LLM, Stream
 from parlay.outputs import CompletionOutput, StreamEvent
+from parlay.strategies.catalogue import catalogue
 from parlay.terminal import Excerpt, Tint
 from parlay.types import Exactness, ParlayError, SamplingParams
 

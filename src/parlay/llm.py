@@ -11,23 +11,27 @@ from parlay import models
 from parlay.cache import Budget, parse_bytes
 from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools
-from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf, StrategyBook
+from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
+from parlay.strategies.spelling import StrategySpec
 from parlay.types import ParlayError, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_STRATEGY = "prompt-lookup"
+PREDICTION_STRATEGY = "prediction"
+"""The default for requests that come with a prediction."""
 
 Prompts = Prompt | Sequence[Prompt]
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
+Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 T = TypeVar("T")
 
 
@@ -49,7 +53,7 @@ class LLM:
         model: str | PreTrainedModel = "parlay-mini",
         *,
         tokenizer: str | PreTrainedTokenizerBase | None = None,
-        strategy: str = DEFAULT_STRATEGY,
+        strategy: str | StrategySpec = DEFAULT_STRATEGY,
         draft_model: str | None = None,
         load: LoadOptions = models.USUAL,
         dtype: str | None = None,
@@ -68,7 +72,7 @@ class LLM:
         self.tokenizer = _tokenizer(model, tokenizer)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
         drafts = replace(load, quantize=None)
-        self._drafts = RunnerShelf(lambda name: models.load(name, drafts, budget=budget))
+        self._drafts = RunnerCache(lambda name: models.load(name, drafts, budget=budget))
         resources = Resources(
             vocab_size=self.runner.spec.vocab_size,
             open_runner=self._drafts,
@@ -77,13 +81,14 @@ class LLM:
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=self.runner.spec,
         )
-        self._strategies = StrategyBook(resources, self.engine.cost, in_use=self.engine.strategies)
+        self._strategies = StrategyCache(resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
             self.tokenizer,
             self.runner.spec.eos_ids,
             self.engine.longest,
             strategy=strategy,
+            prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
             vocab_size=self.runner.spec.vocab_size,
         )
@@ -93,7 +98,7 @@ class LLM:
         prompts: Prompts,
         sampling_params: PerPrompt = None,
         *,
-        strategy: str | Sequence[str] | None = None,
+        strategy: Strategies = None,
         documents: Documents | None = None,
         prediction: Predictions | None = None,
         store: bool = True,
@@ -124,7 +129,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: PerPrompt = None,
         *,
-        strategy: str | Sequence[str] | None = None,
+        strategy: Strategies = None,
         documents: Documents | None = None,
         prediction: Predictions | None = None,
         store: bool = True,
@@ -141,7 +146,7 @@ class LLM:
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         *,
-        strategy: str | None = None,
+        strategy: str | StrategySpec | None = None,
         documents: Sequence[Document] | None = None,
         prediction: Document | None = None,
         store: bool = True,
@@ -210,7 +215,7 @@ class LLM:
         self,
         prompts: Prompts,
         params: PerPrompt,
-        strategy: str | Sequence[str] | None,
+        strategy: Strategies,
         *,
         documents: Documents | None,
         prediction: Predictions | None,
@@ -218,7 +223,7 @@ class LLM:
     ) -> list[Job]:
         listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         each_params = _one_each(params, SamplingParams(), len(listed), "sampling_params")
-        each_strategy = _one_each(strategy, "", len(listed), "strategy")
+        each_strategy: list[str | StrategySpec] = _one_each(strategy, "", len(listed), "strategy")
         each_documents = references(documents, len(listed), self.tokenizer, self.runner.spec.vocab_size)
         each_prediction = predictions(prediction, len(listed), self.tokenizer, self.runner.spec.vocab_size)
         each = zip(listed, each_params, each_strategy, each_documents, each_prediction, strict=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from parlay.documents import Document, Ids
-from parlay.drafters.copying.prediction import SOURCE as PREDICTION
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
+from parlay.strategies.spelling import StrategySpec
 from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream
 from parlay.types import Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
@@ -43,7 +43,7 @@ class RequestOptions:
     prefixes and stores are its own. Lower ``priority`` is more urgent.
     """
 
-    strategy: str | None = None
+    strategy: str | StrategySpec | None = None
     documents: Sequence[Document] = ()
     prediction: Document | None = None
     store: bool = True
@@ -57,9 +57,11 @@ class Sample:
 
     request: Request
     text: TextStream | None
-    strategy: str
+    strategy: str | StrategySpec
     predicted: int = 0
     """Tokens of its prediction."""
+    prediction_source: str = ""
+    """The source of tokens that were drafted from the prediction."""
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Sample:
             logprobs=tuple(self.logprobs) if wanted else None,
             finish_reason=event.finish_reason,
             stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
-            strategy=self.strategy,
+            strategy=str(self.strategy),
             exactness=event.metrics.exactness,
             seed=self.request.key.seed,
             sources=tuple(self.sources),
@@ -104,7 +106,7 @@ class Sample:
     def _prediction(self) -> PredictionUse | None:
         if not self.predicted:
             return None
-        accepted = self.sources.count(PREDICTION)
+        accepted = self.sources.count(self.prediction_source)
         return PredictionUse(accepted, max(0, self.predicted - accepted))
 
 
@@ -151,12 +153,14 @@ class RequestFactory:
         eos_ids: Sequence[int],
         max_context: int,
         *,
-        strategy: str,
+        strategy: str | StrategySpec,
+        prediction_strategy: str,
         seed: int | None,
         vocab_size: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._strategy = strategy
+        self._prediction_strategy = prediction_strategy
         self._eos_ids = frozenset(eos_ids)
         self._max_context = max_context
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
@@ -198,19 +202,19 @@ class RequestFactory:
             group=name if params.n > 1 else "",
             priority=options.priority,
         )
-        strategy = options.strategy or (PREDICTION if prediction else self._strategy)
+        strategy = options.strategy or (self._prediction_strategy if prediction else self._strategy)
         predicted = len(prediction)
         samples = [self._sample(first, index, strategy, grammar, predicted=predicted) for index in range(params.n)]
         return Job(name, text, samples)
 
     def _sample(
-        self, request: Request, index: int, strategy: str, grammar: Grammar | None, *, predicted: int
+        self, request: Request, index: int, strategy: str | StrategySpec, grammar: Grammar | None, *, predicted: int
     ) -> Sample:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         constraint = grammar.constraint(request.stop_ids) if grammar is not None else None
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
-        return Sample(own, text, strategy, predicted)
+        return Sample(own, text, strategy, predicted, self._prediction_strategy)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):

@@ -39,10 +39,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from parlay import models
 from parlay.cost.measured import MeasuredCost
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.llm import DEFAULT_STRATEGY
-from parlay.strategies import RunnerShelf, StrategyBook
+from parlay.strategies.cache import RunnerCache, StrategyCache
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 
 _PREPARED = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
@@ -107,7 +107,7 @@ def generate(
         requests = _requests(
             rows, input_ids, generation_config, runner, processors=logits_processor, criteria=stopping_criteria
         )
-        strategies = StrategyBook(_resources(runner, parlay_draft, parlay_tokenizer), cost := MeasuredCost())
+        strategies = StrategyCache(_resources(runner, parlay_draft, parlay_tokenizer), cost := MeasuredCost())
         engine = Engine(runner, cost)
         for request in requests:
             engine.add(request, strategies.get(parlay_strategy))
@@ -229,7 +229,7 @@ def _resources(
 
     return Resources(
         vocab_size=runner.spec.vocab_size,
-        open_runner=RunnerShelf(open_runner),
+        open_runner=RunnerCache(open_runner),
         default_draft=name,
         tokenizer=tokenizer,
         target=runner.spec,

@@ -16,7 +16,8 @@ from parlay.bench.records import Results
 from parlay.bench.replay.decode import Replay, replay
 from parlay.bench.replay.run import MODEL, Texts, lacking, measure, read_texts, replayable, run
 from parlay.bench.replay.tokens import Recorded, Tokens, open_tokens
-from parlay.drafters.catalogue import Resources, catalogue
+from parlay.drafters.resources import Resources
+from parlay.strategies.catalogue import catalogue
 from parlay.types import Draft, Needs, Observation, ParlayError, View
 
 COPY = "Repeat after me: the cat sat on the mat, and the dog sat on the cat. The cat sat on the mat,"

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.figures.prompts import Prompt
 from benchmarks.scaling.fit import fit
 from benchmarks.scaling.lookahead import Point, Row, before, parse, spec, table, total
-from parlay.drafters import catalogue
+from parlay.strategies.spelling import parse as parse_strategy
 
 PROMPT = Prompt("code", 2, "", (1,))
 OPTIONS = parse(["--out", "somewhere", "--ngram", "4", "--tokens", "50"])
@@ -43,7 +43,7 @@ def test_a_line_in_the_logarithm_is_found() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 64])
 def test_every_size_is_a_strategy_of_the_catalogue(size: int) -> None:
-    settings = catalogue.settings(catalogue.parse(spec(OPTIONS, size)))
+    settings = parse_strategy(spec(OPTIONS, size)).settings
     assert (settings["window"], settings["guesses"], settings["ngram"]) == (size, size, 4)
     assert (settings["copy"], settings["policy"]) == (False, "fixed")
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.smoke import BOUNDS, Bounds, failures
 from parlay.bench.records import Cell, Row
 from parlay.bench.summary import summarise
-from parlay.drafters.catalogue import parse
+from parlay.strategies.spelling import parse
 
 PLAIN = Row(
     cell=Cell(model="parlay-mini", strategy="none", workload="edit"),

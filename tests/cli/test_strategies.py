@@ -2,8 +2,8 @@
 
 import json
 
-from parlay.drafters.accept_rules import RULES
-from parlay.drafters.catalogue import catalogue
+from parlay.strategies.accept_rules import RULES
+from parlay.strategies.catalogue import catalogue
 from tests.cli.conftest import Cli
 
 

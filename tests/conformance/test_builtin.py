@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from parlay import models
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
-from parlay.strategies import BUILT_IN_DRAFTS, RunnerShelf
+from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, Ask, decode
@@ -40,7 +40,7 @@ CHOICES = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_
 def stage(dtype: str) -> Stage:
     """The built-in target with its own draft model, both in ``dtype``, whatever name a toy setting gives to one."""
     runner = models.load(MODEL, LoadOptions(dtype=dtype), cache_tokens=2048)
-    shelf = RunnerShelf(lambda _: models.load(BUILT_IN_DRAFTS[MODEL], LoadOptions(dtype=dtype), cache_tokens=2048))
+    shelf = RunnerCache(lambda _: models.load(BUILT_IN_DRAFTS[MODEL], LoadOptions(dtype=dtype), cache_tokens=2048))
     tokenizer = load_tokenizer(resolve(MODEL))
     resources = Resources(
         runner.spec.vocab_size,

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from parlay.drafters.catalogue import catalogue
+from parlay.strategies.catalogue import catalogue
 from parlay.testing.conformance import default_stages, subject_of
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.testing.conformance.universal import CAPACITY, prompt

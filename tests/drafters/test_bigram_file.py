@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.bigram_file import WIDEST
-from parlay.drafters.entries import UsageError
+from parlay.options import UsageError
 
 VOCAB = 4
 TEXT = [0, 1, 2, 0, 1, 3, 0, 1, 2]

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.combined.cascade import Cascade
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance import subject_of, toy_stage
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import pytest
 
-from parlay.drafters import plugins
-from parlay.drafters.catalogue import (
-    Entry,
-    Resources,
-    StrategySpec,
-    UsageError,
-    build,
-    catalogue,
-    find,
-    listing,
-    parse,
-    resolve,
-    settings,
-)
-from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, View
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
+from parlay.strategies import plugins
+from parlay.strategies.building import build, resolve
+from parlay.strategies.catalogue import catalogue, find, listing
+from parlay.strategies.entry import Entry
+from parlay.strategies.spelling import StrategySpec, parse
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 from tests.drafters.sight import no_runner
 
 RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoOptions(Options):
+    times: int = option(2, "how often", low=1)
+    words: tuple[str, ...] = option(("a",), "what")
+    fast: bool = option(False, "at once")
 
 
 class Echo:
@@ -35,8 +36,8 @@ class Echo:
 
     needs = Needs()
 
-    def __init__(self, resources: Resources, *, times: int = 2, words: tuple[str, ...] = ("a",), fast: bool = False):
-        self.times, self.words, self.fast = times, words, fast
+    def __init__(self, resources: Resources, options: EchoOptions) -> None:
+        self.options = options
 
     def propose(self, views: list[View], budgets: list[int]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
@@ -46,17 +47,50 @@ class Echo:
     def release(self, sequence: int) -> None: ...
 
 
-class Untyped(Echo):
-    def __init__(self, resources: Resources, *, times=2):
-        self.times = times
+class Keywords(Echo):
+    def __init__(self, resources: Resources, *, times: int = 2) -> None:
+        """Options as keywords."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListOptions(Options):
+    times: bytes = option(b"", "a type that no text gives")
+
+
+class Listed(Echo):
+    def __init__(self, resources: Resources, options: ListOptions) -> None:
+        """Never made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsetOptions(Options):
+    times: int = option(help="has no default")
+
+
+class Unset(Echo):
+    def __init__(self, resources: Resources, options: UnsetOptions) -> None:
+        """Never made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClashingOptions(Options):
+    k: int = option(2, "the budget's own name")
 
 
 class Clashing(Echo):
-    def __init__(self, resources: Resources, *, k: int = 2):
-        self.times = k
+    def __init__(self, resources: Resources, options: ClashingOptions) -> None:
+        """Never made."""
 
 
-MADE = Entry("made", "toys", Exactness.BITS, "none", "nothing", "Made by hand.", "", {}, f"{__name__}:Echo")
+MADE = Entry(
+    name="made",
+    family="toys",
+    training="none",
+    needs="nothing",
+    summary="Made by hand.",
+    options=EchoOptions,
+    factory=f"{__name__}:Echo",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +126,8 @@ def test_specs_survive_a_round_trip(text: str) -> None:
 def test_equal_strategies_have_equal_specs_however_they_are_written() -> None:
     assert parse(" prompt-lookup: min_ngram=3 ,k=8") == parse("prompt-lookup:k=8,min_ngram=3")
     assert parse("prompt-lookup:min_ngram=1") == parse("prompt-lookup:") == StrategySpec("prompt-lookup")
-    assert settings(parse("prompt-lookup:k=8"))["k"] == 8
-    assert settings(parse("union:of=none+prompt-lookup"))["of"] == ("none", "prompt-lookup")
+    assert parse("prompt-lookup:k=8").settings["k"] == 8
+    assert parse("union:of=none+prompt-lookup").settings["of"] == ("none", "prompt-lookup")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +151,10 @@ def test_equal_strategies_have_equal_specs_however_they_are_written() -> None:
         ("json:Thing", ["json has no 'Thing'"]),
         ("json:dumps", ["no drafter class"]),
         ("json:JSONDecoder", ["lacks", "propose"]),
-        ("toy_drafters:Untyped", ["'times'", "int, float, bool, str"]),
+        ("toy_drafters:Keywords", ["takes times", "one argument, options", "parlay.options.Options"]),
+        ("toy_drafters:Listed", ["'times'", "int, float, bool, str"]),
+        ("toy_drafters:Unset", ["'times' needs a default"]),
+        ("toy_drafters:Echo:times=0", ["times=0", "at least 1"]),
         ("toy_drafters:Clashing", ["k", "policy"]),
     ],
 )
@@ -143,9 +180,9 @@ def test_a_class_by_path_becomes_a_strategy() -> None:
     spec = parse("toy_drafters:Echo:times=5,words=x+y,fast=yes,k=3")
     entry = find(spec.name)
     assert entry.summary == "Repeats the last token."
-    assert settings(spec)["k"] == 3
+    assert spec.settings["k"] == 3
     drafter = build(spec, RESOURCES)
-    assert vars(drafter) == {"times": 5, "words": ("x", "y"), "fast": True}
+    assert vars(drafter) == {"options": EchoOptions(times=5, words=("x", "y"), fast=True)}
     assert parse(str(spec)) == spec
 
 
@@ -157,7 +194,7 @@ def test_an_installed_entry_point_is_found_by_its_name(monkeypatch: pytest.Monke
     points = {"echo": EntryPoint("echo", "toy_drafters:Echo", plugins.GROUP)}
     monkeypatch.setattr(plugins, "installed", lambda: points)
     assert str(parse("echo:times=3")) == "echo:times=3"
-    assert vars(build(parse("echo:times=3"), RESOURCES))["times"] == 3
+    assert vars(build(parse("echo:times=3"), RESOURCES))["options"].times == 3
     with pytest.raises(UsageError, match="did you mean echo"):
         parse("ecko")
 

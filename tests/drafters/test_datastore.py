@@ -13,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.copying.prompt_lookup import PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore import Retrieval
+from parlay.drafters.stores.datastore import RetrievalOptions as Options
 from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import PLAIN, Ask, Stage, Subject, decode
 from parlay.testing.conformance.stages import toy_stage
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
@@ -41,7 +45,7 @@ class Sight:
 
 
 def propose(documents: Sequence[Sequence[int]], tokens: Sequence[int], budget: int = 64, **settings: int) -> Draft:
-    drafter = Retrieval(resources_of(documents), file="a store", **settings)
+    drafter = Retrieval(resources_of(documents), Options(file="a store", **settings))
     return drafter.propose([Sight(tokens)], [budget])[0]
 
 
@@ -150,14 +154,16 @@ def test_it_branches_where_copying_from_a_reference_goes_one_way() -> None:
     """What sets it apart from prompt lookup over the same text: all continuations at once, by count."""
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 4, 0]
     request = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0), references=(tuple(text),))
-    lookup = PromptLookup(Resources(VOCAB, no_runner)).propose([Sight([1, 2], request=request)], [2])[0]
+    lookup = PromptLookup(Resources(VOCAB, no_runner), PromptLookupOptions()).propose(
+        [Sight([1, 2], request=request)], [2]
+    )[0]
     draft = propose([text], [1, 2], 2, branch=1)
     assert trees.is_chain(lookup.tree)
     assert paths(draft) == [(4,), (3,)]
 
 
 def test_sequences_do_not_touch_each_other() -> None:
-    drafter = Retrieval(resources_of([[1, 2, 3], [4, 5, 6]]), file="a store")
+    drafter = Retrieval(resources_of([[1, 2, 3], [4, 5, 6]]), Options(file="a store"))
     drafts = drafter.propose([Sight([1, 2]), Sight([4, 5], 1), Sight([1, 2], 2)], [4, 4, 0])
     assert [paths(draft) for draft in drafts] == [[(3,)], [(6,)], []]
     drafter.release(0)
@@ -181,7 +187,7 @@ def test_a_store_that_holds_the_answer_gives_a_whole_branch_and_one_more_each_st
     ask = Ask(prompt, SamplingParams(temperature=temperature, max_tokens=1 + 11 * 6), seed=4)
     (plain,) = decode(stage.open_runner(4096), [(ask, PLAIN.strategy(stage, 0))])
     resources = resources_of([[*prompt, *plain.tokens]], stage.vocab_size)
-    subject = Subject("retrieval", lambda _: Retrieval(resources, file="a store", max_match=32))
+    subject = Subject("retrieval", lambda _: Retrieval(resources, Options(file="a store", max_match=32)))
     (sample,) = decode(stage.open_runner(4096), [(ask, subject.strategy(stage, 64))])
     assert sample.tokens == plain.tokens
     assert sample.steps[:6] == [11] * 6

@@ -12,7 +12,9 @@ from itertools import combinations
 
 import pytest
 
-from parlay.drafters.catalogue import Resources, build, parse
+from parlay.drafters.resources import Resources
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import Drafter, NoiseKey, Request, SamplingParams, Tree
 from tests.drafters.sight import no_runner
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.draft_models.draft_model import DraftModel
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.sampler import sample
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
 
 VOCAB = 12

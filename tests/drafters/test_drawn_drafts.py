@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, Spot, conditioned
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.laws import law
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import Draft, NoiseKey, Request, SamplingParams
 
 VOCAB = 12

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
-from parlay.drafters.combined.cs_drafting import _layout, _read
+from parlay.drafters.combined.cs_drafting import Step, layout
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View
 
 VOCAB = 12
@@ -30,15 +33,22 @@ class Sight:
     layers: None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountingOptions(Options):
+    by: int = option(1, "step")
+    most: int = option(99, "most tokens")
+    bush: bool = option(False, "with a wrong sibling")
+
+
 class Counting:
     """Counts on from the last token, in steps of ``by``, at most ``most`` tokens; a bush has a wrong sibling first."""
 
     needs = Needs(taps=(1,), choices=1)
     made: list[Counting]
 
-    def __init__(self, resources: Resources, *, by: int = 1, most: int = 99, bush: bool = False) -> None:
+    def __init__(self, resources: Resources, options: CountingOptions) -> None:
         Counting.made.append(self)
-        self.by, self.most, self.bush = by, most, bush
+        self.by, self.most, self.bush = options.by, options.most, options.bush
         self.asked: list[tuple[list[int], int]] = []
         self.seen: list[Observation] = []
         self.released: list[int] = []
@@ -147,32 +157,21 @@ def test_one_level_is_none() -> None:
 # --------------------------------------------------------------------------------------------------- the matrix
 
 
-def layout(drafters: str, matrix: str) -> str:
-    specs = [parse(text) for text in drafters.split("+")]
-    return str(_layout(specs, _read(matrix.split("+"), len(specs)), 0))
-
-
 def test_the_papers_matrix_is_a_horizontal_cascade_of_vertical_ones() -> None:
     """5 tokens by A, for which B writes 1 and the matcher 10 at a time; 14 by B; 10 by the matcher."""
-    text = layout("draft-model(model=A)+draft-model(model=B)+prompt-lookup", "5/14/10+0/1/10+0/0/10")
-    assert text == (
-        "horizontal:levels="
-        "cascade(enough=5,levels="
-        "horizontal(levels="
-        "cascade(enough=1,k=11,levels=prompt-lookup(k=10)+draft-model(k=11,model=B))"
-        "+prompt-lookup(k=10))"
-        "+draft-model(k=16,model=A))"
-        "+cascade(enough=14,k=24,levels=prompt-lookup(k=10)+draft-model(k=24,model=B))"
-        "+prompt-lookup(k=10)"
+    matcher = Step(2, k=10)
+    for_a = (Step(1, k=11, enough=1, below=(matcher,)), matcher)
+    assert layout([[5, 14, 10], [0, 1, 10], [0, 0, 10]]) == (
+        Step(0, k=16, enough=5, below=for_a),
+        Step(1, k=24, enough=14, below=(matcher,)),
+        matcher,
     )
 
 
 def test_a_matrix_of_zeros_above_a_drafter_leaves_it_alone() -> None:
-    assert layout("draft-model+prompt-lookup", "5/0+0/10") == (
-        "cascade:enough=5,k=15,levels=prompt-lookup(k=10)+draft-model(k=15)"
-    )
-    assert layout("draft-model+prompt-lookup", "5/10+0/0") == "horizontal"
-    assert layout("draft-model+prompt-lookup", "0/7+0/0") == "prompt-lookup:k=7"
+    assert layout([[5, 0], [0, 10]]) == (Step(0, k=15, enough=5, below=(Step(1, k=10),)),)
+    assert layout([[5, 10], [0, 0]]) == (Step(0, k=5), Step(1, k=10))
+    assert layout([[0, 7], [0, 0]]) == (Step(1, k=7),)
 
 
 def test_a_matrix_of_one_drafter_is_that_drafter_alone(toy_runner: MakeRunner) -> None:
@@ -210,7 +209,7 @@ def test_the_model_writes_its_tokens_and_the_matcher_goes_on(toy_runner: MakeRun
         ("matrix=0/0+0/1", "lets nobody draft"),
         ("matrix=", "2 rows of 2"),
         ("drafters=,matrix=", "0 rows"),
-        ("drafters=none,matrix=4", "no parameter 'k'"),
+        ("drafters=none,matrix=4", "none drafts nothing"),
         ("drafters=prompt-lookup+prompt-lookup(max_ngram=3)", "can only be the first"),
         ("matrix=2000/1+0/1", "at most 1024"),
     ],

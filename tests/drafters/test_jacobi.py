@@ -13,12 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.copying.prompt_lookup import PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.fixed_point.jacobi import Jacobi
+from parlay.drafters.fixed_point.options import JacobiOptions as Options
+from parlay.drafters.resources import Resources
 from parlay.engine import Limits
+from parlay.options import UsageError
 from parlay.router.policies import Adaptive, Fixed
 from parlay.sampling.rules import SharedNoise
+from parlay.strategies.spelling import parse
 from parlay.testing import reference
 from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
 from parlay.testing.reference import LogitsOf
@@ -74,7 +77,7 @@ def tell(drafter: Drafter, sight: Sight, draft: Draft, path: Sequence[int], choi
 def run(
     logits_of: LogitsOf, params: SamplingParams, policy: Policy | None = None, budget: int = 64, **settings: int | str
 ) -> Sample:
-    drafter = Jacobi(RESOURCES, **settings)  # type: ignore[arg-type]
+    drafter = Jacobi(RESOURCES, Options(**settings))  # type: ignore[arg-type]
     strategy = Strategy("jacobi", drafter, SharedNoise(), policy or Fixed(budget))
     (sample,) = decode(ToyRunner(logits_of, VOCAB), [(Ask((5, 6, 7), params, seed=3), strategy)], Limits())
     return sample
@@ -132,7 +135,7 @@ def test_where_each_token_hangs_on_the_last_every_token_takes_a_forward() -> Non
 
 
 def test_the_next_draft_is_the_last_iterate_shifted_by_what_was_committed() -> None:
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     assert propose(drafter, sight, 4) == [0, 0, 0, 0]
     tell(drafter, sight, trees.chain([0, 0, 0, 0], "jacobi"), [], [9, 11, 12, 13, 14])
     assert propose(drafter, sight, 4) == [11, 12, 13, 14]
@@ -141,7 +144,7 @@ def test_the_next_draft_is_the_last_iterate_shifted_by_what_was_committed() -> N
 
 
 def test_a_guess_scores_higher_the_more_tokens_before_it_stood_still() -> None:
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     propose(drafter, sight, 5)
     tell(drafter, sight, trees.chain([0] * 5, "jacobi"), [], [9, 0, 0, 0, 4, 5])
     scores = drafter.propose([sight], [6])[0].scores
@@ -151,7 +154,7 @@ def test_a_guess_scores_higher_the_more_tokens_before_it_stood_still() -> None:
 
 
 def test_a_trimmed_draft_corrects_what_was_verified_and_keeps_the_other_guesses() -> None:
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     propose(drafter, sight, 4)
     tell(drafter, sight, trees.chain([0, 0, 0, 0], "jacobi"), [], [9, 11, 12, 13, 14])
     assert propose(drafter, sight, 4) == [11, 12, 13, 14]
@@ -161,7 +164,7 @@ def test_a_trimmed_draft_corrects_what_was_verified_and_keeps_the_other_guesses(
 
 def test_steps_without_a_draft_only_move_it_on() -> None:
     """A draft that was cut away wholly, and a step in which none was asked for."""
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     propose(drafter, sight, 4)
     tell(drafter, sight, trees.chain([0, 0, 0, 0], "jacobi"), [], [9, 11, 12, 13, 14])
     propose(drafter, sight, 4)
@@ -171,7 +174,7 @@ def test_steps_without_a_draft_only_move_it_on() -> None:
 
 
 def test_tokens_taken_back_start_it_over() -> None:
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     propose(drafter, sight, 4)
     tell(drafter, sight, trees.chain([0, 0, 0, 0], "jacobi"), [], [9, 11, 12, 13, 14])
     propose(drafter, sight, 4)
@@ -180,7 +183,7 @@ def test_tokens_taken_back_start_it_over() -> None:
 
 def test_what_was_seen_in_a_tree_merged_with_others_counts() -> None:
     """Its own chain hangs among another drafter's nodes."""
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     propose(drafter, sight, 2)
     merged = Draft(Tree((3, 0, 4, 0), (-1, -1, 0, 1)), sources=("a", "jacobi", "a", "jacobi"))
     tell(drafter, sight, merged, [0], [3, 10, 11, 12, 13])
@@ -203,17 +206,18 @@ def test_what_was_seen_in_a_tree_merged_with_others_counts() -> None:
 def test_a_draft_ends_where_its_block_does(settings: dict[str, int], length: int, expected: int) -> None:
     """The last token of a block needs no guess, as no row of the block comes after it."""
     sight = Sight(tokens=[5, 6, 7] + [1] * length)
-    assert len(propose(Jacobi(RESOURCES, **settings), sight, 1000)) == expected  # type: ignore[arg-type]
-    assert propose(Jacobi(RESOURCES, **settings), sight, 0) == []  # type: ignore[arg-type]
+    assert len(propose(Jacobi(RESOURCES, Options(**settings)), sight, 1000)) == expected  # type: ignore[arg-type]
+    assert propose(Jacobi(RESOURCES, Options(**settings)), sight, 0) == []  # type: ignore[arg-type]
 
 
 def test_first_guesses_are_pads_the_last_token_or_tokens_of_the_prompt() -> None:
     tokenizer = cast(PreTrainedTokenizerBase, SimpleNamespace(pad_token_id=2))
-    assert propose(Jacobi(replace(RESOURCES, tokenizer=tokenizer)), Sight(), 3) == [2, 2, 2]
-    assert propose(Jacobi(RESOURCES, guess="last"), Sight(), 3) == [7, 7, 7]
+    assert propose(Jacobi(replace(RESOURCES, tokenizer=tokenizer), Options()), Sight(), 3) == [2, 2, 2]
+    assert propose(Jacobi(RESOURCES, Options(guess="last")), Sight(), 3) == [7, 7, 7]
     other = replace(REQUEST, key=NoiseKey(1))
     first, again, third = (
-        propose(Jacobi(RESOURCES, guess="prompt"), Sight(request=request), 30) for request in (REQUEST, REQUEST, other)
+        propose(Jacobi(RESOURCES, Options(guess="prompt")), Sight(request=request), 30)
+        for request in (REQUEST, REQUEST, other)
     )
     assert first == again != third
     assert set(first) == set(third) == {5, 6, 7}
@@ -222,7 +226,7 @@ def test_first_guesses_are_pads_the_last_token_or_tokens_of_the_prompt() -> None
 def test_a_pad_outside_the_vocabulary_is_not_guessed() -> None:
     """Some tokenizers pad with a token that the model has no row for."""
     tokenizer = cast(PreTrainedTokenizerBase, SimpleNamespace(pad_token_id=VOCAB))
-    assert propose(Jacobi(replace(RESOURCES, tokenizer=tokenizer)), Sight(), 1) == [0]
+    assert propose(Jacobi(replace(RESOURCES, tokenizer=tokenizer), Options()), Sight(), 1) == [0]
 
 
 @BOTH
@@ -237,12 +241,12 @@ def test_it_lives_through_budgets_that_the_policy_cuts_and_withholds(params: Sam
 def test_it_proposes_its_iterate_where_a_copier_copies() -> None:
     """The text repeats itself; Jacobi decoding looks at no text, only at what the target said."""
     sight = Sight(tokens=[5, 6, 7, 5, 6])
-    assert propose(PromptLookup(RESOURCES), sight, 2) == [7, 5]
-    assert propose(Jacobi(RESOURCES), sight, 2) == [0, 0]
+    assert propose(PromptLookup(RESOURCES, PromptLookupOptions()), sight, 2) == [7, 5]
+    assert propose(Jacobi(RESOURCES, Options()), sight, 2) == [0, 0]
 
 
 def test_a_sequence_that_is_over_is_forgotten() -> None:
-    drafter, sight = Jacobi(RESOURCES), Sight()
+    drafter, sight = Jacobi(RESOURCES, Options()), Sight()
     propose(drafter, sight, 2)
     tell(drafter, sight, trees.chain([0, 0], "jacobi"), [], [9, 11, 12])
     drafter.release(0)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_skip import LayerSkip
+from parlay.options import UsageError
 from parlay.sampling.sampler import sample
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import default_stages, run_check, subject_of
 from parlay.testing.conformance.stage import Ask, decode

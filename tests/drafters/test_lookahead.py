@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, parse
-from parlay.drafters.copying.prompt_lookup import PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.fixed_point import lookahead, ngram_pool
 from parlay.drafters.fixed_point.jacobi import Jacobi
 from parlay.drafters.fixed_point.lookahead import Lookahead, Window
 from parlay.drafters.fixed_point.ngram_pool import NgramPool
+from parlay.drafters.fixed_point.options import JacobiOptions, LookaheadOptions
+from parlay.drafters.resources import Resources
 from parlay.engine import Limits
+from parlay.options import UsageError
 from parlay.router.policies import Adaptive, Fixed
 from parlay.sampling.rules import SharedNoise
+from parlay.strategies.spelling import parse
 from parlay.testing import reference, toy_drafters
 from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
 from parlay.testing.toys import RandomLogits, ToyRunner
@@ -59,7 +62,7 @@ class Sight:
 
 
 def make(window: int = 4, ngram: int = 4, guesses: int = 3, copy: bool = True) -> Lookahead:
-    return Lookahead(RESOURCES, window=window, ngram=ngram, guesses=guesses, copy=copy)
+    return Lookahead(RESOURCES, LookaheadOptions(window=window, ngram=ngram, guesses=guesses, copy=copy))
 
 
 def propose(drafter: Drafter, tokens: Sequence[int], budget: int = 100) -> Draft:
@@ -414,8 +417,8 @@ def test_it_keeps_several_ngrams_of_one_token_where_its_relatives_follow_one_tex
     """The longest match and the last iterate each give one continuation; the pool all that followed the token."""
     tokens = [5, 1, 2, 7, 8, 5, 3, 4, 7, 5]
     assert texts(propose(make(window=0, ngram=3), tokens)) == {(1, 2), (3, 4)}
-    assert propose(PromptLookup(RESOURCES), tokens, 2).tree.tokens == (3, 4)
-    assert propose(Jacobi(RESOURCES), tokens, 2).tree.tokens == (0, 0)
+    assert propose(PromptLookup(RESOURCES, PromptLookupOptions()), tokens, 2).tree.tokens == (3, 4)
+    assert propose(Jacobi(RESOURCES, JacobiOptions()), tokens, 2).tree.tokens == (0, 0)
 
 
 @pytest.mark.parametrize("wrong", ["window=-1", "ngram=1", "guesses=-1", "guesses=2000", "copy=perhaps", "ngrams=3"])

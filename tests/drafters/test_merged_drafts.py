@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, build_rule, parse
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.laws import law
+from parlay.strategies.building import build, build_rule
+from parlay.strategies.spelling import parse
 from parlay.types import Draft, Exactness, NoiseKey, Request, SamplingParams
 
 VOCAB = 12

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.catalogue import Resources, UsageError, parse
 from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.ngram_caches import LAX, LONGEST, STRICT, Bars, NgramCaches
+from parlay.drafters.counting.ngram_caches import NgramCachesOptions as Options
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight, no_runner
 
@@ -71,8 +74,8 @@ THRESHOLDS = [
 def test_each_threshold_holds_to_the_count(size: int, followers: tuple[int, ...], lax: bool, strict: bool) -> None:
     """Lax samples 2, 2, 1, 1 and percent 66, 50, 50, 50 in the context; strict 4, 3, 2, 2 and 75, 66, 66, 66."""
     text, gram = sightings(size, *followers)
-    assert (propose(NgramCaches(RESOURCES), [*text, 400, *gram], 1).tree.tokens == (1,)) == lax
-    drafter = NgramCaches(RESOURCES)
+    assert (propose(NgramCaches(RESOURCES, Options()), [*text, 400, *gram], 1).tree.tokens == (1,)) == lax
+    drafter = NgramCaches(RESOURCES, Options())
     finish(drafter, text)
     assert (propose(drafter, [400, *gram], 1).tree.tokens == (1,)) == strict
 
@@ -80,7 +83,7 @@ def test_each_threshold_holds_to_the_count(size: int, followers: tuple[int, ...]
 def test_the_context_is_believed_before_past_requests_and_these_before_the_corpus(tmp_path: Path) -> None:
     path = tmp_path / "bigrams"
     bigram_file.write(path, bigram_file.build([[10, 11, 3], [10, 11, 3]], VOCAB))
-    drafter = NgramCaches(RESOURCES, static=str(path))
+    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
     now, gram = sightings(3, 1)
     before, _ = sightings(3, 2, 2)
     assert propose(drafter, [5, 10, 11], 1).tree.tokens == (3,)
@@ -96,9 +99,9 @@ def test_the_corpus_decides_between_equals_and_cannot_save_a_small_share(tmp_pat
     """Counts are multiplied by 100 times the corpus's, but a winner's share is that of its own count."""
     path = tmp_path / "bigrams"
     bigram_file.write(path, bigram_file.build([[10, 11, 2]], VOCAB))
-    drafter = NgramCaches(RESOURCES, static=str(path))
+    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
     halves, gram = sightings(2, 2, 2, 1, 1)
-    assert propose(NgramCaches(RESOURCES), [*halves, 400, *gram], 1).tree.tokens == (1,)
+    assert propose(NgramCaches(RESOURCES, Options()), [*halves, 400, *gram], 1).tree.tokens == (1,)
     assert propose(drafter, [*halves, 400, *gram], 1).tree.tokens == (2,)
     third, gram = sightings(2, 2, 1, 1)
     assert propose(drafter, [*third, 400, *gram], 1) == NO_DRAFT
@@ -110,12 +113,22 @@ def test_the_corpus_alone_must_pass_the_lax_bars_of_a_pair(
 ) -> None:
     path = tmp_path / "bigrams"
     bigram_file.write(path, bigram_file.build([[10, 11, token] for token in followers], VOCAB))
-    assert propose(NgramCaches(RESOURCES, static=str(path)), [10, 11], 1).tree.tokens == expected
+    assert propose(NgramCaches(RESOURCES, Options(static=str(path))), [10, 11], 1).tree.tokens == expected
 
 
 def test_a_drafted_token_is_part_of_the_next_query() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8]
-    assert propose(NgramCaches(RESOURCES), [*text, 1, 2, 3], 9).tree.tokens == (4, 5, 6, 7, 8, 1, 2, 3, 4)
+    assert propose(NgramCaches(RESOURCES, Options()), [*text, 1, 2, 3], 9).tree.tokens == (
+        4,
+        5,
+        6,
+        7,
+        8,
+        1,
+        2,
+        3,
+        4,
+    )
 
 
 class Told:
@@ -160,7 +173,7 @@ def test_it_drafts_what_the_rule_says_when_said_slowly(
     path = tmp_path_factory.mktemp("corpus") / "bigrams"
     bigrams = bigram_file.build(corpus, VOCAB)
     bigram_file.write(path, bigrams)
-    drafter = NgramCaches(RESOURCES, static=str(path))
+    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
     for one in past:
         finish(drafter, one)
     live = [*text, *[2] * cut]
@@ -183,7 +196,7 @@ TEXT = list(range(50, 70)) * 2
 
 
 def test_a_request_profits_from_those_before_it() -> None:
-    drafter = NgramCaches(RESOURCES)
+    drafter = NgramCaches(RESOURCES, Options())
     assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
     finish(drafter, TEXT)
     assert propose(drafter, TEXT[:4], 3).tree.tokens == tuple(TEXT[4:7])
@@ -191,7 +204,7 @@ def test_a_request_profits_from_those_before_it() -> None:
 
 def test_only_what_was_committed_when_the_request_ended_is_learned() -> None:
     """A proposal may be asked for on a text that is only drafted; it leaves nothing behind."""
-    drafter = NgramCaches(RESOURCES)
+    drafter = NgramCaches(RESOURCES, Options())
     propose(drafter, TEXT, 3)
     drafter.release(0)
     assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
@@ -203,7 +216,7 @@ def test_only_what_was_committed_when_the_request_ended_is_learned() -> None:
 
 
 def test_tenants_do_not_see_each_other() -> None:
-    drafter = NgramCaches(RESOURCES)
+    drafter = NgramCaches(RESOURCES, Options())
     finish(drafter, TEXT, replace(REQUEST, salt="alice"))
     assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
     assert propose(drafter, TEXT[:4], 3, replace(REQUEST, salt="bob")) == NO_DRAFT
@@ -211,7 +224,7 @@ def test_tenants_do_not_see_each_other() -> None:
 
 
 def test_a_request_that_must_not_be_stored_leaves_nothing_but_may_read() -> None:
-    drafter = NgramCaches(RESOURCES)
+    drafter = NgramCaches(RESOURCES, Options())
     private = replace(REQUEST, store=False)
     finish(drafter, TEXT, private)
     assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
@@ -220,7 +233,7 @@ def test_a_request_that_must_not_be_stored_leaves_nothing_but_may_read() -> None
 
 
 def test_the_oldest_texts_are_forgotten_beyond_the_room_that_all_tenants_share() -> None:
-    drafter = NgramCaches(RESOURCES, remember=100)
+    drafter = NgramCaches(RESOURCES, Options(remember=100))
     alice, bob = replace(REQUEST, salt="alice"), replace(REQUEST, salt="bob")
     finish(drafter, TEXT, alice)
     finish(drafter, [token + 100 for token in TEXT], alice)
@@ -232,16 +245,16 @@ def test_the_oldest_texts_are_forgotten_beyond_the_room_that_all_tenants_share()
 
 
 def test_of_a_text_without_room_the_end_is_kept() -> None:
-    drafter = NgramCaches(RESOURCES, remember=40)
+    drafter = NgramCaches(RESOURCES, Options(remember=40))
     finish(drafter, [*range(200, 300), *TEXT])
     assert len(propose(drafter, TEXT[:4], 3)) == 3
-    nothing = NgramCaches(RESOURCES, remember=0)
+    nothing = NgramCaches(RESOURCES, Options(remember=0))
     finish(nothing, TEXT)
     assert propose(nothing, TEXT[:4], 3) == NO_DRAFT
 
 
 def test_bad_input_gives_no_draft() -> None:
-    drafter = NgramCaches(RESOURCES)
+    drafter = NgramCaches(RESOURCES, Options())
     assert propose(drafter, [1], 5) == NO_DRAFT
     assert propose(drafter, [1, 1, 1, 1, 1], 0) == NO_DRAFT
     assert len(propose(drafter, [1, 1, 1, 1, 1], 100_000)) == 100_000
@@ -250,7 +263,7 @@ def test_bad_input_gives_no_draft() -> None:
 
 
 def test_sequences_are_told_apart() -> None:
-    drafter = NgramCaches(RESOURCES)
+    drafter = NgramCaches(RESOURCES, Options())
     views = [Sight(0, [1, 2, 3, 4, 1, 2, 3]), Sight(1, [1, 2, 3, 5, 1, 2, 3]), Sight(2, [1, 2, 3])]
     assert [draft.tree.tokens for draft in drafter.propose(views, [1, 1, 1])] == [(4,), (5,), ()]
 
@@ -259,4 +272,4 @@ def test_parameters_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="remember=-1: must be at least 0"):
         parse("lookup-decoding:remember=-1")
     with pytest.raises(UsageError, match=r"nowhere: No such file"):
-        NgramCaches(RESOURCES, static=str(tmp_path / "nowhere"))
+        NgramCaches(RESOURCES, Options(static=str(tmp_path / "nowhere")))

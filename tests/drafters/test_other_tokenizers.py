@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.other_vocabularies.vocabularies import Codec, Retold, codecs, continuation, intersection, scores
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.sampler import sample
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance import Stage, subject_of
 from parlay.testing.conformance.compare import same_tokens
 from parlay.testing.conformance.stage import Ask, decode

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.entries import UsageError
 from parlay.drafters.stores.output_store import OutputStore, OutputStores, StoreOptions
 from parlay.drafters.stores.suffixes import Suffixes
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight
 
-OPTIONS = StoreOptions("", 1000, 1)
+OPTIONS = StoreOptions(max_tokens=1000, save_every=1)
 VOCAB = 50
 
 
 def stores(path: Path | str = "", max_tokens: int = 1000, save_every: int = 1) -> OutputStores:
-    return OutputStores(8, StoreOptions(str(path), max_tokens, save_every), VOCAB, "made")
+    return OutputStores(8, StoreOptions(store=str(path), max_tokens=max_tokens, save_every=save_every), VOCAB, "made")
 
 
 def run(stores: OutputStores, output: Sequence[int], request: Request = REQUEST) -> None:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.catalogue import Resources, UsageError
 from parlay.drafters.copying.prompt_lookup import CANDIDATES, PromptLookup
+from parlay.drafters.copying.prompt_lookup import PromptLookupOptions as Options
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.trees import is_chain
 from parlay.types import NO_DRAFT, Draft, Request
 from tests.drafters.sight import REQUEST, Sight, no_runner
@@ -54,7 +56,7 @@ def test_it_finds_what_a_search_of_every_place_finds(
 ) -> None:
     shortest, longest = sizes
     pick = "leftmost" if leftmost else "recent"
-    drafter = PromptLookup(RESOURCES, max_ngram=longest, min_ngram=shortest, pick=pick)
+    drafter = PromptLookup(RESOURCES, Options(max_ngram=longest, min_ngram=shortest, pick=pick))
     request = replace(REQUEST, references=tuple(map(tuple, references)))
     draft = propose(drafter, tokens, budget, request)
     expected, _ = brute_force([*references, tokens], longest, shortest, leftmost, budget)
@@ -68,7 +70,7 @@ edits = st.lists(st.tuples(st.sampled_from(["grow", "cut", "replace", "fork"]), 
 
 @given(edits=edits)
 def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(edits: list[tuple[str, list[int]]]) -> None:
-    drafter = PromptLookup(RESOURCES)
+    drafter = PromptLookup(RESOURCES, Options())
     live = [0]
     for what, letters in edits:
         if what == "grow":
@@ -79,17 +81,17 @@ def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(edits: list
             live[:] = [0, *letters]
         else:
             live = [*live[: 1 + len(letters)], *letters]
-        assert propose(drafter, live, 5) == propose(PromptLookup(RESOURCES), live, 5)
+        assert propose(drafter, live, 5) == propose(PromptLookup(RESOURCES, Options()), live, 5)
 
 
 def test_text_that_repeats_is_continued_by_the_whole_budget_after_one_period() -> None:
     period = list(range(10))
-    draft = propose(PromptLookup(RESOURCES), [*period, *period], 10)
+    draft = propose(PromptLookup(RESOURCES, Options()), [*period, *period], 10)
     assert list(draft.tree.tokens) == period
 
 
 def test_a_long_match_is_surer_than_a_short_one_and_each_copied_token_adds_to_it() -> None:
-    drafter = PromptLookup(RESOURCES)
+    drafter = PromptLookup(RESOURCES, Options())
     short = propose(drafter, [1, 2, 3, 9, 1], 2)
     long = propose(drafter, [4, 5, 6, 7, 8, 4, 5, 6, 7], 2)
     assert short.tree.tokens == (2, 3)
@@ -98,19 +100,19 @@ def test_a_long_match_is_surer_than_a_short_one_and_each_copied_token_adds_to_it
 
 def test_it_never_copies_past_the_end_of_a_reference_nor_across_two() -> None:
     request = replace(REQUEST, references=((1, 2, 3), (4, 5)))
-    assert propose(PromptLookup(RESOURCES), [9, 2], 5, request).tree.tokens == (3,)
-    assert propose(PromptLookup(RESOURCES), [9, 3], 5, request) == NO_DRAFT
+    assert propose(PromptLookup(RESOURCES, Options()), [9, 2], 5, request).tree.tokens == (3,)
+    assert propose(PromptLookup(RESOURCES, Options()), [9, 3], 5, request) == NO_DRAFT
 
 
 def test_an_old_long_match_is_found_behind_many_short_ones() -> None:
     old = [1, 2, 3, 4, 5, 6]
     chatter = [4, 7] * (2 * CANDIDATES)
-    draft = propose(PromptLookup(RESOURCES), [*old, *chatter, 1, 2, 3, 4], 2)
+    draft = propose(PromptLookup(RESOURCES, Options()), [*old, *chatter, 1, 2, 3, 4], 2)
     assert draft.tree.tokens == (5, 6)
 
 
 def test_sequences_are_told_apart_and_forgotten() -> None:
-    drafter = PromptLookup(RESOURCES)
+    drafter = PromptLookup(RESOURCES, Options())
     views = [Sight(0, [1, 2, 1]), Sight(1, [1, 3, 1]), Sight(2, [1, 1, 1])]
     drafts = drafter.propose(views, [4, 1, 0])
     assert [draft.tree.tokens for draft in drafts] == [(2, 1), (3,), ()]
@@ -121,4 +123,4 @@ def test_sequences_are_told_apart_and_forgotten() -> None:
 
 def test_contradicting_sizes_are_refused() -> None:
     with pytest.raises(UsageError, match="min_ngram 3 is more than max_ngram 2"):
-        PromptLookup(RESOURCES, max_ngram=2, min_ngram=3)
+        PromptLookup(RESOURCES, Options(max_ngram=2, min_ngram=3))

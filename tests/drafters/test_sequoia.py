@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.draft_models.sequoia import Sequoia
 from parlay.drafters.draft_models.static_trees import RankRecord, best_shape, best_tree
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
 
 VOCAB = 12

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
-from parlay.drafters.catalogue import Entry, Parameter, Resources, UsageError, build, members, parse, settings
-from parlay.options.spelling import DEPTH
-from parlay.types import NO_DRAFT, Draft, Exactness, Needs, Observation, View
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
+from parlay.strategies.building import build
+from parlay.strategies.entry import Entry
+from parlay.strategies.spelling import DEPTH, parse
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 from tests.drafters.sight import no_runner
 
 RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoOptions(Options):
+    times: int = option(2, "how often")
+    words: tuple[str, ...] = option(("a",), "what")
 
 
 class Echo:
@@ -20,8 +30,8 @@ class Echo:
 
     needs = Needs()
 
-    def __init__(self, resources: Resources, *, times: int = 2, words: tuple[str, ...] = ("a",)) -> None:
-        self.times, self.words = times, words
+    def __init__(self, resources: Resources, options: EchoOptions) -> None:
+        self.options = options
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
@@ -31,10 +41,20 @@ class Echo:
     def release(self, sequence: int) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnakeOptions(Options):
+    of: tuple[str, ...] = option(("toy_nested:SNAKE",), "itself", strategies=True)
+
+
 SNAKE = Entry(
-    "snake", "toys", Exactness.BITS, "none", "nothing", "Its default names itself.", "",
-    {"of": Parameter(tuple, ("toy_nested:SNAKE",), "itself", strategies=True)}, f"{__name__}:Echo",
-)  # fmt: skip
+    name="snake",
+    family="toys",
+    training="none",
+    needs="nothing",
+    summary="Its default names itself.",
+    options=SnakeOptions,
+    factory=f"{__name__}:Echo",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -58,13 +78,13 @@ def test_nested_specs_survive_a_round_trip(text: str) -> None:
     assert str(spec) == text
     assert parse(str(spec)) == spec
     assert parse(spec.nested) == spec
-    assert all(parse(str(member)) == member for member in members(spec))
+    assert all(parse(str(member)) == member for member in spec.members)
 
 
 def test_commas_and_plusses_in_parentheses_belong_to_the_member() -> None:
     spec = parse("union:k=9,of=toy_nested:Echo(words=x+y,times=3)+draft-model(model=a+b)")
-    assert settings(spec)["k"] == 9
-    assert [(member.name, dict(member.parameters)) for member in members(spec)] == [
+    assert spec.settings["k"] == 9
+    assert [(member.name, dict(member.parameters)) for member in spec.members] == [
         ("toy_nested:Echo", {"times": 3, "words": ("x", "y")}),
         ("draft-model", {"model": "a+b"}),
     ]
@@ -108,7 +128,7 @@ def test_what_is_wrong_is_said_in_one_line(text: str, words: list[str]) -> None:
 def test_as_deep_as_is_allowed() -> None:
     spec = parse("union:of=" + "union(of=" * (DEPTH - 2) + "draft-model" + ")" * (DEPTH - 2))
     for _ in range(DEPTH - 1):
-        (spec,) = members(spec)
+        (spec,) = spec.members
     assert spec.name == "draft-model"
 
 

@@ -8,7 +8,9 @@ from itertools import combinations
 import pytest
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, build, parse
+from parlay.drafters.resources import Resources
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
 from tests.drafters.sight import Sight, no_runner
 

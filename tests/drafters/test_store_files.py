@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.entries import UsageError
 from parlay.drafters.stores import store_files
 from parlay.drafters.stores.store_files import Lists, StoreFile
+from parlay.options import UsageError
 
 LISTS: Lists = {"": [array("i", [1, 2, 3]), array("i")], "tenant é": [array("i", [9])]}
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.drafters.catalogue import Resources, build, parse, settings
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import ToyRunner
 from parlay.types import Metrics, NoiseKey, Request, SamplingParams, Strategy
@@ -48,7 +50,7 @@ class Service:
     def __init__(self, spec: str, texts: dict[Ids, Ids]) -> None:
         self._texts = texts
         self._engine = Engine(ToyRunner(Answers(texts), VOCAB), Steady())
-        nodes = settings(parse(spec))["k"]
+        nodes = parse(spec).settings["k"]
         assert isinstance(nodes, int)
         drafter = build(parse(spec), Resources(VOCAB, no_runner))
         self._strategy = Strategy(spec, drafter, SharedNoise(), Fixed(nodes))

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.drafters.stores.suffix_automaton import SuffixAutomaton
+from parlay.drafters.stores.suffix_automaton import SuffixAutomatonOptions as Options
+from parlay.options import Options as NoOptions
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import (
     NO_DRAFT,
     Draft,
@@ -54,7 +59,7 @@ def test_it_copies_from_the_leftmost_of_the_longest_matches(
             if length > best[0]:
                 best = (length, document[place : place + budget])
     request = replace(REQUEST, references=tuple(map(tuple, references)))
-    draft = propose(SuffixAutomaton(RESOURCES), tokens, budget, request)
+    draft = propose(SuffixAutomaton(RESOURCES, Options()), tokens, budget, request)
     assert list(draft.tree.tokens) == best[1]
     assert trees.is_chain(draft.tree)
 
@@ -62,23 +67,23 @@ def test_it_copies_from_the_leftmost_of_the_longest_matches(
 def test_past_outputs_are_copied_only_if_their_match_is_longer_by_more_than_the_bias() -> None:
     past, own = [1, 2, 3, 4, 5, 6, 7, 8, 50], [8, 60]
     for matching in range(1, 9):
-        drafter = SuffixAutomaton(RESOURCES, bias=3)
+        drafter = SuffixAutomaton(RESOURCES, Options(bias=3))
         learn(drafter, past)
         draft = propose(drafter, [0, *own, 99, *past[8 - matching : 8]], 1)
         assert draft.tree.tokens == ((50,) if matching - 3 > 1 else (60,))
 
 
 def test_past_outputs_are_followed_along_what_came_most_often() -> None:
-    drafter = SuffixAutomaton(RESOURCES, bias=0)
+    drafter = SuffixAutomaton(RESOURCES, Options(bias=0))
     learn(drafter, [1, 2, 3, 9], [1, 2, 4, 5], [7, 1, 2, 4, 6], [8, 1, 2, 4, 6])
     assert propose(drafter, [0, 1, 2], 4).tree.tokens == (4, 6)
 
 
 def test_a_match_at_the_very_end_of_an_output_leaves_the_draft_to_its_shorter_ends() -> None:
-    drafter = SuffixAutomaton(RESOURCES, bias=0)
+    drafter = SuffixAutomaton(RESOURCES, Options(bias=0))
     learn(drafter, [5, 6, 7], [7, 8])
     assert propose(drafter, [0, 5, 6, 7], 4).tree.tokens == (8,)
-    learn(other := SuffixAutomaton(RESOURCES, bias=0), [5, 6, 7])
+    learn(other := SuffixAutomaton(RESOURCES, Options(bias=0)), [5, 6, 7])
     assert propose(other, [0, 5, 6, 7], 4) == NO_DRAFT
 
 
@@ -103,10 +108,10 @@ class Counting:
         self.released.append(sequence)
 
 
-def test_short_matches_are_left_to_the_fallback_for_all_sequences_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_matches_are_left_to_the_fallback_for_all_sequences_at_once() -> None:
     inner = Counting()
-    monkeypatch.setattr("parlay.drafters.combined.members.build", lambda owner, spec, resources: inner)
-    drafter = SuffixAutomaton(RESOURCES, min_match=3, fallback=("token-recycling",))
+    nested = NestedStrategy("counting", "counting", 8, NoOptions(), lambda: inner)
+    drafter = SuffixAutomaton(replace(RESOURCES, nested=(nested,)), Options(min_match=3, fallback=("counting",)))
     assert drafter.needs.choices == 3
     long, short, none = [1, 2, 3, 4, 1, 2, 3], [1, 2, 9, 1, 2], [1]
     views = [Sight(0, long), Sight(1, short), Sight(2, none), Sight(3, short)]
@@ -120,27 +125,27 @@ def test_short_matches_are_left_to_the_fallback_for_all_sequences_at_once(monkey
 
 
 def test_without_a_fallback_short_matches_are_copied_all_the_same() -> None:
-    assert propose(SuffixAutomaton(RESOURCES), [0, 1, 2, 1], 3).tree.tokens == (2, 1)
+    assert propose(SuffixAutomaton(RESOURCES, Options()), [0, 1, 2, 1], 3).tree.tokens == (2, 1)
 
 
 def test_copies_end_with_a_stop_token_and_with_the_reference() -> None:
     request = replace(REQUEST, stop_ids=frozenset({4}), references=((7, 8),))
-    assert propose(SuffixAutomaton(RESOURCES), [0, 1, 2, 3, 4, 5, 1, 2], 9, request).tree.tokens == (3, 4)
-    assert propose(SuffixAutomaton(RESOURCES), [0, 7], 9, request).tree.tokens == (8,)
-    drafter = SuffixAutomaton(RESOURCES, bias=0)
+    assert propose(SuffixAutomaton(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 1, 2], 9, request).tree.tokens == (3, 4)
+    assert propose(SuffixAutomaton(RESOURCES, Options()), [0, 7], 9, request).tree.tokens == (8,)
+    drafter = SuffixAutomaton(RESOURCES, Options(bias=0))
     learn(drafter, [1, 2, 3, 4, 5])
     assert propose(drafter, [0, 1, 2], 9, replace(REQUEST, stop_ids=frozenset({4}))).tree.tokens == (3, 4)
 
 
 def test_text_that_repeats_is_continued_by_the_whole_budget_however_long_the_match() -> None:
     period = list(range(10))
-    draft = propose(SuffixAutomaton(RESOURCES), period * 20, 40)
+    draft = propose(SuffixAutomaton(RESOURCES, Options()), period * 20, 40)
     assert list(draft.tree.tokens) == period * 4
     assert 0.9 < draft.scores[0] < 1
 
 
 def test_sequences_are_told_apart_forgotten_and_survive_cuts() -> None:
-    drafter = SuffixAutomaton(RESOURCES)
+    drafter = SuffixAutomaton(RESOURCES, Options())
     live = [1, 2, 3, 1]
     views = [Sight(0, live), Sight(1, [1, 3, 1]), Sight(2, [1, 1])]
     assert [draft.tree.tokens for draft in drafter.propose(views, [4, 1, 0])] == [(2, 3, 1), (3,), ()]

@@ -13,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.suffix_decoding import SuffixDecoding
+from parlay.drafters.stores.suffix_decoding import SuffixDecodingOptions as Options
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, Speculation, grow, speculate
 from parlay.drafters.stores.suffixes import Suffixes
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
 from tests.drafters.sight import REQUEST, Sight, no_runner
 
@@ -137,26 +141,28 @@ def test_a_longer_match_gets_a_larger_budget() -> None:
     text = list(range(1, 20))
     for matching in range(1, 6):
         tokens = [0, *text, 40, *text[:matching]]
-        drafts = [propose(SuffixDecoding(RESOURCES, **options), tokens, 10) for options in ({}, {"factor": 2.0})]
+        drafts = [
+            propose(SuffixDecoding(RESOURCES, Options(**options)), tokens, 10) for options in ({}, {"factor": 2.0})
+        ]
         assert [len(draft) for draft in drafts] == [matching, 2 * matching]
-    assert len(propose(SuffixDecoding(RESOURCES, offset=3.0), [0, *text, 40, 1], 10)) == 4
-    assert len(propose(SuffixDecoding(RESOURCES), [0, *text, *text[:9]], 4)) == 4
+    assert len(propose(SuffixDecoding(RESOURCES, Options(offset=3.0)), [0, *text, 40, 1], 10)) == 4
+    assert len(propose(SuffixDecoding(RESOURCES, Options()), [0, *text, *text[:9]], 4)) == 4
 
 
 def test_tree_and_path_and_probabilities_worked_by_hand() -> None:
     """After 1 2 came 3 twice and 4 once; after 3 came 5 each time."""
     tokens = [0, 1, 2, 3, 5, 6, 1, 2, 4, 7, 1, 2, 3, 5, 8, 1, 2]
-    tree = propose(SuffixDecoding(RESOURCES, offset=1.0), tokens, 3)
+    tree = propose(SuffixDecoding(RESOURCES, Options(offset=1.0)), tokens, 3)
     assert (tree.tree.tokens, tree.tree.parents) == ((3, 5, 4), (-1, 0, -1))
-    path = propose(SuffixDecoding(RESOURCES, offset=1.0, shape="path"), tokens, 3)
+    path = propose(SuffixDecoding(RESOURCES, Options(offset=1.0, shape="path")), tokens, 3)
     assert path.tree.tokens[:2] == (3, 5)
     assert trees.is_chain(path.tree)
-    assert len(propose(SuffixDecoding(RESOURCES, offset=1.0, min_prob=0.5), tokens, 3)) == 2
+    assert len(propose(SuffixDecoding(RESOURCES, Options(offset=1.0, min_prob=0.5)), tokens, 3)) == 2
 
 
 def test_scores_are_shares_tempered_by_how_long_the_text_agrees() -> None:
-    sure = propose(SuffixDecoding(RESOURCES), [0, 1, 2, 3, 4, 5, 6, 1, 2, 3], 3)
-    split = propose(SuffixDecoding(RESOURCES), [0, 1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 3)
+    sure = propose(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 6, 1, 2, 3], 3)
+    split = propose(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 3)
     assert sure.scores == (3 / 5, 4 / 6, 5 / 7)
     assert split.scores[0] == 3 / 5 / 2
 
@@ -164,7 +170,7 @@ def test_scores_are_shares_tempered_by_how_long_the_text_agrees() -> None:
 def test_match_and_draft_stay_within_the_depth() -> None:
     text = list(range(1, 30))
     for matching in range(1, 12):
-        draft = propose(SuffixDecoding(RESOURCES, depth=8, factor=8.0), [0, *text, *text[:matching]], 30)
+        draft = propose(SuffixDecoding(RESOURCES, Options(depth=8, factor=8.0)), [0, *text, *text[:matching]], 30)
         assert 1 <= len(draft) < 8
 
 
@@ -172,11 +178,11 @@ def test_a_very_long_match_still_leaves_room_for_a_draft() -> None:
     """As long as the whole depth, it would leave one token; half as long a match has the same continuations."""
     text = list(range(1, 50)) * 4
     for budget in (1, 8, 32):
-        assert list(propose(SuffixDecoding(RESOURCES), text, budget).tree.tokens) == text[:budget]
+        assert list(propose(SuffixDecoding(RESOURCES, Options()), text, budget).tree.tokens) == text[:budget]
 
 
 def test_references_and_own_text_come_before_equal_past_outputs() -> None:
-    drafter = SuffixDecoding(RESOURCES)
+    drafter = SuffixDecoding(RESOURCES, Options())
     learn(drafter, [1, 2, 3])
     assert propose(drafter, [0, 1, 2], 4).tree.tokens == (3,)
     assert propose(drafter, [0, 1, 2, 4, 5, 1, 2], 4).tree.tokens == (4, 5)
@@ -185,29 +191,32 @@ def test_references_and_own_text_come_before_equal_past_outputs() -> None:
 
 
 def test_a_surer_past_output_beats_the_own_text() -> None:
-    drafter = SuffixDecoding(RESOURCES)
+    drafter = SuffixDecoding(RESOURCES, Options())
     learn(drafter, [1, 2, 3, 4, 5])
     assert propose(drafter, [0, 3, 9, 1, 2, 3], 8).tree.tokens == (4, 5)
 
 
 def test_nothing_is_drafted_below_a_stop_token() -> None:
     request = replace(REQUEST, stop_ids=frozenset({5}))
-    assert propose(SuffixDecoding(RESOURCES), [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 8, request).tree.tokens == (4, 5)
+    assert propose(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 8, request).tree.tokens == (
+        4,
+        5,
+    )
 
 
 def test_drafts_name_their_source_and_keep_to_their_budget() -> None:
     tokens = [0, 1, 2, 1, 3, 1, 2, 1, 3, 1] * 3
     for budget in range(9):
-        draft = propose(SuffixDecoding(RESOURCES, factor=9.0), tokens, budget)
+        draft = propose(SuffixDecoding(RESOURCES, Options(factor=9.0)), tokens, budget)
         assert len(draft) <= budget
         assert set(draft.sources) <= {"suffix-decoding"}
         assert all(0 <= score <= 1 for score in draft.scores)
         assert all(parent < node for node, parent in enumerate(draft.tree.parents))
-    assert len(propose(SuffixDecoding(RESOURCES, factor=64.0), tokens, 1024)) <= 1024
+    assert len(propose(SuffixDecoding(RESOURCES, Options(factor=64.0)), tokens, 1024)) <= 1024
 
 
 def test_sequences_are_told_apart_and_forgotten() -> None:
-    drafter = SuffixDecoding(RESOURCES)
+    drafter = SuffixDecoding(RESOURCES, Options())
     views = [Sight(0, [1, 2, 1]), Sight(1, [1, 3, 1]), Sight(2, [1, 1, 1])]
     drafts = drafter.propose(views, [4, 1, 0])
     assert [draft.tree.tokens for draft in drafts] == [(2,), (3,), ()]

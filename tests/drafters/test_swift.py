@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import Plan
 from parlay.drafters.self_speculation.swift import Swift, comb
 from parlay.engine import Engine
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance import default_stages, subject_of
 from parlay.testing.conformance.recorder import Recorder, Texts
 from parlay.testing.conformance.stage import PLAIN, Ask, Steady

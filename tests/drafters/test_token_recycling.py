@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.token_recycling import WIDTH, TokenRecycling, template
+from parlay.drafters.stores.token_recycling import TokenRecyclingOptions as Options
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
 from tests.drafters.sight import no_runner
 
@@ -49,11 +53,11 @@ def branching(token: int) -> list[int]:
 
 
 def test_it_asks_for_eight_choices() -> None:
-    assert TokenRecycling(RESOURCES).needs == Needs(choices=8)
+    assert TokenRecycling(RESOURCES, Options()).needs == Needs(choices=8)
 
 
 def test_the_tree_is_filled_from_the_matrix_rank_by_rank() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {1: [2, 3, 4], 2: [5, 6], 3: [7], 5: [1]})
     draft = propose(drafter, 1, 80)
     paths = {tuple(draft.tree.tokens[above] for above in trees.path_to(draft.tree, node)) for node in range(len(draft))}
@@ -77,7 +81,7 @@ def test_the_default_tree_is_the_papers_in_size_and_depth() -> None:
 
 
 def test_trees_grow_by_one_node_with_the_budget() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {token: branching(token) for token in range(110)})
     assert propose(drafter, 1, 0) == NO_DRAFT
     for budget in (1, 2, 9, 80):
@@ -89,20 +93,20 @@ def test_trees_grow_by_one_node_with_the_budget() -> None:
 
 
 def test_unknown_tokens_are_not_guessed() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     assert propose(drafter, 1, 80) == NO_DRAFT
     teach(drafter, {1: [2]})
     assert propose(drafter, 1, 80).tree.tokens == (2,)
 
 
 def test_token_0_is_a_candidate_like_any_other() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {0: [0, 1]})
     assert set(propose(drafter, 0, 4).tree.tokens) == {0, 1}
 
 
 def test_rejected_rows_teach_too_and_the_last_row_of_a_token_replaces_the_one_before() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     draft = Draft(Tree((2, 3, 4), (-1, -1, 0)), sources=("token-recycling",) * 3)
     choices = ((2, 3), (4, 9), (6, 7), (8, 1))
     drafter.observe([Observation(Sight(0, [0, 1, 2, 4, 8]), draft, Verdict((0, 2), (2, 4, 8)), choices=choices)])
@@ -113,7 +117,7 @@ def test_rejected_rows_teach_too_and_the_last_row_of_a_token_replaces_the_one_be
 
 
 def test_where_a_token_was_verified_twice_the_row_of_the_true_text_stands() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     draft = Draft(Tree((2, 3, 2), (-1, -1, 1)), sources=("token-recycling",) * 3)
     choices = ((2, 3), (10,), (11,), (12,))
     drafter.observe([Observation(Sight(0, [0, 1, 2, 10]), draft, Verdict((0,), (2, 10)), choices=choices)])
@@ -122,7 +126,7 @@ def test_where_a_token_was_verified_twice_the_row_of_the_true_text_stands() -> N
 
 def test_a_step_that_a_stop_cut_short_teaches_no_wrong_root() -> None:
     """Two of three sampled tokens were committed: the root's place can't be read off the end of the text."""
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     draft = Draft(Tree((2, 3), (-1, 0)), sources=("token-recycling",) * 2)
     view = Sight(0, [0, 1, 2, 3])
     drafter.observe([Observation(view, draft, Verdict((0, 1), (2, 3, 4)), choices=((2,), (3,), (4,)))])
@@ -131,7 +135,7 @@ def test_a_step_that_a_stop_cut_short_teaches_no_wrong_root() -> None:
 
 
 def test_rows_without_choices_change_nothing() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {1: [2]})
     drafter.observe([Observation(Sight(0, [0, 1, 7]), NO_DRAFT, Verdict((), (7,)), choices=((),))])
     drafter.observe([Observation(Sight(0, [0, 1, 7]), NO_DRAFT, Verdict((), (7,)))])
@@ -139,20 +143,20 @@ def test_rows_without_choices_change_nothing() -> None:
 
 
 def test_nothing_is_drafted_below_a_stop_token() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {1: [2], 2: [3]})
     assert propose(drafter, 1, 9, replace(REQUEST, stop_ids=frozenset({2}))).tree.tokens == (2,)
 
 
 def test_tenants_do_not_share() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {1: [2]}, replace(REQUEST, salt="a"))
     assert propose(drafter, 1, 1) == NO_DRAFT
     assert propose(drafter, 1, 1, replace(REQUEST, salt="a")).tree.tokens == (2,)
 
 
 def test_the_tenant_without_requests_for_longest_is_forgotten() -> None:
-    drafter = TokenRecycling(RESOURCES, tenants=2)
+    drafter = TokenRecycling(RESOURCES, Options(tenants=2))
     for salt in ("a", "b", "a", "c"):
         teach(drafter, {1: [2]}, replace(REQUEST, salt=salt))
     known = [bool(len(propose(drafter, 1, 1, replace(REQUEST, salt=salt)))) for salt in ("a", "b", "c")]
@@ -160,7 +164,7 @@ def test_the_tenant_without_requests_for_longest_is_forgotten() -> None:
 
 
 def test_a_request_that_opts_out_reads_the_store_and_learns_for_itself_alone() -> None:
-    drafter = TokenRecycling(RESOURCES)
+    drafter = TokenRecycling(RESOURCES, Options())
     private = replace(REQUEST, store=False)
     teach(drafter, {1: [2]})
     teach(drafter, {1: [3], 4: [5]}, private, sequence=8)
@@ -174,19 +178,19 @@ def test_a_request_that_opts_out_reads_the_store_and_learns_for_itself_alone() -
 
 def test_the_matrix_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "choices.store"
-    first = TokenRecycling(RESOURCES, store=str(path), save_every=2)
+    first = TokenRecycling(RESOURCES, Options(store=str(path), save_every=2))
     teach(first, {1: [2, 0, 4]}, sequence=1)
     first.release(1)
     assert not path.exists()
     teach(first, {VOCAB - 1: [VOCAB - 1]}, replace(REQUEST, salt="a"), sequence=2)
     first.release(2)
     first.release(2)
-    second = TokenRecycling(RESOURCES, store=str(path))
+    second = TokenRecycling(RESOURCES, Options(store=str(path)))
     for salt, token in (("", 1), ("a", VOCAB - 1), ("a", 1)):
         request = replace(REQUEST, salt=salt)
         assert propose(second, token, 80, request) == propose(first, token, 80, request)
     with pytest.raises(UsageError, match="vocabulary of 1000, this target has 999"):
-        TokenRecycling(replace(RESOURCES, vocab_size=999), store=str(path))
+        TokenRecycling(replace(RESOURCES, vocab_size=999), Options(store=str(path)))
     with pytest.raises(UsageError, match="holds choices, not outputs"):
         build(parse(f"suffix-decoding:store={path}"), RESOURCES)
 
@@ -194,7 +198,7 @@ def test_the_matrix_outlives_the_process(tmp_path: Path) -> None:
 def test_a_write_that_fails_costs_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = TokenRecycling(RESOURCES, store=str(tmp_path / "choices.store"), save_every=1)
+    drafter = TokenRecycling(RESOURCES, Options(store=str(tmp_path / "choices.store"), save_every=1))
     teach(drafter, {1: [2]})
 
     def fail(source: str, target: Path) -> None:

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources, UsageError, build, parse
 from parlay.drafters.combined.union import Union
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Verdict, View
 from tests.drafters.sight import no_runner
 
@@ -89,7 +92,9 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def union_of(*names: str) -> Union:
-    return Union(RESOURCES, of=tuple(f"toy_members:{name}" for name in names))
+    union = build(parse(f"union:of={'+'.join(f'toy_members:{name}' for name in names)}"), RESOURCES)
+    assert isinstance(union, Union)
+    return union
 
 
 def members(union: Union) -> list[Counter]:
@@ -176,16 +181,16 @@ def test_members_that_do_not_exist_or_draft_nothing_are_refused() -> None:
 
 
 def test_a_member_drafts_no_more_than_its_own_k_and_the_others_may_spend_the_rest() -> None:
-    union = Union(RESOURCES, of=("toy_members:Counter(k=2)", "toy_members:Other"))
+    union = union_of("Counter(k=2)", "Other")
     assert union.propose([Sight()], [8])[0].sources == ("Counter",) * 2 + ("Other",) * 6
-    silent = Union(RESOURCES, of=("toy_members:Counter(k=0)", "toy_members:Other"))
+    silent = union_of("Counter(k=0)", "Other")
     assert silent.propose([Sight()], [8])[0].sources == ("Other",) * 8
     assert members(silent)[0].asked == []
 
 
 def test_credit_goes_to_the_member_even_where_sources_share_a_name() -> None:
     """Two settings of one drafter: the second is right, so it comes to go first."""
-    union = Union(RESOURCES, of=("toy_members:Counter", "toy_members:Moved"))
+    union = union_of("Counter", "Moved")
     view = Sight()
     for _ in range(5):
         draft = union.propose([view], [8])[0]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parlay.drafters import catalogue
+from parlay.options import UsageError
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance import CHECKS, check_strategy, default_stages, subject_of, toy_stage
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.types import SamplingParams
@@ -34,11 +35,11 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.modules.pop("parlay_follower", None)
 
 
-def test_its_typed_keyword_parameters_are_those_of_the_strategy() -> None:
-    spec = catalogue.parse(f"{BY_ENTRY_POINT}:least=1,k=4")
+def test_its_options_are_the_parameters_of_the_strategy() -> None:
+    spec = parse(f"{BY_ENTRY_POINT}:least=1,k=4")
     assert dict(spec.parameters) == {"least": 1, "k": 4}
-    with pytest.raises(catalogue.UsageError, match="least=x: expected a whole number"):
-        catalogue.parse(f"{BY_PATH}:least=x")
+    with pytest.raises(UsageError, match="least=x: expected a whole number"):
+        parse(f"{BY_PATH}:least=x")
 
 
 def test_it_passes_the_kit_by_its_entry_point() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from parlay.cost.speed import Plan
-from parlay.drafters.catalogue import catalogue
 from parlay.plan.strategies import MODELLED, Acceptance, Models, compared, plan, read_acceptance
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.spelling import parse
 from tests.plan.conftest import TINY
 
 DRAFT = replace(TINY, num_layers=1)
@@ -16,46 +18,50 @@ MODELS = Models(TINY, DRAFT)
 
 
 def test_plain_decoding_drafts_nothing() -> None:
-    assert plan("none", MODELS, Acceptance()) == Plan(name="none")
+    assert plan(parse("none"), MODELS, Acceptance()) == Plan(name="none")
 
 
 def test_budget_policy_and_acceptance_are_the_strategys_own() -> None:
     acceptance = Acceptance((0.7,), {"prompt-lookup": (0.4,)})
-    found = plan("prompt-lookup:k=5,policy=fixed", MODELS, acceptance)
+    found = plan(parse("prompt-lookup:k=5,policy=fixed"), MODELS, acceptance)
     assert (found.nodes, found.ranks, found.drafter, found.adapts) == (5, (0.4,), None, False)
-    assert plan("token-recycling", MODELS, acceptance).ranks == (0.7,)
+    assert plan(parse("token-recycling"), MODELS, acceptance).ranks == (0.7,)
 
 
 def test_a_draft_model_writes_with_its_own_shape_and_the_target_with_some_of_its_layers() -> None:
-    assert plan("draft-model", MODELS, Acceptance()).drafter == DRAFT
+    assert plan(parse("draft-model"), MODELS, Acceptance()).drafter == DRAFT
     deep = Models(replace(TINY, num_layers=22))
-    skipping = plan("layer-skip:ratio=0.5", deep, Acceptance()).drafter
+    skipping = plan(parse("layer-skip:ratio=0.5"), deep, Acceptance()).drafter
     assert skipping is not None
     assert skipping.num_layers == 12  # two stay, and half of the other twenty
 
 
 def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
     with pytest.raises(ValueError, match="--draft-model"):
-        plan("draft-model", Models(TINY), Acceptance())
+        plan(parse("draft-model"), Models(TINY), Acceptance())
 
 
 def test_a_strategy_that_is_not_modelled_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match=r"union: no costs are modelled .* use one of none, prompt-lookup"):
-        plan("union", MODELS, Acceptance())
+        plan(parse("union"), MODELS, Acceptance())
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in catalogue().values() if entry.family in MODELLED])
 def test_every_strategy_of_a_modelled_family_can_be_planned(name: str) -> None:
-    found = plan(name, MODELS, Acceptance())
+    found = plan(parse(name), MODELS, Acceptance())
     assert found.name == name
     assert (found.nodes == 0) == (name == "none")
 
 
+def texts(named: Sequence[str], models: Models) -> list[str]:
+    return [str(spec) for spec in compared([parse(name) for name in named], "prompt-lookup", models)]
+
+
 def test_plain_decoding_is_always_compared_and_comes_first() -> None:
     """By default with the usual strategy, and with drafts of a model where there is one."""
-    assert compared((), "prompt-lookup", MODELS) == ["none", "prompt-lookup", "draft-model"]
-    assert compared((), "prompt-lookup", Models(TINY)) == ["none", "prompt-lookup"]
-    assert compared(["jacobi", "none"], "prompt-lookup", MODELS) == ["none", "jacobi"]
+    assert texts((), MODELS) == ["none", "prompt-lookup", "draft-model"]
+    assert texts((), Models(TINY)) == ["none", "prompt-lookup"]
+    assert texts(["jacobi", "none"], MODELS) == ["none", "jacobi"]
 
 
 def test_acceptance_is_read_for_all_for_one_and_by_rank() -> None:

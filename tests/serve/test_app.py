@@ -11,10 +11,10 @@ from starlette.testclient import TestClient
 
 import parlay
 from parlay.aio import AsyncLLM, Busy, Closed
-from parlay.drafters.catalogue import listing
 from parlay.serve.app import create_app
 from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
+from parlay.strategies.catalogue import listing
 from parlay.types import ParlayError
 
 JSON = {"Content-Type": "application/json"}

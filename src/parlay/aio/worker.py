@@ -205,7 +205,7 @@ class Worker:
             return
         event = self._withdraw(name)
         if event is None:
-            unknown = Metrics(self._owners[name][1].strategy, Exactness.LOSSY)
+            unknown = Metrics(str(self._owners[name][1].strategy), Exactness.LOSSY)
             event = Event(name, finish_reason="abort", metrics=unknown)
         self._tell(event if failure is None else event._replace(finish_reason="error", error=failure))
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from parlay.bench.records import PLAIN
 from parlay.bench.workloads import BUILT_IN
-from parlay.drafters.catalogue import catalogue, parse
 from parlay.llm import DEFAULT_STRATEGY
-from parlay.options.spelling import split
+from parlay.options import split
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.spelling import parse
 
 ALL = "all"
 """Asks for every strategy that runs without a file or models of the user's own."""

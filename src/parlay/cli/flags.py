@@ -6,10 +6,13 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from parlay.options import LoadOptions, Option, Options, options_of
+from parlay.options import LoadOptions, Option, Options, UsageError, options_of
 from parlay.types import SamplingParams
+
+if TYPE_CHECKING:
+    from parlay.strategies.spelling import StrategySpec
 
 SAMPLING_HELP = {
     "max_tokens": "most tokens to write",
@@ -57,6 +60,22 @@ def add_model_flags(parser: argparse.ArgumentParser, default: str = "parlay-mini
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
     """For a model whose own tokenizer is missing, or of a kind that can't be read."""
     parser.add_argument("--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer to use instead")
+
+
+def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
+    """How to decode; ``help`` says when the flag counts. A wrong name is an error before anything is loaded."""
+    parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
+    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+
+
+def strategy(text: str) -> StrategySpec:
+    """Reads a flag's value."""
+    from parlay.strategies.spelling import parse  # here, because help needs no catalogue
+
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_option_flags(

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Self
 
 from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.files import read_text
-from parlay.cli.flags import add_model_flags, add_sampling_flags, add_tokenizer_flag, options_from, sampling_params
+from parlay.cli.flags import (
+    add_model_flags,
+    add_sampling_flags,
+    add_strategy_flags,
+    add_tokenizer_flag,
+    options_from,
+    sampling_params,
+)
 from parlay.cli.structured import add_structured_flags, structured_outputs
 from parlay.options import LoadOptions
 from parlay.terminal import Tint, wants_colour
@@ -33,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object when done, instead of streaming")
     add_model_flags(parser)
     add_tokenizer_flag(parser)
-    parser.add_argument("--strategy", metavar="NAME[:KEY=VALUE,...]", help="how to decode; see parlay strategies")
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    add_strategy_flags(parser, "how to decode; see parlay strategies")
     parser.add_argument(
         "--document",
         action="append",
@@ -84,12 +90,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _open(options: argparse.Namespace) -> LLM:
-    """The model. What is wrong with the strategy's name is said before anything is loaded."""
-    from parlay.drafters.catalogue import parse  # here, because these load transformers
-
-    if options.strategy is not None:
-        parse(options.strategy)
-    elif options.draft_model is not None:
+    """The model."""
+    if options.strategy is None and options.draft_model is not None:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
     from parlay.llm import DEFAULT_STRATEGY, LLM
 

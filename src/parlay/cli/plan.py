@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli.flags import add_option_flags
+from parlay.cli.flags import add_option_flags, strategy
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE
 from parlay.cost.devices import machine as known_machine
 from parlay.options import LoadOptions
@@ -50,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "second best (default: 0.7)",
     )
     cases.add_argument(
-        "--strategy", action="append", metavar="NAME[:KEY=VALUE,...]", help="to compare with plain decoding; repeatable"
+        "--strategy",
+        type=strategy,
+        action="append",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="to compare with plain decoding; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -58,14 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check_machine_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
-    from parlay.drafters.catalogue import parse  # here, because these load torch
     from parlay.llm import DEFAULT_STRATEGY
     from parlay.plan.report import case
     from parlay.plan.strategies import compared, plan, read_acceptance
 
     acceptance = read_acceptance(options.acceptance)
-    for text in options.strategy or ():
-        parse(text)  # a wrong name is said before a minute of calibration
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
     names = compared(options.strategy or (), DEFAULT_STRATEGY, models)
@@ -125,7 +126,7 @@ def _models(options: argparse.Namespace, ground: _Ground) -> Models:
     """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
     from parlay.plan.machine import read_model, shape_of
     from parlay.plan.strategies import Models
-    from parlay.strategies import BUILT_IN_DRAFTS
+    from parlay.strategies.cache import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
     target, *drafts = [

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.flags import add_option_flags, add_tokenizer_flag, options_from
+from parlay.cli.flags import add_option_flags, add_strategy_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import ParlayError
@@ -47,13 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models")
-    group.add_argument(
-        "--strategy",
-        metavar="NAME[:KEY=VALUE,...]",
-        help="how to decode where a request does not say; see parlay strategies",
-    )
+    add_strategy_flags(group, "how to decode where a request does not say; see parlay strategies")
     add_tokenizer_flag(group)
-    group.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
     group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
@@ -110,7 +105,6 @@ def run(options: argparse.Namespace) -> int:
     allowed = settings(options)
     models = named_models(options.models)
     _check_packages()
-    _check_strategy(options.strategy)
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
 
@@ -133,14 +127,6 @@ def _check_packages() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ParlayError(f"parlay serve needs {', '.join(missing)}: pip install 'parlay[serve]'")
-
-
-def _check_strategy(strategy: str | None) -> None:
-    """A wrong name is an error now, not when the models have loaded."""
-    if strategy is not None:
-        from parlay.drafters.catalogue import parse  # here, because it loads transformers
-
-        parse(strategy)
 
 
 # ------------------------------------------------------------------------------------------------------------- models

@@ -8,8 +8,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from parlay.drafters.accept_rules import RULES, RuleEntry
-from parlay.drafters.catalogue import Entry, Parameter, catalogue, find, listing
+from parlay.options import Option, options_of
+from parlay.strategies.accept_rules import RULES, RuleEntry
+from parlay.strategies.catalogue import catalogue, find, listing
+from parlay.strategies.entry import Entry
 from parlay.types import Exactness
 
 WIDTH = 80
@@ -76,11 +78,11 @@ def _describe_rule(rule: RuleEntry) -> str:
     lines = [rule.name, _wrap(rule.summary), _wrap(f"exactness {rule.exactness}; drafts: {rule.law.replace('_', ' ')}")]
     if rule.reference:
         lines.append(_wrap(rule.reference))
-    own = {f"{rule.name}.{name}": parameter for name, parameter in rule.parameters.items()}
+    own = {f"{rule.name}.{name}": option for name, option in options_of(rule.options).items()}
     return "\n".join([*lines, *_describe_parameters(own)])
 
 
-def _describe_parameters(parameters: Mapping[str, Parameter]) -> Iterator[str]:
+def _describe_parameters(parameters: Mapping[str, Option]) -> Iterator[str]:
     width = max(map(len, parameters), default=0)
     for name, parameter in parameters.items():
         default = "+".join(parameter.default) if isinstance(parameter.default, tuple) else parameter.default

@@ -11,7 +11,6 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from parlay.options import spelling
 from parlay.types import ParlayError
 
 Value = int | float | bool | str | tuple[str, ...]
@@ -149,6 +148,19 @@ def _is_union(hint: object) -> bool:
     return isinstance(hint, types.UnionType)
 
 
+def split(text: str, separator: str) -> list[str]:
+    """The parts of ``text`` between the separators that no parentheses enclose; empty ones are left out."""
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error line: the closest known words if some are close, and else all of them."""
     names = sorted(known)
@@ -166,7 +178,7 @@ def _read_bool(text: str) -> bool:
 
 
 def _read_list(text: str) -> tuple[str, ...]:
-    return tuple(spelling.split(text, "+"))
+    return tuple(split(text, "+"))
 
 
 _TYPES: Mapping[object, type] = {

@@ -11,8 +11,9 @@ from parlay.cost.calibrate import measure
 from parlay.cost.fitting import nonnegative
 from parlay.cost.measured import MeasuredCost
 from parlay.cost.roofline import Overheads, Work
-from parlay.drafters import catalogue
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.draft_models.draft_model import DraftModel
+from parlay.drafters.draft_models.options import DraftModelOptions
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
@@ -84,14 +85,11 @@ def _level(runner: Runner, batch: int) -> float:
 
 
 def _writer(runner: Runner) -> Drafter:
-    """The catalogue's first drafter that writes with a model."""
-    name = next(entry.name for entry in catalogue.catalogue().values() if entry.model_level)
+    """A drafter that writes with the runner as its draft model."""
     resources = Resources(
         vocab_size=runner.spec.vocab_size, open_runner=lambda name: runner, default_draft=runner.spec.name
     )
-    drafter = catalogue.build(catalogue.parse(f"{name}:min_p=0"), resources)
-    assert drafter is not None
-    return drafter
+    return DraftModel(resources, DraftModelOptions(min_p=0.0))
 
 
 def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int) -> Metrics:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from parlay.cost.roofline import Shape
 from parlay.cost.speed import Plan
-from parlay.drafters.catalogue import StrategySpec, catalogue, find, parse, settings
+from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.spelling import StrategySpec
 
 ADAPTS = "adaptive"
 """The policy that drafts as much as pays. The rules of papers are reckoned as if they always drafted k nodes."""
@@ -66,28 +67,29 @@ def _ranks(text: str, chances: str) -> tuple[float, ...]:
     return ranks
 
 
-def compared(named: Sequence[str], usual: str, models: Models) -> list[str]:
+def compared(named: Sequence[StrategySpec], usual: str, models: Models) -> list[StrategySpec]:
     """Plain decoding first, which is always among the choices, then those named.
 
     Where none are: the ``usual`` one and, if a draft model is known, the one that writes with it.
     """
-    plain = next(entry.name for entry in catalogue().values() if entry.family == _PLAIN)
-    written = [entry.name for entry in catalogue().values() if entry.model_level][:1] if models.draft else []
-    return [plain, *(name for name in named or [usual, *written] if name != plain)]
+    plain = next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == _PLAIN)
+    usuals = [StrategySpec(usual)]
+    if models.draft is not None:
+        usuals.append(next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == _WRITTEN))
+    return [plain, *(spec for spec in named or usuals if spec != plain)]
 
 
-def plan(text: str, models: Models, acceptance: Acceptance) -> Plan:
-    """The strategy ``NAME[:key=value,...]`` as its costs see it.
+def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> Plan:
+    """The strategy as its costs see it.
 
     Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
     """
-    spec = parse(text)
     family = find(spec.name).family
     if family not in MODELLED:
         raise ValueError(f"strategy {spec}: no costs are modelled for its family, {family}: {_modelled()}")
     if family == _PLAIN:
         return Plan(name=str(spec))
-    given = settings(spec)
+    given = spec.settings
     nodes, policy = given["k"], given["policy"]
     assert isinstance(nodes, int)
     return Plan(
@@ -111,7 +113,7 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> Shape | None:
             raise ValueError(f"strategy {spec} drafts with a model: say which with --draft-model")
         return models.draft
     if family == _SELF:
-        ratio = settings(spec)["ratio"]
+        ratio = spec.settings["ratio"]
         assert isinstance(ratio, float)
         # The first and last layer stay, and of the others so many halves are left out.
         kept = models.target.num_layers - ratio * (models.target.num_layers - 2)

@@ -14,7 +14,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.limits import check_prompt, limit_params
 from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
-from parlay.serve.strategy import check_strategy
+from parlay.serve.strategy import read_strategy
 from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 _AS_THEY_ARE = {
@@ -65,11 +65,10 @@ def sampling_params(
 
 def request_options(body: GenerationBody, request: Request) -> RequestOptions:
     """Raises ApiError for a strategy that a request may not name."""
-    if body.strategy is not None:
-        check_strategy(body.strategy)
+    strategy = None if body.strategy is None else read_strategy(body.strategy)
     foretold = text_of(body.prediction.content) if body.prediction is not None else ""
     return RequestOptions(
-        strategy=body.strategy,
+        strategy=strategy,
         documents=body.documents or (),
         store=body.store is not False,
         salt=tenant(request, body.cache_salt),

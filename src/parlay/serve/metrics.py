@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from parlay.drafters.catalogue import parse
 from parlay.outputs import CompletionOutput, RequestOutput
 from parlay.serve.registry import Registry
+from parlay.strategies.spelling import name_of
 from parlay.types import EngineStats, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -126,7 +126,7 @@ def _positions(counts: tuple[int, ...]) -> dict[str, float]:
 @lru_cache(maxsize=1024)
 def _name(strategy: str) -> str:
     """Without its parameters, which a client chooses freely: labels must stay few."""
-    return parse(strategy).name
+    return name_of(strategy)
 
 
 # ------------------------------------------------------------------------------------------------- read when scraped

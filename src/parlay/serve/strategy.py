@@ -3,48 +3,46 @@ keeps more for later requests than the owner of the server has in mind."""
 
 from __future__ import annotations
 
-from parlay.drafters import catalogue, plugins
-from parlay.drafters.catalogue import Parameter, StrategySpec
-from parlay.drafters.parameters import Value
+from parlay.options import Option, Value
 from parlay.serve.errors import ApiError
+from parlay.strategies import plugins
+from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import ParlayError
 
-_OPENERS = frozenset({"file", "model", "models", "static", "store"})
-"""Parameters that name a file or a model."""
-_KEPT = frozenset({"max_tokens", "remember", "tenants"})
-"""Parameters that say how much is kept for later requests: less than by default may be asked for, and no more."""
 
+def read_strategy(text: str) -> StrategySpec:
+    """The strategy that a request names.
 
-def check_strategy(text: str) -> None:
-    """Raises ApiError for a strategy that does not exist, would import code, open a file or model, or keep too much.
-
-    Such strategies are for whoever starts the server.
+    Raises ApiError for one that does not exist, would import code, open a file or model, or keep too much for later
+    requests. Such strategies are for whoever starts the server.
     """
     name, colon, rest = text.partition(":")
-    if ":" in rest or (colon and name.strip() not in {*catalogue.catalogue(), *plugins.installed()}):
+    if ":" in rest or (colon and name.strip() not in {*catalogue(), *plugins.installed()}):  # nothing is imported
         raise _refused(f"{name.strip()[:100]!r} is no strategy of the catalogue, and a request may name no other")
     try:
-        spec = catalogue.parse(text)
+        spec = parse(text)
     except ParlayError as error:
         raise _refused(str(error)) from None
     _check(spec)
+    return spec
 
 
 def _check(spec: StrategySpec) -> None:
-    parameters = catalogue.find(spec.name).parameters
+    options = find(spec.name).parameters
     for key, value in spec.parameters:
-        if key in _OPENERS or _is_free(parameters[key]):
+        if options[key].opens or _is_free(options[key]):
             raise _refused(f"strategy {spec.name}: {key} is set by the server's owner, not by a request: leave it out")
-        if key in _KEPT and _is_above(value, parameters[key].default):
-            most = parameters[key].default
+        if options[key].keeps and _is_above(value, options[key].default):
+            most = options[key].default
             raise _refused(f"strategy {spec.name}: {key} is {value}, and a request may ask for {most} at most")
-    for member in catalogue.members(spec):
+    for member in spec.members:
         _check(member)
 
 
-def _is_free(parameter: Parameter) -> bool:
+def _is_free(option: Option) -> bool:
     """Whether it takes any text."""
-    return parameter.type is str and not parameter.choices
+    return option.type is str and not option.choices
 
 
 def _is_above(value: Value, most: Value) -> bool:

@@ -2,11 +2,20 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from parlay import trees
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
+from parlay.options import Options, option
 from parlay.types import Draft, Needs, Observation, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerOptions(Options):
+    """The parameters of the strategy, as in ``follower:least=1``."""
+
+    least: int = option(2, "how often a follower must have been seen", low=1)
 
 
 class Follower:
@@ -14,8 +23,8 @@ class Follower:
 
     needs = Needs(outcomes=False)  # the committed tokens say it all
 
-    def __init__(self, resources: Resources, *, least: int = 2) -> None:
-        self._least = least
+    def __init__(self, resources: Resources, options: FollowerOptions) -> None:
+        self._least = options.least
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         return [self._draft(view.tokens, budget) for view, budget in zip(views, budgets, strict=True)]

@@ -5,18 +5,19 @@ that wrote them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 from parlay.bench.replay.runner import ReplayRunner
 from parlay.bench.replay.tokens import Ids, Recorded, Tokens
-from parlay.drafters import catalogue
-from parlay.drafters.catalogue import Resources, StrategySpec
+from parlay.drafters.resources import Resources
 from parlay.engine import Engine
-from parlay.strategies import StrategyBook
+from parlay.strategies.cache import StrategyCache
+from parlay.strategies.entry import POLICY
+from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Event, Exactness, Metrics, NoiseKey, Request, SamplingParams, Strategy
 
-POLICY, WHOLE, BY_COST = "policy", "fixed", "adaptive"
+WHOLE, BY_COST = "fixed", "adaptive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class Replay:
             open_tokenizer=no_model,
             target=self._runner.spec,
         )
-        spec = catalogue.parse(text)
-        book = StrategyBook(resources, self._meter)
-        self.strategy = book.get(str(spec if prices is not None else whole_drafts(spec)))
+        spec = parse(text)
+        strategies = StrategyCache(resources, self._meter)
+        self.strategy = strategies.get(spec if prices is not None else whole_drafts(spec))
         refuse_sight(self.strategy)
 
     def answer(self, number: int, record: Recorded) -> Replayed:
@@ -89,10 +90,7 @@ class Replay:
 
 def whole_drafts(spec: StrategySpec) -> StrategySpec:
     """The strategy with every draft verified whole, where its policy would weigh what forwards cost."""
-    settings = catalogue.settings(spec)
-    if settings.get(POLICY) != BY_COST:
-        return spec
-    return replace(spec, parameters=tuple(sorted({**dict(spec.parameters), POLICY: WHOLE}.items())))
+    return spec.changed(policy=WHOLE) if spec.settings.get(POLICY) == BY_COST else spec
 
 
 def refuse_sight(strategy: Strategy) -> None:

@@ -15,7 +15,7 @@ from parlay.bench.replay.answers import read_answers
 from parlay.bench.replay.decode import Replay, Replayed, replay
 from parlay.bench.replay.tokens import Recorded, Tokens, recorded
 from parlay.bench.workloads.files import stem
-from parlay.drafters.catalogue import catalogue
+from parlay.strategies.catalogue import catalogue
 from parlay.types import ParlayError
 
 MODEL = "recorded answers"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.drafters import catalogue
 from parlay.drafters.combined import members
 from parlay.drafters.combined.model_level import Manner, ModelLevel
+from parlay.drafters.combined.options import CASCADE as SOURCE
+from parlay.drafters.combined.options import CascadeOptions
 from parlay.drafters.draft_models.opening import open_draft
-from parlay.drafters.entries import Resources, StrategySpec, UsageError
-from parlay.types import Draft, Observation, Runner, View
+from parlay.drafters.draft_models.options import DRAFT_MODEL, DraftModelOptions
+from parlay.drafters.resources import NestedStrategy, Resources
+from parlay.options import UsageError
+from parlay.types import Draft, Drafter, Observation, Runner, View
 
-NAME = "cascade"
-_SETTINGS = ("k", "model", "min_p", "shape", "width")
-"""What a level above the first is told by its spec."""
-_SHAPES = ("auto", "chain", "tree")
+_TAKEN = "k, model, min_p, shape, width"
 
 
 class Cascade:
@@ -30,17 +30,17 @@ class Cascade:
     Scores are the probabilities of the level that hands a token up; its source is the level that wrote it first.
     """
 
-    def __init__(self, resources: Resources, *, levels: tuple[str, ...], enough: int = 0) -> None:
-        if len(levels) < 2 or len(set(levels)) < len(levels):
-            raise UsageError(f"strategy {NAME}: levels={'+'.join(levels)} must name two or more different drafters")
-        specs = [catalogue.parse(text) for text in levels]
-        names = [spec.name for spec in specs]
-        self._top = members.build(NAME, specs[0], resources)
-        for number, spec in enumerate(specs[1:], 1):
-            source = spec.name if names.count(spec.name) == 1 else spec.nested
-            last = number == len(specs) - 1
-            manner, runner = _manner(spec, source, enough if last else 0), _runner(spec, resources)
-            self._top = members.Member(ModelLevel(runner, self._top, manner), members.most_nodes(spec))
+    def __init__(self, resources: Resources, options: CascadeOptions) -> None:
+        if len(options.levels) < 2 or len(set(options.levels)) < len(options.levels):
+            raise UsageError(
+                f"strategy {SOURCE}: levels={'+'.join(options.levels)} must name two or more different drafters"
+            )
+        first, *above = resources.nested
+        names = [level.name for level in resources.nested]
+        self._top = members.build(SOURCE, first)
+        for level in above:
+            source = level.name if names.count(level.name) == 1 else level.text
+            self._top = level_above(self._top, level, resources, source, options.enough if level is above[-1] else 0)
         self.needs = self._top.needs
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
@@ -53,30 +53,32 @@ class Cascade:
         self._top.release(sequence)
 
 
-def _manner(spec: StrategySpec, source: str, enough: int) -> Manner:
-    """How the level writes. UsageError for a strategy that is no model level, or for settings that a level ignores."""
-    if not catalogue.find(spec.name).model_level:
-        able = ", ".join(name for name, entry in catalogue.catalogue().items() if entry.model_level)
-        raise UsageError(f"strategy {NAME}: {spec.name} can only be the first level; above it stand models: {able}")
-    ignored = [key for key, _ in spec.parameters if key not in _SETTINGS]
-    if ignored:
-        known = ", ".join(_SETTINGS)
-        raise UsageError(f"strategy {NAME}: above the first level {spec.name} takes {known}, but no {ignored[0]}")
-    settings = catalogue.settings(spec)
-    if settings["shape"] not in _SHAPES:
-        known = " or ".join(_SHAPES)
-        raise UsageError(f"strategy {NAME}: above the first level shape is {known}, not {settings['shape']}")
-    width, min_p = settings["width"], settings["min_p"]
-    assert isinstance(width, int)
-    assert isinstance(min_p, float | int)
-    return Manner(source, width if settings["shape"] == "tree" else 1, min_p, enough)
+def level_above(
+    below: Drafter, level: NestedStrategy, resources: Resources, source: str, enough: int
+) -> members.Member:
+    """The model of ``level``, which verifies what ``below`` proposes. Its own tokens bear the name ``source``.
+
+    Raises UsageError for a strategy that is no such model, and for options that only mean something where it drafts
+    alone.
+    """
+    options = level.options
+    if not isinstance(options, DraftModelOptions):
+        raise UsageError(
+            f"strategy {SOURCE}: {level.name} can only be the first level; above it stand models: {DRAFT_MODEL}"
+        )
+    if options.branching:
+        raise UsageError(f"strategy {SOURCE}: above the first level {level.name} takes {_TAKEN}, but no branching")
+    if options.shape == "beam":
+        raise UsageError(f"strategy {SOURCE}: above the first level shape is auto or chain or tree, not beam")
+    manner = Manner(source, options.width if options.shape == "tree" else 1, options.min_p, enough)
+    return members.Member(ModelLevel(_runner(level.name, options.model, resources), below, manner), level.k)
 
 
-def _runner(spec: StrategySpec, resources: Resources) -> Runner:
-    name = catalogue.settings(spec)["model"] or resources.default_draft
+def _runner(strategy: str, model: str, resources: Resources) -> Runner:
+    name = model or resources.default_draft
     if not name:
-        raise UsageError(f"strategy {NAME}: {spec.name} has no model for this target; name one: {spec.name}(model=...)")
-    runner = open_draft(NAME, resources, str(name))
+        raise UsageError(f"strategy {SOURCE}: {strategy} has no model for this target; name one: {strategy}(model=...)")
+    runner = open_draft(SOURCE, resources, name)
     if runner.spec.tree == "none":
-        raise UsageError(f"strategy {NAME}: {name} can't verify drafts, so it can only be the first level")
+        raise UsageError(f"strategy {SOURCE}: {name} can't verify drafts, so it can only be the first level")
     return runner

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from parlay.drafters import catalogue
-from parlay.drafters.combined import cascade, horizontal, members
-from parlay.drafters.entries import Resources, StrategySpec, UsageError
-from parlay.types import Drafter
-
-NAME = "cs-drafting"
+from parlay.drafters.combined import members
+from parlay.drafters.combined.cascade import level_above
+from parlay.drafters.combined.horizontal import Horizontal
+from parlay.drafters.combined.members import Member
+from parlay.drafters.combined.options import CS_DRAFTING as SOURCE
+from parlay.drafters.combined.options import CsDraftingOptions
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 
 Matrix = Sequence[Sequence[int]]
+MOST = 1024
+"""Tokens that one drafter may write."""
 
 
-def cs_drafting(resources: Resources, *, drafters: tuple[str, ...], matrix: tuple[str, ...]) -> Drafter:
+def cs_drafting(resources: Resources, options: CsDraftingOptions) -> Member:
     """Cascade speculative drafting (Chen et al. 2023, arXiv:2312.11462).
 
     ``drafters`` go from the dearest to the cheapest. Row 0 of ``matrix`` says how many tokens each writes for the
@@ -24,31 +28,53 @@ def cs_drafting(resources: Resources, *, drafters: tuple[str, ...], matrix: tupl
     forward verified beyond it is not wasted; the last drafter writes at most its own. The paper's example is
     ``5/14/10+0/1/10+0/0/10``. Its lenience between drafters has no counterpart: levels share the request's noise.
     """
-    counts = _read(matrix, len(drafters))
-    return members.build(NAME, _layout([catalogue.parse(text) for text in drafters], counts, 0), resources)
+    steps = layout(_read(options.matrix, len(options.drafters)))
+    return _horizontal(steps, resources)
 
 
-def _layout(specs: Sequence[StrategySpec], matrix: Matrix, row: int) -> StrategySpec:
-    """What drafts by one row of the matrix, from the column of the row's number on."""
-    columns = [column for column in range(row, len(specs)) if matrix[row][column]]
-    levels = [_drafter(specs, matrix, column, matrix[row][column]).nested for column in columns]
-    return catalogue.parse(levels[0] if len(levels) == 1 else f"{horizontal.NAME}(levels={'+'.join(levels)})")
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One drafter of a row: it drafts at most ``k`` tokens. What ``below`` writes, it verifies until it has ``enough``
+    of its own; with nothing below it writes alone.
+    """
+
+    drafter: int
+    k: int
+    enough: int = 0
+    below: tuple[Step, ...] = ()
 
 
-def _drafter(specs: Sequence[StrategySpec], matrix: Matrix, column: int, count: int) -> StrategySpec:
-    """One drafter that writes ``count`` tokens, with the cascade that writes for it."""
-    ahead = sum(matrix[column + 1][column + 1 :]) if column + 1 < len(specs) else 0
-    most = count + ahead  # the last forward may verify all that lies ahead of it
-    alone = replace(specs[column], parameters=tuple(sorted({**dict(specs[column].parameters), "k": most}.items())))
-    if not ahead:
-        return alone
-    inner = _layout(specs, matrix, column + 1)
-    return catalogue.parse(f"{cascade.NAME}(enough={count},k={most},levels={inner.nested}+{alone.nested})")
+def layout(matrix: Matrix, row: int = 0) -> tuple[Step, ...]:
+    """The drafters that one row of the matrix lets write, one after the other, each with those that write for it."""
+    return tuple(
+        _step(matrix, column, matrix[row][column]) for column in range(row, len(matrix)) if matrix[row][column]
+    )
+
+
+def _step(matrix: Matrix, column: int, count: int) -> Step:
+    """The last forward may verify all that was written ahead of it."""
+    ahead = sum(matrix[column + 1][column + 1 :]) if column + 1 < len(matrix) else 0
+    if count + ahead > MOST:
+        raise UsageError(f"strategy {SOURCE}: drafter {column + 1} would write {count + ahead} tokens; at most {MOST}")
+    return Step(column, count + ahead, count, layout(matrix, column + 1)) if ahead else Step(column, count)
+
+
+def _horizontal(steps: Sequence[Step], resources: Resources) -> Member:
+    levels = [_member(step, resources) for step in steps]
+    return levels[0] if len(levels) == 1 else Member(Horizontal(levels), sum(step.k for step in steps))
+
+
+def _member(step: Step, resources: Resources) -> Member:
+    """Built anew for each place of the matrix in which the drafter writes."""
+    nested = replace(resources.nested[step.drafter], k=step.k)
+    if not step.below:
+        return members.build(SOURCE, nested)
+    return level_above(_horizontal(step.below, resources), nested, resources, nested.name, step.enough)
 
 
 def _read(matrix: Sequence[str], size: int) -> Matrix:
     """The numbers; UsageError where they are no square matrix of the drafters, or lie where none can be drafted."""
-    text = f"strategy {NAME}: matrix={'+'.join(matrix)}"
+    text = f"strategy {SOURCE}: matrix={'+'.join(matrix)}"
     try:
         rows = [[int(number) for number in row.split("/")] for row in matrix]
     except ValueError:

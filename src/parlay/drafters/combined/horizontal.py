@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters import catalogue
 from parlay.drafters.combined import members
 from parlay.drafters.combined.extended_view import ExtendedViews
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.combined.options import HORIZONTAL as SOURCE
+from parlay.drafters.combined.options import HorizontalOptions
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Observation, Tree, View
 
-NAME = "horizontal"
+
+def horizontal(resources: Resources, options: HorizontalOptions) -> Horizontal:
+    """`Horizontal` of the strategies that the options name."""
+    if len(options.levels) < 2:
+        raise UsageError(f"strategy {SOURCE}: levels={'+'.join(options.levels)} must name two or more drafters")
+    return Horizontal([members.build(SOURCE, nested) for nested in resources.nested])
 
 
 class Horizontal:
@@ -22,11 +29,9 @@ class Horizontal:
     end of its best path as if those tokens were committed.
     """
 
-    def __init__(self, resources: Resources, *, levels: tuple[str, ...]) -> None:
-        if len(levels) < 2:
-            raise UsageError(f"strategy {NAME}: levels={'+'.join(levels)} must name two or more drafters")
-        self._members = [members.build(NAME, catalogue.parse(text), resources) for text in levels]
-        self.needs = members.needs_of(self._members)
+    def __init__(self, levels: Sequence[members.Member]) -> None:
+        self._members = levels
+        self.needs = members.needs_of(levels)
         self._views = ExtendedViews()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

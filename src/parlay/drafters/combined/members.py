@@ -1,4 +1,4 @@
-"""Drafters inside another drafter: how they are built, what they need together, what each is told."""
+"""Drafters inside another drafter: how they are built, what they need together, what each sees of a step."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from parlay import trees
-from parlay.drafters import catalogue
-from parlay.drafters.entries import Resources, StrategySpec, UsageError
+from parlay.drafters.resources import NestedStrategy
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
 
 
 class Member:
-    """A drafter that is held to its own ``k``, told only what it needs, and whose probes are not carried."""
+    """A drafter inside another one. It drafts at most its own ``k`` nodes, sees only what it needs of each step, and
+    its probes are left out.
+    """
 
     def __init__(self, drafter: Drafter, most: int) -> None:
         self._drafter = drafter
@@ -38,19 +40,12 @@ class Member:
         self._drafter.release(sequence)
 
 
-def build(owner: str, spec: StrategySpec, resources: Resources) -> Member:
-    """The drafter that ``spec`` names inside the strategy ``owner``."""
-    drafter = catalogue.build(spec, resources)
+def build(owner: str, nested: NestedStrategy) -> Member:
+    """A drafter of the strategy that stands inside the strategy ``owner``, held to its own ``k``."""
+    drafter = nested.build()
     if drafter is None:
-        raise UsageError(f"strategy {owner}: {spec.name} drafts nothing; leave it out")
-    return Member(drafter, most_nodes(spec))
-
-
-def most_nodes(spec: StrategySpec) -> int:
-    """Its own ``k``."""
-    most = catalogue.settings(spec)["k"]
-    assert isinstance(most, int)
-    return most
+        raise UsageError(f"strategy {owner}: {nested.name} drafts nothing; leave it out")
+    return Member(drafter, nested.k)
 
 
 def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:

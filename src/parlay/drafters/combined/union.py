@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from parlay import trees
-from parlay.drafters import catalogue
 from parlay.drafters.combined import members
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, View
 
-NAME = "union"
+SOURCE = "union"
 _DECAY = 0.9  # of a member's record, per step in which it proposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnionOptions(Options):
+    """Which drafters propose."""
+
+    of: tuple[str, ...] = option(("prompt-lookup", "draft-model"), "the drafters, joined by +", strategies=True)
 
 
 class Union:
@@ -23,10 +31,10 @@ class Union:
     unused the next may spend. No member drafts more than its own ``k``.
     """
 
-    def __init__(self, resources: Resources, *, of: tuple[str, ...]) -> None:
-        if len(of) < 2 or len(set(of)) < len(of):
-            raise UsageError(f"strategy {NAME}: of={'+'.join(of)} must name two or more different drafters")
-        self._members = [members.build(NAME, catalogue.parse(text), resources) for text in of]
+    def __init__(self, resources: Resources, options: UnionOptions) -> None:
+        if len(options.of) < 2 or len(set(options.of)) < len(options.of):
+            raise UsageError(f"strategy {SOURCE}: of={'+'.join(options.of)} must name two or more different drafters")
+        self._members = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._members, outcomes=True)
         self._states: dict[int, _State] = {}
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from parlay import trees
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import Indexes, NgramIndex
-from parlay.drafters.entries import Resources
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
+from parlay.options import Options, option
 from parlay.types import NO_DRAFT, Draft, View
 
 SOURCE = "aggressive"
 
 Texts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggressiveOptions(Options):
+    """How the place in the source is found again."""
+
+    ngram: int = option(3, "most tokens that must be found, once, to go on in the source", low=1, high=32)
 
 
 class Aggressive(OneByOne):
@@ -28,8 +37,8 @@ class Aggressive(OneByOne):
     The source is the request's references, one after the other, or else its prompt.
     """
 
-    def __init__(self, resources: Resources, *, ngram: int = 3) -> None:
-        self._indexes = Indexes(ngram, resources.vocab_size)
+    def __init__(self, resources: Resources, options: AggressiveOptions) -> None:
+        self._indexes = Indexes(options.ngram, resources.vocab_size)
         self._copies: dict[int, tuple[Texts, Alignment]] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from weakref import WeakValueDictionary
 
 from parlay import trees
-from parlay.drafters import catalogue
 from parlay.drafters.combined import members
 from parlay.drafters.copying.alignment import LOST, Trail, chance
 from parlay.drafters.copying.foretold import Foretold, Spot
-from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, View
 
 SOURCE = "prediction"
 
 Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions(Options):
+    """What drafts where the prediction does not help."""
+
+    fallback: tuple[str, ...] = option(
+        ("prompt-lookup",), "what drafts where the prediction can't; empty: nothing", strategies=True
+    )
 
 
 class Prediction:
@@ -35,10 +45,10 @@ class Prediction:
     Where the place is not sure, or the prediction has come to its end, ``fallback`` drafts too, or alone.
     """
 
-    def __init__(self, resources: Resources, *, fallback: tuple[str, ...] = ()) -> None:
-        if len(fallback) > 1:
-            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter, or none")
-        self._fallback = [members.build(SOURCE, catalogue.parse(text), resources) for text in fallback]
+    def __init__(self, resources: Resources, options: PredictionOptions) -> None:
+        if len(options.fallback) > 1:
+            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(options.fallback)} must name one drafter, or none")
+        self._fallback = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._fallback)
         self._vocab_size = resources.vocab_size
         self._letters = Letters(resources.tokenizer)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from parlay import trees
-from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, View
 
 SOURCE = "prompt-lookup"
@@ -19,6 +21,15 @@ _ANCHOR = 4  # runs of this length are looked up first: common short ones would 
 _STEP = 32  # tokens that are compared at once, at first
 _SUREST = 32  # a longer match says no more of the next token
 _END = -1  # stands between references: never in a query, never proposed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLookupOptions(Options):
+    """Which matches count, and which of several is copied."""
+
+    max_ngram: int = option(1 << 20, "matches longer than this count as this long", low=1, high=1 << 20)
+    min_ngram: int = option(1, "fewest tokens that must match", low=1, high=256)
+    pick: str = option("recent", "which occurrence to copy from", choices=("recent", "leftmost"))
 
 
 class PromptLookup(OneByOne):
@@ -31,14 +42,15 @@ class PromptLookup(OneByOne):
     The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
     """
 
-    def __init__(
-        self, resources: Resources, *, max_ngram: int = 1 << 20, min_ngram: int = 1, pick: str = "recent"
-    ) -> None:
-        if min_ngram > max_ngram:
-            raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
-        self._longest = max_ngram
-        self._sizes = sorted({min_ngram, max(min_ngram, min(_ANCHOR, max_ngram))}, reverse=True)
-        self._leftmost = pick == "leftmost"
+    def __init__(self, resources: Resources, options: PromptLookupOptions) -> None:
+        if options.min_ngram > options.max_ngram:
+            raise UsageError(
+                f"strategy {SOURCE}: min_ngram {options.min_ngram} is more than max_ngram {options.max_ngram}"
+            )
+        self._longest = options.max_ngram
+        shortest = options.min_ngram
+        self._sizes = sorted({shortest, max(shortest, min(_ANCHOR, options.max_ngram))}, reverse=True)
+        self._leftmost = options.pick == "leftmost"
         self._texts: dict[int, _Text] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from parlay import trees
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
-from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
+from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, View
 
 SOURCE = "reference-copy"
 
 Texts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceCopyOptions(Options):
+    """Which matches count, and whether to find the place again after an edit."""
+
+    max_ngram: int = option(5, "longest match that is looked for", low=1, high=32)
+    min_ngram: int = option(1, "fewest tokens that must match", low=1, high=32)
+    resync: bool = option(False, "the first reference predicts the output: start at once, go on after each edit")
 
 
 class ReferenceCopy(OneByOne):
@@ -32,13 +43,15 @@ class ReferenceCopy(OneByOne):
     where it left, or else nearest before it. So a line that occurs often is copied from where the output has got to.
     """
 
-    def __init__(self, resources: Resources, *, max_ngram: int = 5, min_ngram: int = 1, resync: bool = False) -> None:
-        if min_ngram > max_ngram:
-            raise UsageError(f"strategy {SOURCE}: min_ngram {min_ngram} is more than max_ngram {max_ngram}")
-        self._longest = max_ngram
-        self._shortest = min_ngram
-        self._resync = resync
-        self._indexes = Indexes(max_ngram, resources.vocab_size)
+    def __init__(self, resources: Resources, options: ReferenceCopyOptions) -> None:
+        if options.min_ngram > options.max_ngram:
+            raise UsageError(
+                f"strategy {SOURCE}: min_ngram {options.min_ngram} is more than max_ngram {options.max_ngram}"
+            )
+        self._longest = options.max_ngram
+        self._shortest = options.min_ngram
+        self._resync = options.resync
+        self._indexes = Indexes(options.max_ngram, resources.vocab_size)
         self._copies: dict[int, _Copy] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:

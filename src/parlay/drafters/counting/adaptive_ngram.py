@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from parlay import trees
 from parlay.drafters.counting.ngram_counts import CountedText
-from parlay.drafters.entries import Resources
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
+from parlay.options import Options, option
 from parlay.types import Draft, View
 
 SOURCE = "adaptive-ngram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveNgramOptions(Options):
+    """How long the counted n-grams are."""
+
+    ngram: int = option(5, "longest n-gram, the drafted token included", low=2, high=16)
 
 
 class AdaptiveNgram(OneByOne):
@@ -23,8 +33,8 @@ class AdaptiveNgram(OneByOne):
     checked against code: the authors' repository holds none).
     """
 
-    def __init__(self, resources: Resources, *, ngram: int = 5) -> None:
-        self._longest = ngram - 1
+    def __init__(self, resources: Resources, options: AdaptiveNgramOptions) -> None:
+        self._longest = options.ngram - 1
         self._vocab_size = resources.vocab_size
         self._texts: dict[int, CountedText] = {}
 

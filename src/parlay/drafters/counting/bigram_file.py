@@ -16,7 +16,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from parlay.drafters.entries import UsageError
+from parlay.options import UsageError
 
 WIDEST = 32  # followers that are kept of one pair, the most frequent ones
 

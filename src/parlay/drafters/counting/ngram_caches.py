@@ -5,14 +5,16 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from parlay import trees
 from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.bigram_file import Bigrams
 from parlay.drafters.counting.ngram_counts import CountedText, Favourite, NgramCounts
-from parlay.drafters.entries import Resources
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
+from parlay.options import Options, option
 from parlay.types import Draft, Needs, Observation, View
 
 SOURCE = "lookup-decoding"
@@ -25,6 +27,14 @@ LAX: Bars = ((2, 66), (2, 50), (1, 50), (1, 50))
 STRICT: Bars = ((4, 75), (3, 66), (2, 66), (2, 66))
 
 _CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NgramCachesOptions(Options):
+    """What is counted besides the request itself."""
+
+    static: str = option("", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none", opens=True)
+    remember: int = option(200_000, "tokens of past requests that are kept", low=0, high=10_000_000, keeps=True)
 
 
 class NgramCaches(OneByOne):
@@ -45,10 +55,10 @@ class NgramCaches(OneByOne):
 
     needs = Needs()
 
-    def __init__(self, resources: Resources, *, static: str = "", remember: int = 200_000) -> None:
+    def __init__(self, resources: Resources, options: NgramCachesOptions) -> None:
         self._vocab_size = resources.vocab_size
-        self._static = bigram_file.read(Path(static), resources.vocab_size) if static else None
-        self._past = PastTexts(remember, resources.vocab_size)
+        self._static = bigram_file.read(Path(options.static), resources.vocab_size) if options.static else None
+        self._past = PastTexts(options.remember, resources.vocab_size)
         self._contexts: dict[int, CountedText] = {}
         self._views: dict[int, View] = {}
 

@@ -9,11 +9,12 @@ from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
 from parlay.drafters.draft_models.followers import Followers
 from parlay.drafters.draft_models.opening import draft_name, open_draft
+from parlay.drafters.draft_models.options import DRAFT_MODEL as SOURCE
+from parlay.drafters.draft_models.options import DraftModelOptions
 from parlay.drafters.draft_models.writing import Writer
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
-
-SOURCE = "draft-model"
 
 _GUESSED = ("chain", "tree")
 _SHAPES: Mapping[str, tuple[str, ...]] = {
@@ -43,36 +44,30 @@ class DraftModel:
 
     needs = Needs(outcomes=False)
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        model: str = "",
-        shape: str = "auto",
-        width: int = 3,
-        branching: tuple[str, ...] = (),
-        min_p: float = 0.1,
-        rule: str = "shared-noise",
-        lane: int = 0,
-    ) -> None:
-        runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, model))
+    def __init__(self, resources: Resources, options: DraftModelOptions, *, lane: int = 0) -> None:
+        runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
         self._followers = Followers(runner)
-        shape = _shape(rule, shape)
+        rule, shape = resources.rule, _shape(resources.rule, options.shape)
         self._one_chain = shape == "chain" and rule not in ("k-seq", "multi-candidate")
         if not self._one_chain and runner.spec.tree != "tree":
             needs = "a rule that draws one chain" if rule in _SHAPES else "shape=chain"
             raise UsageError(f"strategy {SOURCE}: {runner.spec.name} can't verify trees; use {needs}")
-        if branching and (shape != "tree" or rule not in _SHAPES):
+        if options.branching and (shape != "tree" or rule not in _SHAPES):
             raise UsageError(
                 f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"
             )
         parts = (runner, self._followers, SOURCE)
         if rule not in _SHAPES:
-            self._writer: Writer = BestChains(*parts, min_p) if self._one_chain else BestTrees(*parts, width, min_p)
+            self._writer: Writer = (
+                BestChains(*parts, options.min_p)
+                if self._one_chain
+                else BestTrees(*parts, options.width, options.min_p)
+            )
         elif self._one_chain:
-            self._writer = DrawnChains(*parts, min_p, lane)
+            self._writer = DrawnChains(*parts, options.min_p, lane)
         else:
-            self._writer = DrawnTrees(*parts, _sprout(rule, shape, width, _counts(branching)), min_p)
+            sprout = _sprout(rule, shape, options.width, _counts(options.branching))
+            self._writer = DrawnTrees(*parts, sprout, options.min_p)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._followers.jobs(views, budgets)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.draft_models.options import MERGED_DRAFTS as SOURCE
+from parlay.drafters.draft_models.options import DraftModelOptions, MergedDraftsOptions
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
-
-SOURCE = "merged-drafts"
 
 
 class MergedDrafts:
@@ -24,20 +26,17 @@ class MergedDrafts:
 
     needs = Needs(outcomes=False)
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        models: tuple[str, ...] = (),
-        min_p: float = 0.1,
-        rule: str = "multi-candidate",
-    ) -> None:
-        if len(models) < 2 or len(set(models)) < len(models):
-            raise UsageError(f"strategy {SOURCE}: models={'+'.join(models)} must name two or more different models")
-        self._names = models
+    def __init__(self, resources: Resources, options: MergedDraftsOptions) -> None:
+        if len(options.models) < 2 or len(set(options.models)) < len(options.models):
+            raise UsageError(
+                f"strategy {SOURCE}: models={'+'.join(options.models)} must name two or more different models"
+            )
+        self._names = options.models
         self._members = [
-            DraftModel(resources, model=name, rule="rejection", min_p=min_p, lane=lane)
-            for lane, name in enumerate(models)
+            DraftModel(
+                replace(resources, rule="rejection"), DraftModelOptions(model=name, min_p=options.min_p), lane=lane
+            )
+            for lane, name in enumerate(options.models)
         ]
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.types import Runner
 
 

@@ -8,11 +8,13 @@ from parlay import trees
 from parlay.drafters.draft_models.followers import Follower, Followers
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
+from parlay.drafters.draft_models.options import SEQUOIA as SOURCE
+from parlay.drafters.draft_models.options import SequoiaOptions
 from parlay.drafters.draft_models.static_trees import RankRecord, Shape, best_shape
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, Tree, View
 
-SOURCE = "sequoia"
 _REFIT = 16  # steps that a shape is good for
 
 
@@ -29,17 +31,15 @@ class Sequoia:
 
     needs = Needs()
 
-    def __init__(
-        self, resources: Resources, *, model: str = "", width: int = 5, levels: int = 8, level_cost: float = 0.1
-    ) -> None:
-        name = draft_name(SOURCE, resources, model)
+    def __init__(self, resources: Resources, options: SequoiaOptions) -> None:
+        name = draft_name(SOURCE, resources, options.model)
         self._runner = open_draft(SOURCE, resources, name)
         if self._runner.spec.tree != "tree":
             raise UsageError(f"strategy {SOURCE}: {name} can't verify trees; choose another draft model")
-        self._width = width
-        self._level_cost = level_cost
+        self._width = options.width
+        self._level_cost = options.level_cost
         self._followers = Followers(self._runner)
-        self._record = RankRecord(levels, width)
+        self._record = RankRecord(options.levels, options.width)
         self._shapes: dict[int, Shape] = {}
         self._steps_to_refit = _REFIT
         self._plantings: dict[int, _Planting] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.entries import Resources
+from parlay.drafters.fixed_point.options import JACOBI as SOURCE
+from parlay.drafters.fixed_point.options import JacobiOptions
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
-
-SOURCE = "jacobi"
 
 _SCORES = (0.16, 0.8, 0.95)
 """Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the
@@ -40,15 +40,13 @@ class Jacobi(OneByOne):
 
     needs = Needs(choices=1)
 
-    def __init__(
-        self, resources: Resources, *, variant: str = "parallel", block: int = 8, bound: int = 128, guess: str = "pad"
-    ) -> None:
+    def __init__(self, resources: Resources, options: JacobiOptions) -> None:
         pad = resources.tokenizer.pad_token_id if resources.tokenizer is not None else None
         self._pad = pad if isinstance(pad, int) and pad < resources.vocab_size else 0
-        self._variant = variant
-        self._block = block
-        self._bound = bound
-        self._guess = guess
+        self._variant = options.variant
+        self._block = options.block
+        self._bound = options.bound
+        self._guess = options.guess
         self._iterates: dict[int, _Iterate] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:

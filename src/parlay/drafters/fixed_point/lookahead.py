@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.entries import Resources
 from parlay.drafters.fixed_point.ngram_pool import NgramPool
+from parlay.drafters.fixed_point.options import LOOKAHEAD as SOURCE
+from parlay.drafters.fixed_point.options import LookaheadOptions
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
-
-SOURCE = "lookahead"
 
 _PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
 _FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others
@@ -38,15 +38,13 @@ class Lookahead(OneByOne):
     34 B on an A100. A CPU has less arithmetic to spare beside its memory bandwidth, so the defaults here are smaller.
     """
 
-    def __init__(
-        self, resources: Resources, *, window: int = 5, ngram: int = 4, guesses: int = 5, copy: bool = True
-    ) -> None:
-        learns = window > 0 and guesses > 0
+    def __init__(self, resources: Resources, options: LookaheadOptions) -> None:
+        learns = options.window > 0 and options.guesses > 0
         self.needs = Needs(choices=int(learns), outcomes=learns)
-        self._columns = window
-        self._ngram = ngram
-        self._guesses = guesses
-        self._copy = copy
+        self._columns = options.window
+        self._ngram = options.ngram
+        self._guesses = options.guesses
+        self._copy = options.copy
         self._states: dict[int, _State] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:

@@ -10,13 +10,14 @@ from torch import Tensor
 from parlay import trees
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name
-from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
+from parlay.drafters.other_vocabularies.options import INTERSECTION_DRAFT as SOURCE
+from parlay.drafters.other_vocabularies.options import IntersectionDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, intersection, open_tokenizers
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
-
-SOURCE = "intersection-draft"
 
 
 class IntersectionDraft:
@@ -32,8 +33,8 @@ class IntersectionDraft:
 
     needs = Needs(outcomes=False)
 
-    def __init__(self, resources: Resources, *, model: str = "", min_p: float = 0.1) -> None:
-        name = draft_name(SOURCE, resources, model)
+    def __init__(self, resources: Resources, options: IntersectionDraftOptions) -> None:
+        name = draft_name(SOURCE, resources, options.model)
         runner = resources.open_runner(name)
         tokenizers = open_tokenizers(resources, SOURCE, name)
         self._codecs = codecs(*tokenizers)
@@ -49,7 +50,7 @@ class IntersectionDraft:
         self._to_ours = common
         self._theirs = torch.tensor(list(common))
         self._ours = torch.tensor(list(common.values()))
-        self._writer = ChainWriter(runner, min_p, self._choose)
+        self._writer = ChainWriter(runner, options.min_p, self._choose)
         self._translations: dict[int, _Translation] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

@@ -9,7 +9,8 @@ from torch import Tensor
 from parlay import trees
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name
-from parlay.drafters.entries import Resources
+from parlay.drafters.other_vocabularies.options import UNIVERSAL_DRAFT as SOURCE
+from parlay.drafters.other_vocabularies.options import UniversalDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import (
     INCOMPLETE,
     Retold,
@@ -18,9 +19,8 @@ from parlay.drafters.other_vocabularies.vocabularies import (
     open_tokenizers,
     scores,
 )
+from parlay.drafters.resources import Resources
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
-
-SOURCE = "universal-draft"
 
 
 class UniversalDraft:
@@ -36,15 +36,15 @@ class UniversalDraft:
 
     needs = Needs(outcomes=False)
 
-    def __init__(self, resources: Resources, *, model: str = "", window: int = 10, min_p: float = 0.1) -> None:
-        name = draft_name(SOURCE, resources, model)
+    def __init__(self, resources: Resources, options: UniversalDraftOptions) -> None:
+        name = draft_name(SOURCE, resources, options.model)
         self._target, self._drafter = codecs(*open_tokenizers(resources, SOURCE, name))
         runner = resources.open_runner(name)
         self._vocab_size = resources.vocab_size
         self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without text
         self._ends = frozenset(runner.spec.eos_ids)
-        self._window = window
-        self._writer = ChainWriter(runner, min_p, self._choose)
+        self._window = options.window
+        self._writer = ChainWriter(runner, options.min_p, self._choose)
         self._retold: dict[int, Retold] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

@@ -6,9 +6,10 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.history import History
 from parlay.drafters.other_vocabularies.letters import Speller
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch, speedup
+from parlay.drafters.self_speculation.options import LAYER_SKIP as SOURCE
+from parlay.drafters.self_speculation.options import RATIO, LayerSkipOptions
 from parlay.drafters.self_speculation.skipping import Plan, middle, named, skippable, write_ahead
+from parlay.options import UsageError
 from parlay.types import Draft, Needs, Observation, Skip, View
-
-SOURCE = "layer-skip"
-RATIO = 0.45  # of the inner sub-layers, where none are named
 
 _MATCH_DECAY = 0.5  # of the match rate, per step; the paper's beta 1
 _STEP = 0.01  # by which the threshold wants to move
@@ -34,37 +34,25 @@ class LayerSkip:
 
     needs = Needs(layers=True)
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        attention: tuple[str, ...] = (),
-        mlp: tuple[str, ...] = (),
-        ratio: float = RATIO,
-        search: int = 0,
-        window: int = 32,
-        threshold: float = 0.8,
-        threshold_sampled: float = 0.5,
-        acceptance: float = 0.9,
-    ) -> None:
+    def __init__(self, resources: Resources, options: LayerSkipOptions) -> None:
         target = skippable(SOURCE, resources)
-        given = named(SOURCE, target, attention, mlp)
-        if given and ratio != RATIO:
+        given = named(SOURCE, target, options.attention, options.mlp)
+        if given and options.ratio != RATIO:
             raise UsageError(f"strategy {SOURCE}: name the layers to skip or their ratio, not both")
 
         def worth(agreed: float, skip: Skip) -> float:
             return speedup(agreed, skip, target.num_layers)
 
         self._search = OnlineSearch(
-            given or middle(target, ratio),
+            given or middle(target, options.ratio),
             ParzenSearch(target.sublayers),
-            Halt(probes=search, patience=search),
+            Halt(probes=options.search, patience=options.search),
             every=1,
-            window=window,
+            window=options.window,
             worth=worth,
         )
-        self._thresholds = (threshold, threshold_sampled)
-        self._acceptance = acceptance
+        self._thresholds = (options.threshold, options.threshold_sampled)
+        self._acceptance = options.acceptance
         self._stops: dict[int, _Stop] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

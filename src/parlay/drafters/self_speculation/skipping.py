@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from parlay import trees
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
 from parlay.types import Draft, Layers, RunnerSpec, Skip, Sublayer, View
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch
+from parlay.drafters.self_speculation.options import SWIFT as SOURCE
+from parlay.drafters.self_speculation.options import SwiftOptions
 from parlay.drafters.self_speculation.skipping import Plan, inner, middle, skippable, write_ahead
+from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
-
-SOURCE = "swift"
 
 
 class Swift:
@@ -26,35 +27,23 @@ class Swift:
 
     needs = Needs(layers=True, outcomes=False)
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        ratio: float = 0.45,
-        window: int = 32,
-        every: int = 25,
-        enough: float = 0.95,
-        patience: int = 300,
-        probes: int = 1000,
-        threshold: float = 0.8,
-        width: int = 10,
-    ) -> None:
+    def __init__(self, resources: Resources, options: SwiftOptions) -> None:
         target = skippable(SOURCE, resources)
-        start = middle(target, ratio)
+        start = middle(target, options.ratio)
         if not start:
             raise UsageError(
-                f"strategy {SOURCE}: ratio={ratio:g} leaves out none of the {len(inner(target))} inner sub-layers of "
-                f"{target.name}: raise it, or choose another strategy if there are none"
+                f"strategy {SOURCE}: ratio={options.ratio:g} leaves out none of the {len(inner(target))} inner "
+                f"sub-layers of {target.name}: raise it, or choose another strategy if there are none"
             )
         self._search = OnlineSearch(
             start,
             ParzenSearch(inner(target), len(start)),
-            Halt(probes, patience, enough),
-            every=every,
-            window=window,
+            Halt(options.probes, options.patience, options.enough),
+            every=options.every,
+            window=options.window,
         )
-        self._threshold = threshold
-        self._width = min(width, resources.vocab_size)
+        self._threshold = options.threshold
+        self._width = min(options.width, resources.vocab_size)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from parlay.drafters.entries import Resources, UsageError
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore, fingerprint
 from parlay.drafters.stores.suffix_array import Integers
+from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Tree, View
 
 SOURCE = "datastore"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalOptions(Options):
+    """Which datastore, and which matches in it count."""
+
+    file: str = option("", "the datastore; `parlay datastore build` makes one", opens=True)
+    max_match: int = option(16, "most tokens of the sequence that are looked for", low=1, high=256)
+    min_match: int = option(2, "fewest tokens that must match", low=1, high=256)
+    branch: int = option(10, "tokens that are taken after a match: most depth of a draft", low=1, high=256)
+    matches: int = option(5000, "most matches that are counted", low=1, high=100_000)
 
 
 class Retrieval(OneByOne):
@@ -28,25 +41,18 @@ class Retrieval(OneByOne):
     with the tokens matched so far: what followed two common tokens once is no certainty. See `_scores`.
     """
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        file: str = "",
-        max_match: int = 16,
-        min_match: int = 2,
-        branch: int = 10,
-        matches: int = 5000,
-    ) -> None:
-        if not file:
+    def __init__(self, resources: Resources, options: RetrievalOptions) -> None:
+        if not options.file:
             raise UsageError(
                 f"strategy {SOURCE} needs file=PATH, a datastore: make one with `parlay datastore build CORPUS -o PATH`"
             )
-        if min_match > max_match:
-            raise UsageError(f"strategy {SOURCE}: min_match {min_match} is more than max_match {max_match}")
-        self._store = _open(file, resources)
-        self._longest, self._shortest = max_match, min_match
-        self._branch, self._matches = branch, matches
+        if options.min_match > options.max_match:
+            raise UsageError(
+                f"strategy {SOURCE}: min_match {options.min_match} is more than max_match {options.max_match}"
+            )
+        self._store = _open(options.file, resources)
+        self._longest, self._shortest = options.max_match, options.min_match
+        self._branch, self._matches = options.branch, options.matches
 
     def _propose(self, view: View, budget: int) -> Draft:
         length, start, end = self._store.longest(view.tokens[-self._longest :], self._shortest)

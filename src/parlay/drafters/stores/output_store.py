@@ -10,16 +10,19 @@ from pathlib import Path
 
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.drafters.stores.suffixes import Suffixes
+from parlay.options import Options, option
 from parlay.types import Observation, Request, View
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """How much is kept, in which file (empty: in memory only), and after how many requests the file is written."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions(Options):
+    """How much is kept, and in which file."""
 
-    path: str
-    max_tokens: int
-    save_every: int
+    store: str = option("", "file in which past outputs outlive the process; empty: none", opens=True)
+    max_tokens: int = option(
+        250_000, "past outputs to keep, in tokens; the oldest go first", low=1, high=1e9, keeps=True
+    )
+    save_every: int = option(8, "requests after which the file is written", low=1, high=1e6)
 
 
 class OutputStore:
@@ -68,7 +71,7 @@ class OutputStores:
         self._order: deque[str] = deque()  # the tenant of each output, oldest first
         self._tokens = 0
         self._views: dict[int, View] = {}
-        file = StoreFile(Path(options.path), "outputs", vocab_size, strategy) if options.path else None
+        file = StoreFile(Path(options.store), "outputs", vocab_size, strategy) if options.store else None
         self._saving = Saving(file, options.save_every, self._texts)
         if file is not None:
             self._load(file)

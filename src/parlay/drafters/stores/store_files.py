@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parlay.drafters.entries import UsageError
+from parlay.options import UsageError
 
 logger = logging.getLogger(__name__)
 

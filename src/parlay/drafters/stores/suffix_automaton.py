@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from parlay import trees
-from parlay.drafters import catalogue
 from parlay.drafters.combined import members
-from parlay.drafters.entries import Resources, UsageError
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, grow
 from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
+from parlay.options import UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, View
 
 SOURCE = "suffix-automaton"
 
 _DEPTH = 64  # matches and drafts in past outputs have at most so many tokens together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixAutomatonOptions(StoreOptions):
+    """Which matches count, and what drafts where none does."""
+
+    min_match: int = option(5, "shorter matches leave the draft to the fallback", low=1, high=64)
+    bias: int = option(5, "tokens by which a match in past outputs must be longer", low=0, high=64)
+    fallback: tuple[str, ...] = option((), "drafter for where matches are short; empty: none", strategies=True)
 
 
 class SuffixAutomaton:
@@ -31,25 +41,15 @@ class SuffixAutomaton:
     Defaults are the authors': ``min_match=5,bias=5``.
     """
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        min_match: int = 5,
-        bias: int = 5,
-        fallback: tuple[str, ...] = (),
-        store: str = "",
-        max_tokens: int = 250_000,
-        save_every: int = 8,
-    ) -> None:
-        self._min_match = min_match
-        self._bias = bias
-        if len(fallback) > 1:
-            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(fallback)} must name one drafter or none")
-        self._fallback = [members.build(SOURCE, catalogue.parse(text), resources) for text in fallback]
+    def __init__(self, resources: Resources, options: SuffixAutomatonOptions) -> None:
+        self._min_match = options.min_match
+        self._bias = options.bias
+        if len(options.fallback) > 1:
+            raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(options.fallback)} must name one drafter or none")
+        self._fallback = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._fallback, outcomes=True)
         self._texts = LiveTexts(_DEPTH)
-        self._stores = OutputStores(_DEPTH, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
+        self._stores = OutputStores(_DEPTH, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from parlay.drafters.entries import Resources
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, speculate
 from parlay.drafters.stores.suffixes import LiveTexts
+from parlay.options import option
 from parlay.types import Draft, Needs, Observation, View
 
 SOURCE = "suffix-decoding"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuffixDecodingOptions(StoreOptions):
+    """How large a draft may grow for a match of some length."""
+
+    depth: int = option(64, "most tokens of match and draft together", low=2, high=256)
+    factor: float = option(1.0, "nodes per matching token", low=0, high=64)
+    offset: float = option(0.0, "nodes on top of that", low=-64, high=1024)
+    min_prob: float = option(0.1, "least probability of a drafted path", low=0, high=1)
+    shape: str = option("tree", "several continuations, or the likeliest", choices=("tree", "path"))
 
 
 class SuffixDecoding(OneByOne):
@@ -29,25 +42,13 @@ class SuffixDecoding(OneByOne):
 
     needs = Needs()
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        depth: int = 64,
-        factor: float = 1.0,
-        offset: float = 0.0,
-        min_prob: float = 0.1,
-        shape: str = "tree",
-        store: str = "",
-        max_tokens: int = 250_000,
-        save_every: int = 8,
-    ) -> None:
-        self._factor = factor
-        self._offset = offset
-        self._min_prob = min_prob
-        self._branching = shape == "tree"
-        self._texts = LiveTexts(depth)
-        self._stores = OutputStores(depth, StoreOptions(store, max_tokens, save_every), resources.vocab_size, SOURCE)
+    def __init__(self, resources: Resources, options: SuffixDecodingOptions) -> None:
+        self._factor = options.factor
+        self._offset = options.offset
+        self._min_prob = options.min_prob
+        self._branching = options.shape == "tree"
+        self._texts = LiveTexts(options.depth)
+        self._stores = OutputStores(options.depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
     def _propose(self, view: View, budget: int) -> Draft:

@@ -6,15 +6,17 @@ import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.drafters.entries import Resources
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.store_files import Saving, StoreFile
+from parlay.options import Options, option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, View
 
 SOURCE = "token-recycling"
@@ -24,6 +26,17 @@ _RATES = (0.4, 0.12, 0.072, 0.043, 0.026, 0.016, 0.009, 0.006)
 """How often each candidate is right: under these the best tree of 80 nodes is 6 deep, like the authors'."""
 
 Row = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecyclingOptions(Options):
+    """For how many tenants candidates are kept, and where."""
+
+    tenants: int = option(
+        16, "tenants remembered, 32 bytes per token of the vocabulary each", low=1, high=4096, keeps=True
+    )
+    store: str = option("", "file in which the candidates outlive the process; empty: none", opens=True)
+    save_every: int = option(8, "requests after which the file is written", low=1, high=1e6)
 
 
 class TokenRecycling(OneByOne):
@@ -41,14 +54,14 @@ class TokenRecycling(OneByOne):
 
     needs = Needs(choices=WIDTH)
 
-    def __init__(self, resources: Resources, *, tenants: int = 16, store: str = "", save_every: int = 8) -> None:
+    def __init__(self, resources: Resources, options: TokenRecyclingOptions) -> None:
         self._vocab_size = resources.vocab_size
-        self._tenants = tenants
+        self._tenants = options.tenants
         self._matrices: OrderedDict[str, _Matrix] = OrderedDict()
         self._private: dict[int, dict[int, Row]] = {}
         self._told: set[int] = set()
-        file = StoreFile(Path(store), "choices", self._vocab_size, SOURCE) if store else None
-        self._saving = Saving(file, save_every, self._lists)
+        file = StoreFile(Path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
+        self._saving = Saving(file, options.save_every, self._lists)
         if file is not None:
             for salt, (tokens, candidates) in file.load().items():
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)

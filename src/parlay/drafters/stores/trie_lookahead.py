@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from parlay.drafters.entries import Resources
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffixes import LiveTexts, Suffixes, chance
+from parlay.options import option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 
 SOURCE = "trie-lookahead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrieLookaheadOptions(StoreOptions):
+    """How branches are looked up and weighed."""
+
+    branch_length: int = option(12, "most tokens in a branch", low=1, high=64)
+    max_query: int = option(2, "most tokens looked up; fewer if they fill too little", low=1, high=16)
+    output_weight: float = option(1e-4, "weight of past outputs against the request", low=0, high=1)
+    shape: str = option("tree", "all branches, or one", choices=("tree", "path"))
 
 
 class TrieLookahead(OneByOne):
@@ -30,25 +42,13 @@ class TrieLookahead(OneByOne):
 
     needs = Needs()
 
-    def __init__(
-        self,
-        resources: Resources,
-        *,
-        branch_length: int = 12,
-        max_query: int = 2,
-        output_weight: float = 1e-4,
-        shape: str = "tree",
-        store: str = "",
-        max_tokens: int = 250_000,
-        save_every: int = 8,
-    ) -> None:
-        self._max_query = max_query
-        self._branch_length = branch_length
-        self._output_weight = output_weight
-        self._branching = shape == "tree"
-        depth = max_query + branch_length
+    def __init__(self, resources: Resources, options: TrieLookaheadOptions) -> None:
+        self._max_query = options.max_query
+        self._branch_length = options.branch_length
+        self._output_weight = options.output_weight
+        self._branching = options.shape == "tree"
+        depth = options.max_query + options.branch_length
         self._texts = LiveTexts(depth)
-        options = StoreOptions(store, max_tokens, save_every)
         self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 

@@ -14,9 +14,11 @@ from types import MappingProxyType
 
 import torch
 
-from parlay.drafters import catalogue
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
 from parlay.sampling.rules import SharedNoise
+from parlay.strategies.building import build, build_rule
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.spelling import parse
 from parlay.testing.conformance.compare import Divergence, Excuse
 from parlay.testing.conformance.constrained import constrained
 from parlay.testing.conformance.endings import endings
@@ -98,13 +100,13 @@ def check_drafter(
 
 def catalogue_specs() -> list[str]:
     """Every catalogue entry under each of its toy settings: a new entry is enrolled by being listed."""
-    entries = catalogue.catalogue().values()
+    entries = catalogue().values()
     return [f"{entry.name}:{toys}" if toys else entry.name for entry in entries for toys in entry.toys]
 
 
 def subject_of(spec: str) -> Subject:
-    parsed = catalogue.parse(spec)
-    return Subject(spec, lambda resources: catalogue.build(parsed, resources), lambda: catalogue.build_rule(parsed))
+    parsed = parse(spec)
+    return Subject(spec, lambda resources: build(parsed, resources), lambda: build_rule(parsed))
 
 
 @cache

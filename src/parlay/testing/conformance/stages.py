@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.drafters.catalogue import Resources
+from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
-from parlay.strategies import RunnerShelf
+from parlay.strategies.cache import RunnerCache
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stage import Stage
 from parlay.testing.reference import LogitsOf
@@ -40,7 +40,7 @@ def toy_stage(
     def open_runner(capacity: int) -> Runner:
         return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut)
 
-    shelf = RunnerShelf(lambda _: ToyRunner(draft, vocab_size))
+    shelf = RunnerCache(lambda _: ToyRunner(draft, vocab_size))
     resources = _resources(shelf, "toy", open_runner(1).spec)
     return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), checks=checks)
 
@@ -51,12 +51,12 @@ def runner_stage(
     """A real runner; its logits are recomputed by another instance of it, from an empty cache each time."""
     judge = open_runner(8192)
     vocab_size = judge.spec.vocab_size
-    resources = _resources(RunnerShelf(lambda _: draft()), "draft", judge.spec)
+    resources = _resources(RunnerCache(lambda _: draft()), "draft", judge.spec)
     logits_of = recomputed(judge)
     return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), noise_bound)
 
 
-def _resources(shelf: RunnerShelf, draft: str, target: RunnerSpec) -> Resources:
+def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
     """With tokenizers of two kinds: the draft model's is another one than the target's."""
     return Resources(
         target.vocab_size,

@@ -1,14 +1,14 @@
-"""The accept rules by name: what a strategy's ``rule`` can be, and the rules' own parameters, ``NAME.PARAMETER``."""
+"""The accept rules by name: what a strategy's ``rule`` can be, and the rules' own options, written ``RULE.OPTION``."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import cast
 
-from parlay.drafters.parameters import Parameter, UsageError, Value
+from parlay.options import Option, Options, UsageError, Value, option, options_of
 from parlay.types import Exactness, Law, Rule
 
 RULE = "rule"
@@ -16,7 +16,7 @@ RULE = "rule"
 
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
-    """One accept rule. ``factory`` is ``module:Class``, imported on first use and called with its own parameters."""
+    """One accept rule. ``factory`` is ``module:Class``, imported on first use and called with its own options."""
 
     name: str
     law: Law
@@ -24,7 +24,23 @@ class RuleEntry:
     summary: str
     reference: str
     factory: str
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    options: type[Options] = Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalOptions(Options):
+    """What is likely enough."""
+
+    eps: float = option(0.09, "probability that is always enough", low=0, high=1)
+    delta: float = option(0.3, "or so much of exp(-entropy)", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdOptions(Options):
+    """What is near enough to the best token."""
+
+    beta: int = option(5, "how many of the best tokens pass", low=1)
+    tau: float = option(3.0, "how far below the best one a logit may lie", low=0)
 
 
 _RULES = (
@@ -83,10 +99,7 @@ _RULES = (
         summary="Accepts tokens that are not unlikely, given how undecided the target is; greedy: exact match.",
         reference="Cai et al. 2024 (Medusa), arXiv:2401.10774",
         factory="typical:Typical",
-        parameters={
-            "eps": Parameter(float, 0.09, "probability that is always enough", low=0, high=1),
-            "delta": Parameter(float, 0.3, "or so much of exp(-entropy)", low=0, high=1),
-        },
+        options=TypicalOptions,
     ),
     RuleEntry(
         name="threshold",
@@ -95,10 +108,7 @@ _RULES = (
         summary="Accepts tokens near the best one by rank and logit, greedy or sampled.",
         reference="Xia et al. 2022 (GAD++), arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115",
         factory="threshold:Threshold",
-        parameters={
-            "beta": Parameter(int, 5, "how many of the best tokens pass", low=1),
-            "tau": Parameter(float, 3.0, "how far below the best one a logit may lie", low=0),
-        },
+        options=ThresholdOptions,
     ),
 )
 RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in _RULES})
@@ -109,13 +119,14 @@ DRAWN = tuple(entry.name for entry in _RULES if entry.law != "point")
 """The rules that need drafts drawn from a law that the drafter tells."""
 
 
-def parameters(names: Sequence[str]) -> dict[str, Parameter]:
-    """What a strategy takes that goes with these rules: the rule, the first by default, and their own parameters."""
-    own = {f"{name}.{key}": value for name in names for key, value in RULES[name].parameters.items()}
-    return {RULE: Parameter(str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names)), **own}
+def parameters(names: Sequence[str]) -> dict[str, Option]:
+    """What a strategy takes that goes with these rules: the rule, the first by default, and the rules' own options."""
+    rule = Option(RULE, str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names))
+    own = {f"{name}.{key}": option for name in names for key, option in options_of(RULES[name].options).items()}
+    return {RULE: rule, **own}
 
 
-def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Parameter]) -> None:
+def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) -> None:
     """UsageError for a rule that can't judge this strategy's drafts, and for parameters of a rule that is not used."""
     rule = given.get(RULE, "")
     if rule in RULES and RULE in known and rule not in known[RULE].choices:
@@ -130,17 +141,17 @@ def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Parameter
             raise UsageError(f"strategy {strategy}: {key} is a parameter of rule={owner}, which is not asked for")
 
 
-class _Factory(Protocol):
-    def __call__(self, **parameters: Value) -> Rule: ...
-
-
-def build(settings: Mapping[str, Value]) -> Rule:
+def name_in(settings: Mapping[str, Value]) -> str:
     """The rule that a strategy's settings ask for; plain decoding's own where they name none."""
     name = settings.get(RULE, GUESSED[0])
     assert isinstance(name, str)
-    entry = RULES[name]
-    module, _, attribute = entry.factory.partition(":")
+    return name
+
+
+def build(settings: Mapping[str, Value]) -> Rule:
+    """The rule that a strategy's settings ask for."""
+    name = name_in(settings)
+    module, _, attribute = RULES[name].factory.partition(":")
     factory = importlib.import_module(f"parlay.sampling.rules.{module}").__dict__[attribute]
-    return cast(_Factory, factory)(
-        **{key: settings.get(f"{name}.{key}", value.default) for key, value in entry.parameters.items()}
-    )
+    given = {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(RULES[name].options).items()}
+    return cast(Rule, factory(**given))

@@ -1,4 +1,4 @@
-"""From a strategy's name to drafter, rule and policy: one instance per name and parameters, models shared."""
+"""Built strategies (drafter, accept rule and policy) and loaded draft models, each made once and shared."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from parlay.drafters import catalogue
-from parlay.drafters.catalogue import Resources, StrategySpec
+from parlay.drafters.resources import Resources
 from parlay.router.policies import Plain, make_policy
+from parlay.strategies.building import build, build_rule
+from parlay.strategies.entry import POLICY, K
+from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
@@ -18,7 +20,7 @@ BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
 
 
 KEPT = 64
-"""Strategies of a book. Clients of a server choose parameters freely, and each setting is another strategy."""
+"""Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,10 @@ class _Built:
     closing: ExitStack
 
 
-class StrategyBook:
-    """Strategies by the text that asks for them. Built on first use, then shared by every request that names them.
+class StrategyCache:
+    """Strategies, each built at its first request and then shared by all that name it.
 
-    Of more than ``kept`` the one that was longest without a request goes, and what it had learned with it, but for
+    Of more than ``kept`` the one that was longest without a request is dropped, with all that it has learned but for
     what it keeps in files. Those whose names are ``in_use`` stay.
     """
 
@@ -48,12 +50,15 @@ class StrategyBook:
         self._cost = cost
         self._in_use = in_use
         self._kept = kept
-        self._read = lru_cache(maxsize=4 * kept)(catalogue.parse)
+        self._read = lru_cache(maxsize=4 * kept)(parse)
         self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
 
-    def get(self, text: str) -> Strategy:
-        """The strategy ``NAME[:key=value,...]``. Raises UsageError for a name or parameter that does not exist."""
-        spec = self._read(text)
+    def get(self, asked: str | StrategySpec) -> Strategy:
+        """The strategy that is asked for, as text ``NAME[:key=value,...]`` or already read.
+
+        Raises UsageError for a name or parameter that does not exist, or a drafter that can't be built.
+        """
+        spec = asked if isinstance(asked, StrategySpec) else self._read(asked)
         if spec not in self._built:
             self._built[spec] = self._build(spec)
         self._built.move_to_end(spec)
@@ -70,14 +75,14 @@ class StrategyBook:
 
     def _build(self, spec: StrategySpec) -> _Built:
         closing = ExitStack()
-        drafter = catalogue.build(spec, replace(self._resources, closing=closing))
-        rule = catalogue.build_rule(spec)
+        drafter = build(spec, replace(self._resources, closing=closing))
+        rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
         return _Built(Strategy(str(spec), drafter, rule, self._policy(spec, drafter)), closing)
 
     def _forget(self, in_use: Collection[str]) -> None:
-        """Let the oldest go until no more than ``kept`` are left, or the others are in use; the newest stays."""
+        """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
         *older, _ = self._built
         idle = [spec for spec in older if self._built[spec].strategy.name not in in_use]
         for spec in idle[: len(self._built) - self._kept]:
@@ -86,14 +91,14 @@ class StrategyBook:
     def _policy(self, spec: StrategySpec, drafter: Drafter | None) -> Policy:
         if drafter is None:
             return Plain()
-        settings = catalogue.settings(spec)
-        name, nodes = settings["policy"], settings["k"]
+        settings = spec.settings
+        name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
         return make_policy(name, nodes, self._cost)
 
 
-class RunnerShelf:
+class RunnerCache:
     """Loads each draft model once."""
 
     def __init__(self, load: Callable[[str], Runner]) -> None:

@@ -1,0 +1,53 @@
+"""What drafters are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from parlay.options import Options
+from parlay.types import Drafter, Runner, RunnerSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from parlay.drafters.stores.datastore_file import Datastore
+
+
+@dataclass(frozen=True, slots=True)
+class NestedStrategy:
+    """A strategy that stands inside another one.
+
+    ``text`` is how it is written there, ``k`` the most nodes that it may draft. ``build`` makes a new drafter of it,
+    or returns None for plain decoding.
+    """
+
+    name: str
+    text: str
+    k: int
+    options: Options
+    build: Callable[[], Drafter | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What drafters are built from; ``target`` says what the target is and can do.
+
+    ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
+    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``closing`` runs when the
+    drafter goes: a drafter that writes files registers its last write there. ``rule`` is the accept rule that judges
+    the drafts, and ``nested`` are the strategies that the drafter's own options name, in the order of their text.
+    """
+
+    vocab_size: int
+    open_runner: Callable[[str], Runner]
+    default_draft: str | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
+    target: RunnerSpec | None = None
+    open_datastore: Callable[[str], Datastore] | None = None
+    closing: ExitStack = field(default_factory=ExitStack)
+    rule: str = "shared-noise"
+    nested: tuple[NestedStrategy, ...] = ()

@@ -1,0 +1,50 @@
+"""From a strategy as it was asked for to its drafter and its accept rule."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+from parlay.drafters.resources import NestedStrategy, Resources
+from parlay.options import Options, options_of
+from parlay.strategies import accept_rules
+from parlay.strategies.catalogue import find
+from parlay.strategies.entry import K
+from parlay.strategies.spelling import StrategySpec
+from parlay.types import Drafter, Rule
+
+
+def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
+    """A new drafter as the spec asks for it, or None for plain decoding. Raises UsageError where it can't be had."""
+    entry = find(spec.name)
+    if not entry.factory:
+        return None
+    nested = tuple(_nested(member, resources) for member in spec.members)
+    own = replace(resources, rule=accept_rules.name_in(spec.settings), nested=nested)
+    factory = resolve(entry.factory)
+    return factory(own) if entry.options is Options else factory(own, options(spec))
+
+
+def options(spec: StrategySpec) -> Options:
+    """The drafter's own options as the spec sets them."""
+    entry, settings = find(spec.name), spec.settings
+    return entry.options(**{key: settings[key] for key in options_of(entry.options)})
+
+
+def build_rule(spec: StrategySpec) -> Rule:
+    """The accept rule that the spec names."""
+    return accept_rules.build(spec.settings)
+
+
+def resolve(factory: str) -> Callable[..., Drafter]:
+    """The class that ``module:Class`` names."""
+    module, _, attribute = factory.partition(":")
+    return cast(Callable[..., Drafter], importlib.import_module(module).__dict__[attribute])
+
+
+def _nested(spec: StrategySpec, resources: Resources) -> NestedStrategy:
+    k = spec.settings.get(K, 0)
+    assert isinstance(k, int)
+    return NestedStrategy(spec.name, spec.nested, k, options(spec), lambda: build(spec, resources))

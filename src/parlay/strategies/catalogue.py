@@ -1,0 +1,84 @@
+"""The catalogue: every strategy by name. A strategy is its drafter's own file, and its entry in `entries`.
+
+Every strategy that drafts takes ``k``, ``policy`` and ``rule``; the other parameters are its drafter's own options.
+Third parties: see `plugins`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from parlay.options import UsageError, nearest
+from parlay.strategies import plugins
+from parlay.strategies.entries import (
+    cascades,
+    combined,
+    copying,
+    datastore,
+    fixed_point,
+    models,
+    other_vocabularies,
+    plain,
+    self_speculation,
+    stores,
+    trees,
+)
+from parlay.strategies.entry import Entry
+
+_ENTRIES = (
+    *plain.ENTRIES,
+    *copying.ENTRIES,
+    *stores.ENTRIES,
+    *datastore.ENTRIES,
+    *fixed_point.ENTRIES,
+    *self_speculation.ENTRIES,
+    *models.ENTRIES,
+    *other_vocabularies.ENTRIES,
+    *trees.ENTRIES,
+    *combined.ENTRIES,
+    *cascades.ENTRIES,
+)
+_BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+
+
+def catalogue() -> Mapping[str, Entry]:
+    """The built-in strategies by name, in the order of the list."""
+    return _BY_NAME
+
+
+def find(name: str) -> Entry:
+    """The entry of that name: built in, an entry point of the group `plugins.GROUP`, or ``package.module:Class``.
+
+    Raises UsageError for a name that none of them has.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if ":" in name:
+        return plugins.from_path(name)
+    installed = plugins.installed()
+    if name in installed:
+        return plugins.from_entry_point(installed[name])
+    raise UsageError(f"unknown strategy {name!r}: {nearest(name, [*_BY_NAME, *installed])}")
+
+
+def listing() -> list[dict[str, Any]]:
+    """The built-in strategies as plain data that JSON can carry."""
+    return [
+        {
+            "name": entry.name,
+            "family": entry.family,
+            "exactness": str(entry.exactness),
+            "training": entry.training,
+            "needs": entry.needs,
+            "summary": entry.summary,
+            "when": entry.when,
+            "reference": entry.reference,
+            "parameters": {
+                key: {"type": option.type.__name__, "default": option.default, "help": option.help}
+                for key, option in entry.parameters.items()
+            },
+        }
+        for entry in _ENTRIES
+    ]

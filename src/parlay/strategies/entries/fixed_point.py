@@ -1,0 +1,34 @@
+"""Strategies that guess all tokens at once and iterate: Jacobi, lookahead."""
+
+from __future__ import annotations
+
+from parlay.drafters.fixed_point.options import JACOBI, LOOKAHEAD, JacobiOptions, LookaheadOptions
+from parlay.strategies.entry import Entry
+
+ENTRIES = (
+    Entry(
+        name=JACOBI,
+        family="fixed point",
+        training="none",
+        needs="nothing",
+        summary="Guesses a block of tokens and lets the target correct all of them at once until nothing changes.",
+        when="models tuned for it (consistency models); a yardstick otherwise",
+        reference="Santilli et al. 2023, arXiv:2305.10427; for tuned targets Kou et al. 2024 (CLLM), arXiv:2403.00835",
+        options=JacobiOptions,
+        k=16,
+        factory="parlay.drafters.fixed_point.jacobi:Jacobi",
+    ),
+    Entry(
+        name=LOOKAHEAD,
+        family="fixed point",
+        training="none",
+        needs="nothing",
+        summary="Collects n-grams from a window of parallel Jacobi iterations; verifies them when their token comes.",
+        when="idle arithmetic (a GPU at batch 1), no draft model, text that repeats little",
+        reference="Fu et al. 2024 (LADE), arXiv:2402.02057",
+        options=LookaheadOptions,
+        k=64,
+        factory="parlay.drafters.fixed_point.lookahead:Lookahead",
+        toys=("window=4,ngram=3,guesses=3",),
+    ),
+)

@@ -1,0 +1,37 @@
+"""Strategies in which the target drafts for itself with some of its layers."""
+
+from __future__ import annotations
+
+from parlay.drafters.self_speculation.options import LAYER_SKIP, SWIFT, LayerSkipOptions, SwiftOptions
+from parlay.strategies.entry import Entry
+
+_NEEDS = "a target whose layers can be skipped (the native decoder)"
+
+ENTRIES = (
+    Entry(
+        name=LAYER_SKIP,
+        family="self",
+        training="none",
+        needs=_NEEDS,
+        summary="The target writes ahead for itself with some of its attentions and MLPs left out.",
+        when="deep targets without a draft model",
+        reference="Zhang et al. 2023 (Draft & Verify), arXiv:2309.08168",
+        options=LayerSkipOptions,
+        k=8,
+        factory="parlay.drafters.self_speculation.layer_skip:LayerSkip",
+        toys=("search=12,window=4",),
+    ),
+    Entry(
+        name=SWIFT,
+        family="self",
+        training="none",
+        needs=_NEEDS,
+        summary="The target writes ahead for itself and finds out meanwhile which of its layers it can leave out.",
+        when="deep targets without a draft model, long outputs of one kind",
+        reference="Xia et al. 2024 (SWIFT), arXiv:2410.06916",
+        options=SwiftOptions,
+        k=25,
+        factory="parlay.drafters.self_speculation.swift:Swift",
+        toys=("window=4,every=3,width=3",),
+    ),
+)

@@ -1,0 +1,22 @@
+"""Strategies whose mark is the shape of their trees."""
+
+from __future__ import annotations
+
+from parlay.drafters.draft_models.options import SEQUOIA, SequoiaOptions
+from parlay.strategies.entry import Entry
+
+ENTRIES = (
+    Entry(
+        name=SEQUOIA,
+        family="model",
+        training="a small model",
+        needs="a model with the target's vocabulary",
+        summary="A smaller model fills the tree that is best for how often each rank of its guesses was right.",
+        when="verification is cheap for many rows, drafting is dear",
+        reference="Chen et al. 2024 (Sequoia), arXiv:2402.12374",
+        options=SequoiaOptions,
+        k=24,
+        factory="parlay.drafters.draft_models.sequoia:Sequoia",
+        toys=("width=3,level_cost=0",),
+    ),
+)

@@ -1,0 +1,57 @@
+"""What the catalogue is made of: an entry for each strategy, and the options that all of them share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parlay.options import Option, Options, option, options_of
+from parlay.router.policies import BY_NAME
+from parlay.strategies import accept_rules
+from parlay.types import Exactness
+
+K, POLICY = "k", "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOptions(Options):
+    """How much is drafted. The budget policy reads these options, not the drafter. Each entry has its own ``k``."""
+
+    k: int = option(help="most nodes in a draft (heuristic: in the first)", low=0, high=1024)
+    policy: str = option("adaptive", "draft while it pays, always k nodes, or by a rule", choices=tuple(BY_NAME))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One strategy of the catalogue.
+
+    ``factory`` is ``module:Class``, imported on first use; empty: nothing drafts. It is called with `Resources` and, if
+    the strategy has ``options`` of its own, an instance of that class. ``k`` is its default budget, ``rules`` are the
+    accept rules that can judge its drafts, its default first. ``exactness`` is what that rule promises on a runner that
+    can give it. ``when`` ends the sentence "use it where". ``toys`` are settings, written as in a spec, under which the
+    conformance kit runs the entry with toy resources.
+    """
+
+    name: str
+    family: str
+    exactness: Exactness = Exactness.BITS
+    training: str
+    needs: str
+    summary: str
+    reference: str = ""
+    when: str = ""
+    factory: str = ""
+    options: type[Options] = Options
+    k: int = 16
+    rules: tuple[str, ...] = accept_rules.GUESSED
+    toys: tuple[str, ...] = ("",)
+
+    @property
+    def parameters(self) -> Mapping[str, Option]:
+        """All that a user can set, by name: the drafter's own options, then those of policy and accept rule."""
+        if not self.factory:
+            return {}
+        budget = dict(options_of(BudgetOptions))
+        budget[K] = dataclasses.replace(budget[K], default=self.k, required=False)
+        return {**options_of(self.options), **budget, **accept_rules.parameters(self.rules)}

@@ -1,0 +1,142 @@
+"""Strategies as text: ``NAME[:key=value,...]``, and ``NAME(key=value,...)`` inside another one.
+
+This is the one place that reads such a text. Lists are joined by ``+``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parlay.options import Option, UsageError, Value, nearest, split
+from parlay.strategies import accept_rules, catalogue
+from parlay.strategies.entry import POLICY
+
+DEPTH = 8
+"""How deep strategies may stand inside one another."""
+_TOO_DEEP = f"more than {DEPTH} strategies stand inside one another"
+_WHOLE = (POLICY, accept_rules.RULE)
+"""Options of a whole strategy, which strategies inside it do not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySpec:
+    """A strategy as it was asked for; `parse` makes it.
+
+    ``parameters`` are those that differ from their defaults, sorted, so that equal specs mean equal strategies.
+    ``members`` are the strategies that stand directly inside it.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, Value], ...] = ()
+    members: tuple[StrategySpec, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self._settings}" if self.parameters else self.name
+
+    @property
+    def nested(self) -> str:
+        """As it is written inside another strategy."""
+        return f"{self.name}({self._settings})" if self.parameters else self.name
+
+    @property
+    def _settings(self) -> str:
+        return ",".join(f"{key}={_spell(value)}" for key, value in self.parameters)
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        """Every parameter of the strategy, defaults filled in."""
+        parameters = catalogue.find(self.name).parameters
+        return {key: option.default for key, option in parameters.items()} | dict(self.parameters)
+
+    def changed(self, **values: Value) -> StrategySpec:
+        """The same strategy with other values for some parameters; none of them may name a strategy."""
+        parameters = catalogue.find(self.name).parameters
+        merged = {**dict(self.parameters), **values}
+        unusual = {key: value for key, value in merged.items() if value != parameters[key].default}
+        return StrategySpec(self.name, tuple(sorted(unusual.items())), self.members)
+
+
+def _spell(value: Value) -> str:
+    return "+".join(value) if isinstance(value, tuple) else str(value)
+
+
+def parse(text: str) -> StrategySpec:
+    """Reads ``NAME[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
+    complaint = _complaint(text)
+    if complaint:
+        raise UsageError(f"strategy {text.strip()}: {complaint}")
+    return _read(text)
+
+
+def name_of(text: str) -> str:
+    """The name in ``NAME[:key=value,...]``; whether there is such a strategy is not looked at."""
+    return _head(text.strip())[0]
+
+
+def _read(text: str, depth: int = 1) -> StrategySpec:
+    """``depth`` counts from 1, which is the whole strategy."""
+    name, rest = _head(text.strip())
+    if depth > DEPTH:
+        raise UsageError(f"strategy {name}: {_TOO_DEEP}")
+    parameters = catalogue.find(name).parameters
+    given = _given(name, rest, parameters, inside=depth > 1)
+    values = {key: parameters[key].read(f"strategy {name}: {key}", word) for key, word in given.items()}
+    members: list[StrategySpec] = []
+    for key, option in parameters.items():
+        if option.strategies:
+            inside = [_read(one, depth + 1) for one in values.get(key, option.default)]
+            members += inside
+            values[key] = tuple(one.nested for one in inside)
+    unusual = {key: value for key, value in values.items() if value != parameters[key].default}
+    return StrategySpec(name, tuple(sorted(unusual.items())), tuple(members))
+
+
+def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bool) -> dict[str, str]:
+    """The settings as text, by key."""
+    given: dict[str, str] = {}
+    for part in split(rest, ","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise UsageError(f"strategy {name}: expected key=value, got {part!r}")
+        if key in given:
+            raise UsageError(f"strategy {name}: {key} is given twice")
+        if key not in parameters:
+            raise UsageError(f"strategy {name} has no parameter {key!r}: {nearest(key, parameters)}")
+        if inside and key in _WHOLE:
+            raise UsageError(f"strategy {name}: {key} is set for the whole strategy, not for one inside it")
+        given[key] = value
+    accept_rules.check(name, given, parameters)
+    return given
+
+
+def _head(text: str) -> tuple[str, str]:
+    """Name and settings."""
+    called = _call(text)
+    if called is not None:
+        return called
+    name, _, rest = text.partition(":")
+    piece, _, after = rest.partition(":")
+    if piece and "=" not in piece and name not in catalogue.catalogue():
+        return f"{name}:{piece}", after  # package.module:Class
+    return name, rest
+
+
+def _call(text: str) -> tuple[str, str] | None:
+    """Name and settings of ``NAME(settings)``; None for a text of another form."""
+    name, bracket, rest = text.partition("(")
+    if not bracket or "=" in name or not rest.endswith(")") or _complaint(rest[:-1]):
+        return None
+    return name.strip(), rest[:-1]
+
+
+def _complaint(text: str) -> str | None:
+    """What is wrong with the parentheses of ``text``, if anything."""
+    depth = 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            return "a ) without its ("
+        if depth >= DEPTH:
+            return _TOO_DEEP
+    return None if depth == 0 else "a ( without its )"
