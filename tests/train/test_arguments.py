@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from parlay.train.arguments import add_arguments, options_from
+from parlay.cli.flags import add_option_flags, options_from
 from parlay.train.lm import TrainOptions
 
 
 def parse(*argv: str) -> TrainOptions:
     """Options from a command line."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return options_from(parser.parse_args(argv))
+    add_option_flags(parser, TrainOptions)
+    return options_from(TrainOptions, parser.parse_args(argv))
 
 
 def test_defaults_are_those_of_the_options() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from parlay.cli.flags import add_option_flags, options_from
 from parlay.types import ParlayError
 
 try:
-    from parlay.train.arguments import add_arguments as add_option_flags
-    from parlay.train.arguments import options_from
-    from parlay.train.lm import train
+    from parlay.train.lm import TrainOptions, train
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] == "parlay":
         raise
@@ -18,10 +17,9 @@ except ModuleNotFoundError as error:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=("lm",), help="lm: a language model, from a directory of text")
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    add_option_flags(parser)
+    add_option_flags(parser, TrainOptions)
 
 
 def run(options: argparse.Namespace) -> int:
-    print(train(options_from(options)))
+    print(train(options_from(TrainOptions, options)))
     return 0

@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from parlay.options import Options, option
 from parlay.train import checks, schedule
 from parlay.train.chat import ASSISTANT, END
 from parlay.train.clock import TrainingClock
@@ -31,36 +32,31 @@ from parlay.train.tokenizer import wrap_tokenizer
 CLIP = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions(Options):
     """Options of a run. The run ends when ``hours`` are used up, with the learning rate decayed to zero."""
 
-    data: Path = field(metadata={"help": "directory of training data, laid out as docs/models.md says"})
-    out: Path = field(default=Path("checkpoint"), metadata={"help": "where the checkpoint is written"})
-    work: Path = field(
-        default=Path("train-work"), metadata={"help": "where token files and the state to resume from are kept"}
-    )
-    hours: float = field(default=1.5, metadata={"help": "length of the run; pauses do not count"})
-    shape: str = field(default="mini", metadata={"help": "size of the model", "choices": sorted(SHAPES)})
-    teacher: Path | None = field(default=None, metadata={"help": "checkpoint to distil from"})
-    vocab_size: int = field(default=4096, metadata={"help": "tokens in the vocabulary"})
-    tasks: int = field(default=24_000, metadata={"help": "generated edit and copy tasks"})
-    batch_tokens: int = field(default=4096, metadata={"help": "tokens per update"})
-    context: int = field(default=2048, metadata={"help": "longest row trained on"})
-    seed: int = field(default=0, metadata={"help": "seed of weights, tasks and batches"})
-    threads: int = field(default=0, metadata={"help": "CPU threads; 0 leaves torch's choice"})
-    compile: bool = field(default=True, metadata={"help": "compile the loss where a C++ compiler is at hand"})
-    resume: bool = field(default=False, metadata={"help": "go on from the state in the work directory"})
-    check_minutes: float = field(default=10.0, metadata={"help": "time between checks on held-out text"})
-    export_minutes: float = field(default=20.0, metadata={"help": "time between intermediate checkpoints"})
+    data: Path = option(help="directory of training data, laid out as docs/models.md says")
+    out: Path = option(Path("checkpoint"), "where the checkpoint is written")
+    work: Path = option(Path("train-work"), "where token files and the state to resume from are kept")
+    hours: float = option(1.5, "length of the run; pauses do not count", low=0)
+    shape: str = option("mini", "size of the model", choices=sorted(SHAPES))
+    teacher: Path | None = option(None, "checkpoint to distil from")
+    vocab_size: int = option(4096, "tokens in the vocabulary")
+    tasks: int = option(24_000, "generated edit and copy tasks")
+    batch_tokens: int = option(4096, "tokens per update")
+    context: int = option(2048, "longest row trained on", low=64, high=CONTEXT)
+    seed: int = option(0, "seed of weights, tasks and batches")
+    threads: int = option(0, "CPU threads; 0 leaves torch's choice")
+    compile: bool = option(True, "compile the loss where a C++ compiler is at hand")
+    resume: bool = option(False, "go on from the state in the work directory")
+    check_minutes: float = option(10.0, "time between checks on held-out text")
+    export_minutes: float = option(20.0, "time between intermediate checkpoints")
 
     def __post_init__(self) -> None:
-        if self.shape not in SHAPES:
-            raise ValueError(f"shape {self.shape!r} is unknown; choose one of {', '.join(sorted(SHAPES))}")
-        if self.hours <= 0:
-            raise ValueError(f"hours {self.hours} must be positive")
-        if not 64 <= self.context <= CONTEXT:
-            raise ValueError(f"context {self.context} must lie between 64 and {CONTEXT}")
+        Options.__post_init__(self)
+        if self.hours == 0:
+            raise ValueError("hours=0: must be more than 0")
 
 
 @dataclass(slots=True)
