@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from parlay import trees
 from parlay.drafters.resources import Resources
+from parlay.options import Options, option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingOptions(Options):
+    """When it fails."""
+
+    after: int = option(3, "tokens of output after which it raises", low=0)
 
 
 class Failing:
@@ -14,8 +23,8 @@ class Failing:
 
     needs = Needs()
 
-    def __init__(self, resources: Resources, *, after: int = 3) -> None:
-        self._after = after
+    def __init__(self, resources: Resources, options: FailingOptions) -> None:
+        self._after = options.after
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         return [self._guess(view, budget) for view, budget in zip(views, budgets, strict=True)]
