@@ -10,7 +10,7 @@ _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 
 
 class Holder(Protocol):
-    """What holds bytes of a budget: ``held`` in all, ``spare`` of them for texts that nobody uses now."""
+    """A part of the program that holds bytes of a budget: ``held`` in all, ``spare`` of them for unused texts."""
 
     @property
     def held(self) -> int: ...
@@ -18,21 +18,21 @@ class Holder(Protocol):
     def spare(self) -> int: ...
 
     def drop_spare(self) -> bool:
-        """Give up some of the text that went unused for longest; False when there is none."""
+        """Give up some of the text that has been unused for longest. False if there is none."""
         ...
 
     def drop_used(self) -> bool:
-        """Forget what is cached of one text in use, which its user must find out; False when there is none."""
+        """Forget what is cached of one text in use. Its user must notice that. False if there is none."""
         ...
 
 
 class Budget:
-    """Bytes for the target's store, which joins first, and for those of drafters.
+    """Bytes for the target's store, which joins first, and for the drafters' stores.
 
-    Who needs room gets it from texts that nobody uses, drafters' before the target's, in each store the least
-    recently used first. The target gets more: what drafters cached for texts in use, for that is work saved, never
-    text. So drafters take nothing from a running text of the target. ``total`` None: each store that joins brings its
-    own share along.
+    A store that needs memory gets it from unused texts: those of drafters first, then the target's, in each store the
+    least recently used first. The target may also take what drafters cached for texts in use, because that only costs
+    them time. Drafters take nothing from a running text of the target. ``total`` None: each store that joins adds its
+    own share.
     """
 
     def __init__(self, total: int | None = None) -> None:
@@ -41,9 +41,9 @@ class Budget:
         self._holders: list[Holder] = []
 
     def join(self, holder: Holder, share: int, least: int) -> None:
-        """Take part, and bring ``share`` bytes where the total is not fixed.
+        """Take part, and add ``share`` bytes if the total is not fixed.
 
-        Raises ValueError for the target when the total is below ``least``, with which it can't hold anything.
+        Raises ValueError if the target joins and the total is below ``least``, too little to hold anything.
         """
         if not self._fixed:
             self.total += share
@@ -60,16 +60,16 @@ class Budget:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody holds; below 0 while the copy of a page overdraws."""
+        """Bytes that nobody holds. Below 0 while the copy of a page needs more than the total."""
         return self.total - sum(holder.held for holder in self._holders)
 
     def room(self, taker: Holder) -> int:
-        """Bytes that ``taker`` can have beside what it holds in use."""
+        """Bytes that ``taker`` can have in addition to what it has in use."""
         in_the_way = [taker] if taker is self._holders[0] else self._holders
         return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
 
     def make_room(self, size: int, taker: Holder) -> bool:
-        """See to it that ``size`` bytes are free; False, and nothing is given up, when they can't be."""
+        """Make ``size`` bytes free. False if that is impossible, and then nothing is given up."""
         if size > self.room(taker):
             return False
         self.reclaim(size, taker)

@@ -12,22 +12,23 @@ from parlay.types import Segment, Skip
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Rows of the last forward that are not committed: pending tokens behind the committed ones, then nodes."""
+    """Rows of the last forward that are not committed: pending tokens after the committed ones, then nodes."""
 
     segment: Segment
     skip: Skip
 
     def serves(self, segment: Segment, skip: Skip) -> bool:
-        """Whether the segment's rows before its base are among these.
+        """Whether these rows include the segment's rows before its base.
 
-        Rows that skipped sub-layers and saw others do so are no use once the committed rows are put back.
+        If the last forward skipped sub-layers and ran committed rows again, its rows depend on rows that were put back.
+        They serve no other forward.
         """
         return self.skip == skip and not (skip and self.segment.base < 0) and segment.follows(self.segment)
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Slot i of ``table`` belongs to token i. The first ``indexed`` pages are full and can be found by other texts."""
+    """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them."""
 
     salt: str
     table: Table = field(default_factory=Table)
@@ -37,11 +38,11 @@ class Entry:
 
     @property
     def tail(self) -> Page | None:
-        """The page that the last tokens fill in part."""
+        """The last page, if the tokens do not fill it."""
         return self.table[len(self.tokens) // BLOCK] if len(self.tokens) % BLOCK else None
 
     def commit(self, path: Sequence[int]) -> None:
-        """Append the staged pending tokens and the nodes of ``path``, moved to follow them."""
+        """Append the staged pending tokens and the nodes of ``path``, whose rows are moved to follow them."""
         assert self.staged is not None, "keep without a forward"
         assert not self.staged.skip, "rows of a forward that skipped sub-layers can't be kept"
         segment, self.staged = self.staged.segment, None
@@ -54,9 +55,10 @@ class Entry:
 
     @contextmanager
     def putting_back(self, count: int) -> Iterator[None]:
-        """The last ``count`` committed rows may be overwritten meanwhile, those of full pages in copies of these.
+        """The last ``count`` committed rows may be overwritten in the block. Afterwards they are as before.
 
-        The last page must be the entry's own. In it rows beyond the committed ones stay as they are left.
+        Full pages are replaced by copies meanwhile. The last page must be the entry's own; in it, rows after the
+        committed ones are not put back.
         """
         length = len(self.tokens)
         start = length - count
@@ -73,7 +75,7 @@ class Entry:
                 tail.rows[:, :, :, : length % BLOCK] = rows
 
     def check(self) -> None:
-        """The tokens have pages, and rows that are not committed lie in pages of its own."""
+        """The tokens have pages, and rows that are not committed are in pages that only this entry has."""
         self.table.check()
         assert len(self.table) >= pages_for(len(self.tokens)), "an entry holds more tokens than it has slots"
         if self.staged is not None:

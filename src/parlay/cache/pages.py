@@ -1,4 +1,4 @@
-"""Pages of cached rows: the slabs that they are cut from, how often each is used, and the table of one sequence's."""
+"""Pages of cached rows: the slabs that they are cut from, and the table of one sequence's pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from parlay.cache.buffers import zeros
 
 BLOCK = 16
-"""Tokens of a page, which is the unit of memory and of prefix reuse. The compiled decoder counts on it."""
+"""Tokens per page. A page is the unit of memory and of prefix reuse. The compiled decoder has the same number."""
 
 _SLAB_BYTES, _SLAB_PAGES = 16 << 20, 64
 
@@ -37,24 +37,26 @@ class Shape:
 
 
 def pages_for(tokens: int) -> int:
-    """Pages that hold so many tokens."""
+    """How many pages hold so many tokens."""
     return -(-tokens // BLOCK)
 
 
 class Page:
-    """``rows`` ``[layers, 2, kv_heads, BLOCK, D]`` begin at ``address``; ``users`` counts tables with it.
+    """Keys and values of `BLOCK` tokens: ``rows`` ``[layers, 2, kv_heads, BLOCK, D]``, which begin at ``address``.
 
-    The rows of one head lie in one piece, ``pitch`` bytes from those of the next head.
+    ``users`` counts the tables that have the page. The rows of one head are contiguous, ``pitch`` bytes from those of
+    the next head.
     """
 
     __slots__ = ("address", "pitch", "rows", "users")
 
     def __init__(self, rows: Tensor) -> None:
+        """``rows`` ``[layers, 2, kv_heads, BLOCK, D]``."""
         self.rows, self.users = rows, 0
         self.address, self.pitch = rows.data_ptr(), rows.stride(2) * rows.itemsize
 
     def copy(self) -> Page:
-        """The same rows at another place, in memory of its own, with the same pitch."""
+        """The same rows in new memory, with the same pitch."""
         rows = self.rows.new_empty_strided(self.rows.shape, self.rows.stride())
         return Page(rows.copy_(self.rows))
 
@@ -66,7 +68,7 @@ class Table:
         self._pages: list[Page] = []
         self._addresses = array("Q")
         self.pitch = 0
-        """That of all pages, where there are any."""
+        """That of all pages; 0 without any."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -79,7 +81,7 @@ class Table:
 
     @property
     def address(self) -> int:
-        """Where the addresses lie; good until a page is added."""
+        """Where the addresses are stored. Valid until a page is added."""
         return self._addresses.buffer_info()[0]
 
     def append(self, page: Page) -> None:
@@ -89,21 +91,21 @@ class Table:
         self.pitch = page.pitch
 
     def pop(self) -> Page:
-        """Take the last page out. What nobody uses then is for the caller to keep or give back."""
+        """Take the last page out. If nobody uses it any more, the caller keeps it or gives it back."""
         page = self._pages.pop()
         self._addresses.pop()
         page.users -= 1
         return page
 
     def replace(self, number: int, page: Page) -> Page:
-        """Put a page in another's place, which is taken out as by `pop`."""
+        """Put a page in the place of another, which is taken out as by `pop`."""
         before = self.lend(number, page)
         page.users += 1
         before.users -= 1
         return before
 
     def lend(self, number: int, page: Page) -> Page:
-        """Put a page in another's place for a while: that one counts as used as before."""
+        """Put a page in the place of another for a while. The other still counts as used."""
         before = self._pages[number]
         self._pages[number], self._addresses[number] = page, page.address
         return before
@@ -121,8 +123,8 @@ class Table:
 class _Slab:
     """Memory of ``count`` pages; ``free`` are those that are not taken, the first one last.
 
-    It is ``[layers, 2, kv_heads, count, BLOCK, D]``: of pages that follow each other, as those of a prompt mostly do,
-    the rows of a head do too, and are read as one stream.
+    It is ``[layers, 2, kv_heads, count, BLOCK, D]``, so the rows of a head are contiguous across neighbouring pages. A
+    prompt mostly has neighbouring pages, and its rows are then read as one stream.
     """
 
     def __init__(self, shape: Shape, count: int) -> None:
@@ -133,10 +135,10 @@ class _Slab:
 
 
 class Pool:
-    """Hands pages out from slabs. A slab of which no page is taken is the system's again.
+    """Hands out pages from slabs. A slab is freed when none of its pages is taken.
 
-    The slab that has had free pages for longest is asked first, so that the others may empty. Rows are as they were
-    left: nobody may read one that was not written.
+    Pages come from the slab that has had free ones for longest, so that the others can become empty. Rows are not
+    cleared: nobody may read one before it was written.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -10,7 +10,7 @@ from parlay.cache.entry import Entry
 from parlay.cache.pages import BLOCK, Page
 
 _NEAREST = 64
-"""How many pages, the newest first, are compared where none holds just the tokens that come next."""
+"""How many pages, the newest first, are compared if none holds exactly the tokens that come next."""
 
 Level = dict[tuple[int, ...], Page]
 """Pages that may follow one beginning of a text, by their tokens."""
@@ -18,7 +18,7 @@ Level = dict[tuple[int, ...], Page]
 
 @dataclass(slots=True)
 class _Known:
-    """``level`` holds the page under its ``tokens``; pages in ``after`` follow it. ``salt``: of first pages only."""
+    """``level`` maps ``tokens`` to the page; pages in ``after`` follow it. Only first pages have a ``salt``."""
 
     tokens: tuple[int, ...]
     level: Level
@@ -27,11 +27,11 @@ class _Known:
 
 
 class PrefixIndex:
-    """A tree of pages for each salt: from its root to a page lie the pages of one text from its beginning.
+    """A tree of pages for each salt. The path from its root to a page is one text, page by page.
 
-    A step of the way is chosen by the hash of its tokens and proved by comparing them, so a page is found by those of
-    all its text. Of full pages with the same text there is one: who computes it again gets that one instead. The
-    last, unfinished page of a released text is a leaf. Whoever uses a page uses those before it.
+    The tree is a dictionary at each level: the hash of the next tokens finds a page, and comparing them proves it, so a
+    page is found only by the tokens of its whole text. There is one full page for each text: who computes it a second
+    time gets the first. The last, unfinished page of a released text is a leaf. Who uses a page uses all before it.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class PrefixIndex:
         return found, length
 
     def _nearest(self, level: Level, block: tuple[int, ...]) -> tuple[Page | None, int]:
-        """The page that shares most first tokens with the block, and how many; None where none shares any."""
+        """The page that has most of the block's first tokens, and how many; None if no page has any."""
         page = level.get(block)
         if page is not None:
             return page, len(block)
@@ -78,7 +78,7 @@ class PrefixIndex:
         return (page, shared) if shared else (None, 0)
 
     def add(self, entry: Entry, number: int) -> Page:
-        """The page that is known with the text of the entry's page: that one, now known, or another."""
+        """The known page with the text of the entry's page: a page that was known already, or the entry's own."""
         level = self._known[entry.table[number - 1]].after if number else self._roots.setdefault(entry.salt, {})
         tokens = tuple(entry.tokens[number * BLOCK : (number + 1) * BLOCK])
         page = level.setdefault(tokens, entry.table[number])
@@ -87,7 +87,7 @@ class PrefixIndex:
         return page
 
     def remove(self, page: Page) -> list[Page]:
-        """Forget a page and all that follow it; returns those."""
+        """Forget a page and all that follow it. Returns those that followed."""
         known = self._known.pop(page)
         del known.level[known.tokens]
         if known.salt is not None and not known.level:
@@ -101,7 +101,7 @@ class PrefixIndex:
         return followers
 
     def check(self, entries: Iterable[Entry], spare: Sequence[Page]) -> None:
-        """Every page is known where its text says; who uses one uses those before it; spare ones leave last first."""
+        """Pages are found by their texts, who uses one uses those before it, and the end of a text goes first."""
         place = {page: number for number, page in enumerate(spare)}
         for page, known in self._known.items():
             assert known.level[known.tokens] is page, "a page is known by tokens that are not its own"
@@ -121,6 +121,7 @@ class PrefixIndex:
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many first tokens are equal."""
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
         if one != other:
             return index

@@ -1,4 +1,4 @@
-"""The key/value store of a runner: sequences, their budget, and prefixes that outlive them."""
+"""The key/value store of a runner: sequences, their memory, and prefixes that stay when their sequence ends."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Rows:
 class Store:
     """Cached rows of many sequences, in pages that a budget grants.
 
-    A page may stand in several tables; then it is copied before anything is written to it. Committed rows change only
-    in `keep` and `truncate`. A released sequence's pages stay as reusable prefixes until their room is needed, least
-    recently used first, the end of a text before its beginning; those of a live one are never taken, but for the
-    target's sake in a drafter's store. Every page counts once, however many sequences share it.
+    A page may be in several tables; then it is copied before anything is written to it. Committed rows change only in
+    `keep` and `truncate`. The pages of a released sequence stay as reusable prefixes until their memory is needed,
+    least recently used first, the end of a text before its beginning. Pages of a live sequence stay, except that a
+    drafter's store gives up even these if the target needs memory. Every page counts once, however many share it.
     """
 
     def __init__(self, shape: Shape, max_tokens: int, budget: Budget | None = None) -> None:
-        """``max_tokens`` is what the store brings into the budget, in tokens; without one, all that it may hold."""
+        """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
         if max_tokens < 1:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
         self._shape = shape
@@ -95,9 +95,9 @@ class Store:
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Make room for ``tokens`` in all, scratch included; False while others hold it.
 
-        Where the next row goes to a page that others use too, that is room for a copy of this page as well; where they
-        may find it, if that can be had.
-        Raises OutOfRoom when even an empty cache could not hold so many.
+        If others use the page of the next row too, that includes memory for a copy of this page. If others may only
+        find it, the copy is reserved if there is memory for it. Raises OutOfRoom if even an empty cache could not hold
+        so many.
         """
         entry = self._entry(sequence)
         if tokens > self.capacity():
@@ -118,8 +118,8 @@ class Store:
     def stage(self, segment: Segment, skip: Skip = NO_SKIP) -> Rows:
         """Scratch rows for one forward. Commits nothing.
 
-        Where committed rows run again (a base below 0), they must be `putting_back`. Raises ValueError for rows that
-        are not reserved, and for a base that the last forward did not leave.
+        If committed rows run again (a base below 0), the forward must run inside `putting_back`. Raises ValueError for
+        rows that are not reserved, and for a base whose rows the last forward did not leave.
         """
         sequence, again = segment.sequence, len(self._again(segment))
         entry = self._entry(sequence)
@@ -133,7 +133,7 @@ class Store:
         return Rows(entry.table, start, pending, segment.tree, max(0, segment.base))
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
-        """While the staged segment runs: committed rows that run again are afterwards what they were, bit for bit."""
+        """The block in which the staged segment runs. Committed rows that run again are then put back, bit for bit."""
         return self._entry(segment.sequence).putting_back(max(0, -segment.base))
 
     def _again(self, segment: Segment) -> Sequence[int]:
@@ -153,7 +153,7 @@ class Store:
         entry.commit(path)
         for number in range(entry.indexed, len(entry.tokens) // BLOCK):
             known = self._index.add(entry, number)
-            if known is not entry.table[number]:  # one page for one text, whoever computed it first
+            if known is not entry.table[number]:  # the same text has one page: that of who computed it first
                 self._spare.pop(known, None)
                 self._let_go(entry.table.replace(number, known))
             entry.indexed += 1
@@ -191,14 +191,14 @@ class Store:
         return len(self._spare) * self._shape.page_bytes
 
     def drop_spare(self) -> bool:
-        """Give up the reusable page that went unused for longest; False when there is none."""
+        """Give up the reusable page that has been unused for longest. False if there is none."""
         oldest = next(iter(self._spare), None)
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
 
     def drop_used(self) -> bool:
-        """Forget what is cached of the live sequence that was opened first; False when none holds anything."""
+        """Forget what is cached of the live sequence that was opened first. False if none has anything."""
         oldest = next((entry for entry in self._live.values() if len(entry.table)), None)
         if oldest is not None:
             oldest.staged = None
@@ -227,7 +227,7 @@ class Store:
             raise ValueError(f"sequence {sequence} is not open") from None
 
     def _begin(self, sequence: int, salt: str, pages: Iterable[Page], tokens: Sequence[int]) -> None:
-        """Open an entry with ``tokens``, which the first of these pages hold."""
+        """Open an entry with ``tokens``. The first of these pages hold their rows."""
         if sequence in self._live:
             raise ValueError(f"sequence {sequence} is open already: release it first")
         entry = self._live[sequence] = Entry(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
@@ -236,7 +236,7 @@ class Store:
             entry.table.append(page)
 
     def _make_writable(self, entry: Entry, sequence: int, rows: int) -> None:
-        """See that rows behind the committed ones lie in pages of the entry alone, that nobody can find.
+        """See that rows after the committed ones are in pages that only this entry has and nobody can find.
 
         Raises ValueError for rows that are not reserved.
         """
@@ -271,16 +271,19 @@ class Store:
         return True
 
     def _page_for_copy(self, entry: Entry, rows: int) -> Page:
-        """A page that `reserve` took beyond these rows. If the last one was shared since then: one too much for now."""
+        """A page that `reserve` took beyond these rows, or a new one, which may exceed the budget for a while.
+
+        There is none from `reserve` if the last page was shared only afterwards.
+        """
         if len(entry.table) > pages_for(rows):
             return entry.table.pop()
         self._budget.make_room(self._shape.page_bytes, self)
         return self._pool.take()
 
     def _cut(self, entry: Entry, length: int, *, forget: bool = False) -> None:
-        """Leave the entry its first ``length`` tokens and their pages. Others go, the end first.
+        """Keep the entry's first ``length`` tokens and their pages. The others go, the last one first.
 
-        What can be found stays as spare, unless it is to be forgotten and nothing follows it.
+        A page that can be found stays as spare, unless ``forget`` is set and no known page follows it.
         """
         del entry.tokens[length:]
         entry.indexed = min(entry.indexed, length // BLOCK)
@@ -289,7 +292,7 @@ class Store:
             self._let_go(page, keep=not forget or self._index.has_more(page))
 
     def _let_go(self, page: Page, *, keep: bool = True) -> None:
-        """What nobody uses now is the most recently used of all that nobody uses, if it can be found."""
+        """If nobody uses the page now, keep it as the most recently used spare one, or give it back."""
         if page.users:
             return
         if keep and page in self._index:

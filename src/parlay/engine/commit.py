@@ -1,4 +1,4 @@
-"""Where tokens join sequences: stops, lengths and logprobs inside an accepted path are handled here, once."""
+"""Where tokens join sequences. Stops, lengths and logprobs inside an accepted path are handled here and only here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def commit(turn: Turn, max_context: int) -> Commit:
 
 
 class _End(NamedTuple):
-    """How many tokens of a step count, whether the last of them stops the text, and what is wrong after it."""
+    """How many tokens of a step count, whether the last of them ends the text, and what is wrong with the next."""
 
     kept: int
     stopped: bool = False
@@ -43,7 +43,7 @@ class _End(NamedTuple):
 
 
 def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
-    """Tell the request's readers of the tokens, one by one, until one says that the text is complete."""
+    """Give the tokens one by one to constraint and stop checker, until the text is complete."""
     request, before = sequence.request, sequence.output_length
     constraint, checker, stop_ids = request.constraint, request.stop_checker, request.stop_ids
     if constraint is None and checker is None and stop_ids.isdisjoint(tokens):
@@ -51,7 +51,7 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
     for count, token in enumerate(tokens, start=1):
         try:
             complete = constraint is not None and constraint.commit(token)
-        except ParlayError as error:  # a rule that chose what the sampler can't
+        except ParlayError as error:  # a lossy rule chose a token that the constraint forbids
             return _End(count - 1, error=str(error))
         stopped = checker is not None and checker.push(token)
         if complete or token in stop_ids or (stopped and before + count >= request.params.min_tokens):

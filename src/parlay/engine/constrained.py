@@ -1,4 +1,4 @@
-"""Drafts of a constrained text: none of their nodes is forbidden, and tokens without an alternative come for free."""
+"""Drafts under a constraint: forbidden nodes are removed, and tokens that have no alternative are added."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from parlay import trees
 from parlay.types import Constraint, Draft, Law
 
 GRAMMAR = "grammar"
-"""Source of a token that the constraint left no alternative to, and that no drafter proposed."""
+"""Source of a token that no drafter proposed: the constraint allowed no other."""
 
 
 def legal(draft: Draft, constraint: Constraint) -> Draft:
-    """The draft without the nodes that are not allowed on their own paths, and without what hangs on them.
+    """The draft without the nodes that are forbidden on their own paths, and without what hangs on them.
 
-    A drawn draft is left whole: the rule rejects what is not allowed.
+    A draft that was drawn stays whole: the rule rejects what is forbidden.
     """
     if draft.law != "point":
         return draft
@@ -29,11 +29,11 @@ def legal(draft: Draft, constraint: Constraint) -> Draft:
 
 
 def with_forced(draft: Draft, forced: Sequence[int], law: Law, vocab_size: int) -> Draft:
-    """The draft with all of the ``forced`` tokens, which are those that must come next.
+    """The draft with all of the ``forced`` tokens, which must come next.
 
-    As far as they go there is one path, so what lies beside it is dropped where it has to be made longer. What was
-    drawn beside it stays, and then nothing is added. Rules that take draws alone, of this ``law``, get forced tokens
-    as draws from laws that are sure of them.
+    If the draft has them only in part, it is cut to their path and made longer. A draft that was drawn is not cut: if
+    it has nodes beside the path, nothing is added. For rules that take only drafts of another ``law`` than ``point``,
+    forced tokens are draws with probability one.
     """
     path = _along(draft, forced)
     drawn_beside = draft.law != "point" and len(path) < len(draft)
@@ -48,9 +48,9 @@ def with_forced(draft: Draft, forced: Sequence[int], law: Law, vocab_size: int) 
 
 
 def drafters_part(draft: Draft) -> Draft | None:
-    """The draft as policies shall see it, without forced nodes. None where these go on after the drafter's.
+    """The draft as policies see it, without forced nodes. None if forced nodes follow those of the drafter.
 
-    The constraint vouched for all nodes then, so nothing can be learnt of a drafter from them.
+    The drafter's nodes were then forced too, so they say nothing about the drafter.
     """
     if GRAMMAR not in draft.sources:
         return draft
@@ -60,7 +60,7 @@ def drafters_part(draft: Draft) -> Draft | None:
 
 
 def _along(draft: Draft, tokens: Sequence[int]) -> list[int]:
-    """The nodes that carry the first of ``tokens``, root side first, as far as the draft has them."""
+    """The path of nodes whose tokens are the first of ``tokens``, as far as the draft has it."""
     real = range(len(draft) - draft.probes)
     below = {(draft.tree.parents[node], draft.tree.tokens[node]): node for node in reversed(real)}
     path: list[int] = []

@@ -29,7 +29,7 @@ class Drafting:
         self._planned: list[Sequence] = []
         """Those that could draft in the last step."""
         self._rest = 0
-        """For how many more steps of these their policies have nothing to draft."""
+        """For how many more steps their policies have nothing to draft."""
         self._resting = False
         """This is one of those steps."""
 

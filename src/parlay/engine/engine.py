@@ -103,7 +103,7 @@ class Engine:
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> Event | None:
-        """End a request now; its tokens so far stand. None when it is not under way."""
+        """End a request now; its tokens so far stand. None if it is not under way."""
         sequence = self._sequences.get(request_id)
         return None if sequence is None else self._end(sequence, Commit(finish_reason="abort"))
 
@@ -117,11 +117,11 @@ class Engine:
 
     @property
     def longest(self) -> int:
-        """How many tokens, prompt and output together, a request may have here: by its context, and by memory."""
+        """How many tokens, prompt and output together, context and memory allow a request."""
         return min(self.max_context, self.runner.capacity() + 1)  # the last token is never cached
 
     def stats(self) -> EngineStats:
-        """What the engine does and has done, counted up to now."""
+        """What the engine is doing and has done so far."""
         scheduler, total = self.scheduler, self.runner.capacity()
         return EngineStats(
             waiting=len(scheduler.waiting),
@@ -172,7 +172,7 @@ class Engine:
         for turn in _sound(turns):
             try:
                 self._commit_one(turn)
-            except Exception as error:  # a stop checker, say: it stays with its request
+            except Exception as error:  # a stop checker, for example: only its own request ends
                 turn.fail(named(error), error)
         self._drafting.learn(turns, clock.spent)
 
@@ -193,7 +193,7 @@ class Engine:
 
     def _count_seconds(self, turns: list[Turn], clock: _Clock) -> None:
         overhead, spent = clock.overhead, clock.spent
-        if clock.whole:  # what drafts make the engine itself do is part of what they cost
+        if clock.whole:  # the engine's own work for drafts is part of their cost
             self.cost.record(spent.rows, spent.context, clock.verify + overhead)
         for turn in turns:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
@@ -261,10 +261,10 @@ def _sound(turns: list[Turn]) -> list[Turn]:
 
 
 def _let_go(sequence: Sequence) -> None:
-    """Policy and drafter forget the sequence. Where one can't, the log says so: the request ends all the same."""
+    """Policy and drafter forget the sequence. If one of them raises, that is logged, and the request still ends."""
     policy, drafter = sequence.strategy.policy, sequence.strategy.drafter
     for release in (policy.release, *([drafter.release] if drafter is not None else [])):
         try:
             release(sequence.sequence)
         except Exception:
-            logger.exception("strategy %s can't let request %s go", sequence.strategy.name, sequence.request.id)
+            logger.exception("strategy %s failed to release request %s", sequence.strategy.name, sequence.request.id)

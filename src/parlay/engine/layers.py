@@ -1,4 +1,4 @@
-"""The target's own layers, lent to drafters for one proposal: rows and seconds are counted, room is set aside."""
+"""The target's own layers, lent to drafters for one proposal. Rows and seconds are counted, and memory is reserved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.types import NO_SKIP, Runner, Segment, Skip, View
 class _Loan:
     """One sequence's scratch: at most ``limit`` rows beyond its tokens.
 
-    ``written`` are the tokens after the cached ones whose rows lie there, from a forward that left out ``skip``.
+    ``written`` are the tokens after the cached ones whose rows are there, from a forward that left out ``skip``.
     """
 
     sequence: Sequence
@@ -27,14 +27,14 @@ class _Loan:
 
 
 class TargetLayers:
-    """The `Layers` of every sequence of an engine. What is not lent now can't be run."""
+    """The `Layers` of every sequence of an engine. Only sequences that are lent now can run."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._loans: dict[int, _Loan] = {}
 
     def lend(self, sequence: Sequence, limit: int) -> None:
-        """Let this sequence run; its tokens and ``limit`` more are reserved. What lay in its scratch is forgotten."""
+        """Let this sequence run. Its tokens and ``limit`` more are reserved already. Its scratch is forgotten."""
         self._loans[sequence.sequence] = _Loan(sequence, limit)
 
     def reclaim(self) -> None:
@@ -42,10 +42,10 @@ class TargetLayers:
         self._loans.clear()
 
     def forward(self, views: Seq[View], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
-        """See `Layers`. Raises ValueError for a sequence that is not lent, or twice there, and for rows it lacks."""
+        """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
         loans = [self._loan(view, path, rows) for view, path in zip(views, paths, strict=True)]
         if len({view.sequence for view in views}) < len(views):
-            raise ValueError("a sequence stands twice in one forward of the target's layers")
+            raise ValueError("one sequence was given twice in one forward of the target's layers")
         segments = [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
         for loan in loans:
             loan.written = []  # unless the forward succeeds
@@ -72,7 +72,7 @@ class TargetLayers:
 
 
 def _segment(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Segment:
-    """What has to run: what is not cached, less what lies in scratch from the last call, but all wanted rows."""
+    """The rows that must run: those neither cached nor left in scratch by the last call, and all wanted rows."""
     sequence = loan.sequence
     pending = tuple(sequence.tokens[sequence.cached :])
     first_wanted = len(pending) + len(path) - rows

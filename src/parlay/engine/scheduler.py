@@ -1,4 +1,4 @@
-"""Who runs in the next step: running sequences first, then prefill, first come first served within a priority."""
+"""Who runs in the next step: sequences that decode first, then prefill, by priority and then by arrival."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from parlay.types import OutOfRoom, Runner
 class Limits:
     """How much one step may do: sequences at once, rows of pending tokens, and rows of drafts on top.
 
-    ``max_context`` bounds prompt and output together where that is less than what the runner takes. ``patience`` is how
-    many later samples may go first for each level of priority that they are more urgent by.
+    ``max_context`` limits prompt and output together; the runner's own limit holds too. ``patience``: a sample that is
+    one level of priority more urgent may overtake this many that came before it, with two levels twice as many.
     """
 
     max_sequences: int = 32
@@ -36,17 +36,17 @@ class Limits:
 
 
 _HEADROOM = 16
-"""Tokens per running sequence that must be free for another to start, which would else be preempted soon."""
+"""Tokens per running sequence that must be free before another one starts. Else it would soon be preempted."""
 
 
 class Scheduler:
-    """Holds waiting and running sequences; memory that runs out preempts the sequence that ranks last.
+    """Holds waiting and running sequences. When memory runs out, it preempts the sequence that ranks last.
 
-    A sequence's rank is its place of arrival, put back by ``patience`` places per level of priority, and never changes.
-    So no sequence starves: of those that arrived later fewer than ``patience * d`` go before it for being more urgent
-    by d levels, and none of the others. The first in rank is always admitted first, gets rows in each step and is
-    never preempted, so it ends, and then another is first. A preempted sequence loses its cache, never its tokens: it
-    waits at its old rank and recomputes. Who decodes commits in each step, however long the prompts are beside it.
+    A sequence's rank is its place of arrival plus ``patience`` places per level of priority, and never changes. So no
+    sequence starves: of those that arrive later and are d levels more urgent, fewer than ``patience * d`` overtake it,
+    and none of the others do. The first in rank is admitted first, gets rows in each step and is never preempted, so
+    it ends, and then another is first. A preempted sequence loses its cache but not its tokens: it waits at its old
+    rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside it are.
     """
 
     def __init__(self, runner: Runner, limits: Limits) -> None:
@@ -63,7 +63,7 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=self._rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence is over, wherever it is; its cache is released."""
+        """The sequence is over. Take it out of its queue and release its cache."""
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
@@ -80,7 +80,7 @@ class Scheduler:
                 if self._has_room(turn, failed):
                     turns.append(turn)
                     room -= len(turn.pending)
-        if self.preemptions > preemptions:  # who had to go does not come back at once; some had got a turn by then
+        if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a turn already
             return [turn for turn in turns if turn.sequence.is_open] + failed
         while room and (admitted := self._admit(failed)) is not None:
             turns.append(_turn(admitted, room))
@@ -90,7 +90,7 @@ class Scheduler:
         return turns + failed
 
     def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
-        """Whether the cache can hold a draft of so many nodes on top; never at another sequence's cost."""
+        """Whether the cache can hold a draft of so many nodes too, without preempting a sequence."""
         try:
             return self._runner.reserve(sequence.sequence, len(sequence.tokens) + nodes)
         except OutOfRoom:
@@ -112,15 +112,15 @@ class Scheduler:
         return True
 
     def _admit(self, failed: list[Turn]) -> Sequence | None:
-        """Start the first waiting sequence if a place and memory for its whole text are there now."""
+        """Start the first waiting sequence, if there is a place and memory for its whole text now."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
         sequence = self.waiting[0]
         leader = self._leader(sequence)
         if leader is not None and leader.cached < leader.prompt_length:
-            return None  # a sample of the same prompt is prefilling: fork it when it is done
+            return None  # a sample of the same prompt is in prefill: wait, then fork it
         if self._refused is not None and self._refused[0] is sequence and self._runner.room() <= self._refused[1]:
-            return None  # to open it is to look its prefix up, which is not done in vain at each step
+            return None  # it did not fit, and no memory was freed since
         self._open(sequence, leader)
         try:
             fits = self._fits(sequence)
@@ -160,7 +160,7 @@ class Scheduler:
         sequence.is_open = True
 
     def _count_prefix(self, sequence: Sequence) -> None:
-        """What a sequence found cached when it first began; what a preempted one finds of itself is no reuse."""
+        """Count what a sequence found cached when it began. What a preempted one finds of itself is not reuse."""
         if sequence.admitted:
             return
         sequence.admitted = True
@@ -181,11 +181,11 @@ class Scheduler:
         sequence.is_open = False
 
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
-        """First things first; see the class."""
+        """Lower goes first; see the class."""
         return sequence.sequence + self._limits.patience * sequence.request.priority, sequence.sequence
 
     def _decoding_first(self) -> list[Sequence]:
-        """Sequences one token from their next commit go before prefill, so that a long prompt delays nobody."""
+        """Sequences with one pending token go before prefill, so that a long prompt delays nobody."""
         decoding = [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached <= 1]
         if len(decoding) < len(self.running):
             decoding += [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached > 1]
@@ -193,7 +193,7 @@ class Scheduler:
 
 
 def _reusable(sequence: Sequence) -> list[int]:
-    """The tokens whose rows, the last one's left out, may come from the cache: not those with logprobs to collect."""
+    """The tokens whose rows may come from the cache: not those whose prompt logprobs are still to be collected."""
     collected = len(sequence.prompt_logprobs)
     if sequence.request.params.prompt_logprobs is None or collected >= sequence.prompt_length:
         return sequence.tokens

@@ -1,4 +1,4 @@
-"""One sample while it is decoded: its tokens, what of them is cached, and what was asked of it."""
+"""One sample while it is decoded: its tokens, how many of them are cached, its request and strategy."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Sequence:
     tokens: list[int]
     prompt_length: int
     needs: Needs = NOTHING_NEEDED
-    """What its drafter wants of each step."""
+    """What its drafter wants from each step."""
     layers: Layers | None = None
     cached: int = 0
     is_open: bool = False
     admitted: bool = False
-    """It has been running, if only until it was preempted."""
+    """It has run before, even if it was preempted since."""
     drafting: bool = True
-    """False once its drafter raised."""
+    """False after its drafter or its policy raised."""
     tally: Tally = field(default_factory=Tally)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
 
@@ -46,7 +46,7 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     def room(self, max_context: int) -> int:
-        """Tokens that may still be committed, by ``max_tokens``, which the engine has made a number, and context."""
+        """How many tokens ``max_tokens`` (a number by now) and the context still allow."""
         limit = self.request.params.max_tokens
         assert limit is not None
         return max(0, min(self.prompt_length + limit, max_context) - len(self.tokens))

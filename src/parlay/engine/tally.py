@@ -12,7 +12,7 @@ from parlay.types import Draft
 
 @dataclass(slots=True)
 class Nodes:
-    """Drafts by what became of them, ``outcomes`` by nodes proposed and accepted; and their nodes."""
+    """Counts of drafted and accepted nodes; ``outcomes`` counts drafts by nodes proposed and nodes accepted."""
 
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ class Nodes:
 
 @dataclass(slots=True)
 class Tally:
-    """What the engine counts for one sample; the only counter there is. Seconds are wall time of its steps."""
+    """What the engine counts for one sample. Nobody else counts. Seconds are wall time of the sample's steps."""
 
     steps: int = 0
     draft_steps: int = 0
@@ -48,7 +48,7 @@ class Tally:
     layer_rows: int = 0
     layer_seconds: float = 0.0
     chains: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    """Drafts without branches by their one source, the nodes proposed and those accepted; most are such."""
+    """Drafts by source, nodes proposed and nodes accepted. Only drafts without branches and with one source: most."""
     others: Nodes = field(default_factory=Nodes)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -71,7 +71,7 @@ class Tally:
             self.others.count(draft, path, proposed)
 
     def nodes(self) -> Nodes:
-        """What was counted of all drafts."""
+        """The counts of all drafts."""
         nodes = deepcopy(self.others)
         nodes.outcomes[0, 0] += self.steps - self.draft_steps
         for (source, proposed, accepted), drafts in self.chains.items():

@@ -1,4 +1,4 @@
-"""The law of the next token as probabilities, for rules and drafters that compare laws or draw from them."""
+"""The distribution of the next token (its law), for rules and drafters that compare distributions or draw from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parlay.sampling.processors import process
 from parlay.types import View
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
-"""``[V]`` probabilities or weights: float64, or `fractions.Fraction` where laws are proved by enumeration."""
+"""``[V]`` probabilities or weights: float64, or `fractions.Fraction` in tests that enumerate every outcome."""
 
 
 def law(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
-    """Float64 ``[V]``: what the request samples the token after ``path`` from; one-hot if it is greedy.
+    """The distribution ``[V]`` that the token after ``path`` is drawn from, in float64; one-hot for a greedy request.
 
     Raises ParlayError like `process`.
     """
@@ -31,14 +31,17 @@ def law(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
 
 
 def soft_law(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
-    """The same, but for greedy requests the softmax of the processed logits."""
+    """Like `law`, but for greedy requests too the softmax of the processed logits."""
     return process(logits_V, view, path).double().softmax(-1)
 
 
 def pick(weights: Vector, uniform: float) -> int:
-    """The token at this share of all weight, in order of id; never one without weight, of which there must be some."""
+    """The token at which the running sum of weights, by id, passes the share ``uniform`` of the total.
+
+    Never a token without weight. At least one token must have some.
+    """
     reached = weights.cumsum()
     place = int(reached.searchsorted(uniform * reached[-1], side="right"))
     if place < len(weights):
         return place
-    return int(np.flatnonzero(weights)[-1])  # the product was rounded up to the whole
+    return int(np.flatnonzero(weights)[-1])  # rounding made the product the total

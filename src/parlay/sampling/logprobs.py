@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: natural log of the softmax of raw (or processed) logits, in float32."""
+"""Log-probabilities of tokens: the natural logarithm of the softmax of raw (or processed) logits, in float32."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
 
 
 def prompt_token_logprobs(logits_RV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """`token_logprobs` of prompt tokens: row r, of the token before, predicts ``tokens[r]``."""
+    """`token_logprobs` of prompt tokens: row r, at the token before, predicts ``tokens[r]``."""
     return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, tokens, strict=True)]
 
 
 def step_logprobs(logits_RV: Tensor, view: View, sampled: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """`token_logprobs` of the tokens a walk sampled, row r's after ``view.tokens`` and ``sampled[:r]``.
+    """`token_logprobs` of the tokens that an accept rule sampled: row r follows ``view.tokens`` and ``sampled[:r]``.
 
-    Of raw logits, or if the request says so, of what the processors leave of them.
+    They are those of the raw logits or, if the request says so, of the processed ones.
     """
     if view.request.params.logprobs_mode == "processed":
         logits_RV = torch.stack([process(row_V, view, sampled[:depth]) for depth, row_V in enumerate(logits_RV)])

@@ -1,11 +1,13 @@
-"""Counter-based Gumbel noise: what a token's score gets added, as a pure function of key, position and token id.
+"""Counter-based Gumbel noise: what is added to a token's score, as a pure function of key, position and token id.
 
-``argmax(logits + gumbel)`` is a draw from ``softmax(logits)``. Since the noise depends on nothing else, every way of
+``argmax(logits + gumbel)`` is a draw from ``softmax(logits)``. The noise depends on nothing else, so every way of
 decoding that looks at the same logits draws the same token.
 
-The bits for a token are the output of that index of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state is
-the `stream` of seed, sample index and position. The integers are equal on every device. The two logarithms are within
-a last place of float64: about one draw in 1e13 could tell devices apart.
+The SplitMix64 generator (Steele, Lea, Flood 2014) gives the bits. Its state is the `stream` of seed, sample index and
+position, and output number ``t`` of it belongs to token ``t``. The integers are equal on every device. The two
+logarithms differ by at most one unit in the last place of float64: devices may disagree in about one draw of 1e13.
+
+Suffixes: S streams, N ids, R rows, C candidates of a row, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
-_WHOLE_ROW = 1 << 13  # vocabularies up to here get all their noise; beyond, most of it is proven useless first
+_WHOLE_ROW = 1 << 13  # up to this vocabulary size all noise is computed; above it, only what can matter
 _RUN = 1 << 15  # noise bits computed at a time
 _NEAR = 128  # logits whose noise is computed first
 _MAX_GUMBEL = 53 * math.log(2) + 1e-9
 
 
 class Purpose(enum.IntEnum):
-    """What randomness is for. Each purpose has streams of its own, so that none depends on another's outcome."""
+    """What a random number is used for. Each purpose has its own streams, so that no outcome depends on another."""
 
     SHARED = 0
     """The Gumbel noise of plain decoding, which target and drafters share."""
     DRAFT = 1
-    """Tokens that a drafter draws from its own law."""
+    """Tokens that a drafter draws from its own distribution."""
     COIN = 2
     """Whether a rule accepts a drawn token."""
     RESIDUAL = 3
-    """The token that a rule draws where none was accepted, and the bonus."""
+    """The token that a rule draws after a rejection or after the whole draft."""
 
 
 def mix(value: int) -> int:
@@ -55,11 +57,11 @@ def mix(value: int) -> int:
 
 
 def stream(key: NoiseKey, position: int, purpose: int = Purpose.SHARED, *draw: int) -> int:
-    """Which 64-bit generator state serves an absolute position.
+    """The 64-bit generator state for an absolute position.
 
-    Purposes other than the shared one add the ``draw``: the step (by the length of the text before it) and the number
-    of the draw within it. A position that was drafted in vain is drafted again in a later step, and if what was drawn
-    there had any part in an earlier verdict, drawing the same once more would change the law.
+    Purposes other than the shared one add the ``draw``: the step (the length of the text before it) and the number of
+    the draw within the step. A rejected position is drafted again in a later step. If that step drew the same numbers
+    again, its outcome would depend on the earlier verdict, and the text would have another distribution.
     """
     state = 0
     for part in (key.seed, key.sample_index, position, purpose, *draw):
@@ -68,12 +70,12 @@ def stream(key: NoiseKey, position: int, purpose: int = Purpose.SHARED, *draw: i
 
 
 def bits(streams: Sequence[int], ids: Tensor) -> Tensor:
-    """SplitMix64 output number ``ids[n]`` of each stream, ``[S, N]`` int64: the unsigned value's bit pattern.
+    """The outputs of each stream that belong to ``ids``: ``[S, N]`` int64, the bit patterns of unsigned values.
 
-    Ids ``[S, N]`` are those of each stream.
+    ``ids`` is ``[S, N]``, or ``[N]`` for the same ids in all streams.
     """
     first = [state + _GOLDEN & _MASK for state in streams]
-    if ids.is_cpu:  # NumPy's arithmetic takes a fraction of the time that torch's does there
+    if ids.is_cpu:  # NumPy is many times faster than torch here
         steps = ids.numpy().view(np.uint64) * np.uint64(_GOLDEN)
         return torch.from_numpy(_hash(np.array(first, np.uint64)[:, None] + steps).view(np.int64))
     states = torch.tensor([_signed(state) for state in first], dtype=torch.int64, device=ids.device)
@@ -81,7 +83,7 @@ def bits(streams: Sequence[int], ids: Tensor) -> Tensor:
 
 
 def _hash(z: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """`mix` of each element, in its place."""
+    """`mix` of each element, in place."""
     shifted = np.empty_like(z)
     for shift, factor in ((30, _MIX1), (27, _MIX2)):
         z ^= np.right_shift(z, np.uint64(shift), out=shifted)
@@ -91,22 +93,25 @@ def _hash(z: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[n
 
 
 def _signed_hash(z: Tensor) -> Tensor:
-    """`mix` of each element, in its place, for devices that shift signed integers only."""
+    """`mix` of each element of ``z`` ``[S, N]``, in place, for devices that can only shift signed integers."""
     for shift, factor in ((30, _MIX1), (27, _MIX2)):
-        z ^= z >> shift & (1 << 64 - shift) - 1  # the mask drops what an arithmetic shift drags in
+        z ^= z >> shift & (1 << 64 - shift) - 1  # the mask clears the copies of the sign bit
         z *= _signed(factor)
     z ^= z >> 31 & (1 << 33) - 1
     return z
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of this unsigned 64-bit integer."""
+    """The int64 that has the bits of this unsigned 64-bit integer."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
 
 def uniform(noise_bits: Tensor) -> Tensor:
-    """Float64 strictly inside (0, 1), rising with the signed bits: the middle of one of 2**52 equal cells."""
+    """Float64 strictly inside (0, 1), rising with the signed bits: the middle of one of 2**52 equal cells.
+
+    ``noise_bits`` has any shape, and the result has the same.
+    """
     return (noise_bits >> 12).double().add_(2.0**51 + 0.5).mul_(2.0**-52)
 
 
@@ -116,11 +121,14 @@ def uniform_of(state: int) -> float:
 
 
 def gumbel(noise_bits: Tensor) -> Tensor:
-    """Standard Gumbel noise in float64, rising with the signed bits, within (-3.61, 36.74)."""
+    """Standard Gumbel noise in float64, rising with the signed bits, within (-3.61, 36.74).
+
+    ``noise_bits`` has any shape, and the result has the same.
+    """
     if not noise_bits.is_cpu:
         return uniform(noise_bits).log_().neg_().log_().neg_()
     noise = uniform(noise_bits).numpy()
-    for _ in range(2):  # NumPy's logarithm, as above
+    for _ in range(2):  # NumPy is faster, as above
         np.negative(np.log(noise, out=noise), out=noise)
     return torch.from_numpy(noise)
 
@@ -134,36 +142,39 @@ def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
     return select.argmax(gumbel(bits(streams, ids)).add_(logits_RV))[1].tolist()
 
 
-def draw_among(logits_V: Tensor, ids: Tensor, state: int) -> int:
-    """One of ``ids``, which rise: the token that `draw` would choose if all others were -inf."""
-    return _best(logits_V, ids, bits([state], ids)[0])[1]
+def draw_among(logits_V: Tensor, ids_N: Tensor, state: int) -> int:
+    """One of the rising ``ids_N``: the token that `draw` would choose if all others were -inf."""
+    return _best(logits_V, ids_N, bits([state], ids_N)[0])[1]
 
 
 def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams: Sequence[int]) -> list[int]:
-    """`draw_among` for several rows: one of each row's ids, which rise, that stays."""
+    """`draw_among` for several rows, each among those of its rising ids that stay."""
     scores_RC = gumbel(bits(streams, ids_RC)).add_(logits_RV.gather(1, ids_RC))
     places_R = select.argmax(scores_RC.masked_fill_(~stay_RC, -torch.inf))[1]
     return ids_RC.gather(1, places_R[:, None])[:, 0].tolist()
 
 
 def _draw_large(logits_V: Tensor, state: int) -> int:
-    """The same token with few logarithms: one below the best logits needs so much noise that its bits show it."""
-    maxima = select.block_maxima(logits_V[None])[0]
-    bound = maxima.topk(min(_NEAR, maxima.numel() // 2)).values[-1].item()
-    near = select.at_least(logits_V, max(bound, torch.finfo(torch.float32).min), maxima)
-    score, token = _best(logits_V, near, bits([state], near)[0])
+    """What `draw` gives, with few logarithms.
+
+    A token below the best logits can only win with much noise, and the bits alone show whether it has that much.
+    """
+    maxima_B = select.block_maxima(logits_V[None])[0]
+    bound = maxima_B.topk(min(_NEAR, maxima_B.numel() // 2)).values[-1].item()
+    near_N = select.at_least(logits_V, max(bound, torch.finfo(torch.float32).min), maxima_B)
+    score, token = _best(logits_V, near_N, bits([state], near_N)[0])
     missing = score - bound - 1e-6 * (1 + abs(score))  # less than the noise that a token below the bound needs
     if missing > _MAX_GUMBEL:
         return token
-    far, far_bits = _noisy(state, logits_V.numel(), _bits_of(missing))
-    if not far.numel():
+    far_N, far_bits_N = _noisy(state, logits_V.numel(), _bits_of(missing))
+    if not far_N.numel():
         return token
-    far_score, far_token = _best(logits_V, far, far_bits)
+    far_score, far_token = _best(logits_V, far_N, far_bits_N)
     return min((-score, token), (-far_score, far_token))[1]
 
 
 def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:
-    """Ids whose bits reach ``floor``, rising, and their bits. Hashed in runs that fit the processor's cache."""
+    """Ids whose bits reach ``floor``, rising, and their bits, ``[N]`` each. Hashed in runs that fit the CPU's cache."""
     ids, found = [], []
     run = torch.arange(min(_RUN, size))
     for start in range(0, size, _RUN):
@@ -174,12 +185,13 @@ def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(found))
 
 
-def _best(logits_V: Tensor, ids: Tensor, id_bits: Tensor) -> tuple[float, int]:
-    score, place = gumbel(id_bits).add_(logits_V[ids]).max(0)
-    return score.item(), int(ids[place])
+def _best(logits_V: Tensor, ids_N: Tensor, bits_N: Tensor) -> tuple[float, int]:
+    """The highest score among ``ids_N``, noise included, and its id."""
+    score, place = gumbel(bits_N).add_(logits_V[ids_N]).max(0)
+    return score.item(), int(ids_N[place])
 
 
 def _bits_of(noise: float) -> int:
-    """Signed bits below which noise is certainly less than this, roundings of the logarithms included."""
+    """Noise whose signed bits are lower is certainly less than this, whatever the logarithms round to."""
     cell = math.floor(math.exp(-math.exp(min(-noise, 100.0))) * 2.0**52) - 4
     return max(cell - (1 << 51), -(1 << 51)) << 12

@@ -1,10 +1,9 @@
 """What happens to a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
 logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, the request's constraint,
-temperature, truncation. The constraint comes after custom processors, so that none of them can bring back what it
-forbids.
+temperature, truncation. The constraint comes after custom processors, so none of them can allow again what it forbids.
 
-A row belongs to a path: the view's tokens and then the ids of the nodes above it. All of it works in float32 on a copy;
-a row with nothing to do to it is returned as it is.
+A row follows a text: the view's tokens and then a path, the ids of drafted nodes. Everything works on a float32 copy.
+A row that nothing changes is returned as it is.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
 
 
 def edits(view: View, path: Sequence[int]) -> bool:
-    """Whether anything but temperature and truncation changes the row after ``path``."""
+    """Whether anything besides temperature and truncation changes the row after ``path``."""
     params = view.request.params
     return (
         params.repetition_penalty != 1
@@ -49,6 +48,7 @@ def edits(view: View, path: Sequence[int]) -> bool:
 
 
 def _stops_masked(view: View, path: Sequence[int]) -> bool:
+    """Whether ``min_tokens`` forbids the sample to end after ``path``."""
     request = view.request
     if request.params.min_tokens == 0 or not request.stop_ids:
         return False
@@ -56,10 +56,10 @@ def _stops_masked(view: View, path: Sequence[int]) -> bool:
 
 
 def process(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
-    """The float32 logits whose softmax is the law of the next token; tokens that can't be drawn have -inf.
+    """The float32 logits ``[V]`` whose softmax the next token is drawn from. Tokens that can't be drawn have -inf.
 
-    Greedy rows are not tempered or truncated: neither moves the maximum. Raises ParlayError for a custom processor that
-    raises or returns another shape, and for rows that are NaN, infinite or masked altogether.
+    Greedy rows skip temperature and truncation, which do not move the maximum. Raises ParlayError if a custom processor
+    raises or returns another shape, and for a row that is NaN, infinite or masked altogether.
     """
     params = view.request.params
     scores_V = temper(edit(on_float64_device(logits_V), view, path), params)
@@ -70,7 +70,7 @@ def process(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
 
 
 def temper(scores_V: Tensor, params: SamplingParams) -> Tensor:
-    """Logits over temperature, in float32; greedy rows as they are. Raises ParlayError for an unusable row."""
+    """Logits divided by temperature, in float32; greedy rows as they are. Raises ParlayError for an unusable row."""
     if not params.greedy:
         scores_V = divide(scores_V[None].float(), [params.temperature])[0]
     complaint = unusable(scores_V.amax().item())
@@ -80,19 +80,19 @@ def temper(scores_V: Tensor, params: SamplingParams) -> Tensor:
 
 
 def divide(scores_RV: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """Rows over their temperatures. Always by a tensor: CUDA turns division by a number into multiplication."""
+    """Rows divided by their temperatures. By a tensor, because CUDA turns division by a number into multiplication."""
     if all(temperature == 1 for temperature in temperatures):
         return scores_RV
     return scores_RV / scores_RV.new_tensor(temperatures)[:, None]
 
 
 def on_float64_device(logits: Tensor) -> Tensor:
-    """MPS has no float64, which noise and running sums need."""
+    """Logits of any shape, moved off MPS: it has no float64, which noise and running sums need."""
     return logits.cpu() if logits.is_mps else logits
 
 
 def unusable(top: float) -> str | None:
-    """Why a row with this maximum can't be drawn from, or None. (A maximum is NaN if any value is.)"""
+    """Why no token can be drawn from a row with this maximum, or None. (The maximum is NaN if any value is.)"""
     if math.isnan(top):
         return "logits are NaN: the model's weights or dtype are broken for this text"
     if top == torch.inf:
@@ -125,7 +125,7 @@ def edit(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
 
 
 def _constrain(scores_V: Tensor, constraint: Constraint, view: View, path: Sequence[int]) -> Tensor:
-    """Drafters show views that are shorter than the committed text, or go on with drafted tokens."""
+    """Mask what the constraint forbids. The view of a drafter may be shorter or longer than the committed text."""
     start = min(constraint.committed, len(view.tokens) - view.prompt_length)
     allowed_V = constraint.allowed(start, [*view.tokens[view.prompt_length + start :], *path])
     return scores_V if allowed_V is None else scores_V.masked_fill(~allowed_V.to(scores_V.device), -torch.inf)
@@ -143,16 +143,17 @@ def _penalise(scores_V: Tensor, params: SamplingParams, view: View, path: Sequen
         scores_V[_ids(counts, scores_V)] -= params.frequency_penalty * times + params.presence_penalty
 
 
-def _ids(tokens: Collection[int], like: Tensor) -> Tensor:
-    return torch.tensor(list(tokens), dtype=torch.int64, device=like.device)
+def _ids(tokens: Collection[int], scores_V: Tensor) -> Tensor:
+    """The tokens as an index ``[N]`` on the device of the scores."""
+    return torch.tensor(list(tokens), dtype=torch.int64, device=scores_V.device)
 
 
 def _run(processor: LogitsProcessor, ids: list[int], scores_V: Tensor) -> Tensor:
     try:
         result = processor(ids, scores_V)
     except Exception as error:
-        told = " ".join(str(error).split())  # on one line
-        raise ParlayError(f"logits processor {processor!r} raised {type(error).__name__}: {told}") from error
+        reason = " ".join(str(error).split())  # on one line
+        raise ParlayError(f"logits processor {processor!r} raised {type(error).__name__}: {reason}") from error
     if not isinstance(result, Tensor) or result.shape != scores_V.shape:
         given = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
         raise ParlayError(f"logits processor {processor!r} must return shape {tuple(scores_V.shape)}, got {given}")

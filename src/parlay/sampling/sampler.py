@@ -16,8 +16,8 @@ from parlay.types import Fault, ParlayError, SamplingParams, View
 def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
     """One token per row: row r comes after the tokens of ``views[r]`` and then the token ids ``paths[r]``.
 
-    Ties go to the lowest id. Whatever is wrong with a row (NaN, nothing left to choose, a processor that raises) is a
-    Fault of that row alone.
+    Ties go to the lowest id. A row that no token can be drawn from (NaN, everything masked, a processor that raises)
+    gets a Fault, and the other rows their tokens.
     """
     plain: list[int] = []
     tempered: list[int] = []
@@ -40,9 +40,9 @@ def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[in
 def ranked(
     logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], count: int
 ) -> list[tuple[int, ...]]:
-    """Per row up to ``count`` tokens in the order in which `sample` prefers them, noise included; its choice first.
+    """Per row up to ``count`` tokens, in the order in which `sample` prefers them, noise included; its choice first.
 
-    Fewer where fewer can be chosen at all; none for a row that is a Fault.
+    Fewer if fewer can be chosen at all, and none for a row that would be a Fault.
     """
     if count == 1:
         return [() if isinstance(token, Fault) else (token,) for token in sample(logits_RV, views, paths)]
@@ -52,7 +52,7 @@ def ranked(
         for row, tokens in zip(plain, _leading(rows(logits_RV, plain), count), strict=True):
             best[row] = tokens
     noisy = sorted(set(range(len(views))).difference(plain))
-    left_RV = logits_RV[noisy]  # a copy, from which the best go one by one
+    left_RV = logits_RV[noisy]  # a copy, in which the best are masked one by one
     for _ in range(count if noisy else 0):
         drawn = sample(left_RV, [views[row] for row in noisy], [paths[row] for row in noisy])
         for place, token in enumerate(drawn):
@@ -63,24 +63,24 @@ def ranked(
 
 
 def _leading(logits_RV: Tensor, count: int) -> list[list[int]]:
-    """The ``count`` largest of each row, largest first, equal ones by rising id; none of a row that is unusable."""
+    """The ids of each row's ``count`` largest logits, largest first, equal ones by rising id; none of a bad row."""
     ids_RC, sure_R = select.leading_rows(logits_RV, min(count, logits_RV.shape[-1]))
     best_RC, order_RC = logits_RV.gather(1, ids_RC).sort(dim=1, descending=True, stable=True)
     leading = ids_RC.gather(1, order_RC).tolist()
     for row, (top, sure) in enumerate(zip(best_RC[:, 0].tolist(), sure_R.tolist(), strict=True)):
-        if not (sure and math.isfinite(top)):  # equals, or something is wrong
+        if not (sure and math.isfinite(top)):  # equal logits compete, or the row is bad
             usable = unusable(float(select.argmax(logits_RV[row, None])[0])) is None
             leading[row] = select.leading(logits_RV[row], count).tolist() if usable else []
     return leading
 
 
 def is_plain_greedy(view: View, path: Sequence[int]) -> bool:
-    """Whether the largest raw logit decides."""
+    """Whether the token with the largest raw logit is the one."""
     return view.request.params.temperature == 0 and not edits(view, path)
 
 
 def goes_together(view: View, path: Sequence[int]) -> bool:
-    """Whether the row is one of those that are truncated together, at a fraction of what one costs alone."""
+    """Whether the row can be truncated together with others, which is much cheaper than alone."""
     return (
         truncation.goes_together(view.request.params) and view.request.params.temperature > 0 and not edits(view, path)
     )
@@ -91,13 +91,13 @@ def greedy(logits_RV: Tensor) -> list[int | Fault]:
     values_R, ids_R = select.argmax(logits_RV)
     values: list[float] = values_R.tolist()
     ids: list[int | Fault] = ids_R.tolist()
-    if math.isfinite(sum(values)):  # so all are; and a sum that overflows only costs a closer look
+    if math.isfinite(sum(values)):  # then all are; if the sum overflows, each is looked at
         return ids
     return [_or_fault(top, token) for top, token in zip(values, ids, strict=True)]
 
 
 def rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
-    """The wanted rows in their order; without copying where they are neighbours."""
+    """The wanted rows in their order. Neighbours are not copied."""
     first, count = wanted[0], len(wanted)
     if count == 1 or list(wanted) == list(range(first, first + count)):
         return logits_RV[first : first + count]
@@ -115,7 +115,7 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
 
 
 def _tempered(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
-    """Rows that need temperature, noise and perhaps truncation only."""
+    """Rows that need only temperature, noise and perhaps truncation."""
     scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
     good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]
@@ -130,7 +130,7 @@ def _tempered(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence
 
 
 def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) -> list[int]:
-    """A token of each row, all truncated alike."""
+    """A token of each row. All have the same truncation."""
     if not truncation.truncates(params):
         return noise.draw(scores_RV, streams)
     ids_RC, stay_RC, sure_R = truncation.eligible_rows(scores_RV, params)
@@ -142,6 +142,7 @@ def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) ->
 
 
 def _processed(logits_V: Tensor, view: View, path: Sequence[int]) -> int | Fault:
+    """The token of a row that takes every step of `processors`."""
     params = view.request.params
     try:
         scores_V = temper(edit(logits_V, view, path), params)

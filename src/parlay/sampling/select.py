@@ -1,7 +1,9 @@
-"""Picking a few entries out of a vocabulary-sized row without sorting it.
+"""Picking a few entries out of a row as long as the vocabulary, without sorting it.
 
-To find several, a row is cut into blocks and the maximum of each is taken first, which is the one fast reduction
-everywhere; what follows looks only at blocks that matter. Ties always go to the lowest index. Only `argmax` takes NaN.
+To find several, a row is cut into blocks of 128 and the maximum of each block is taken first, which is fast on every
+device. What follows looks only at blocks that can matter. Ties always go to the lowest index. Only `argmax` takes NaN.
+
+Suffixes: R rows, V the vocabulary, B blocks of a row, C entries that were chosen, N entries that were looked at.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor
 
 _BLOCK = 128
-_SMALL = 1 << 13  # up to here a plain pass over all values is as fast
-_LARGE = 1 << 22  # values from which on it pays that all threads read them
+_SMALL = 1 << 13  # up to this size a plain pass over all values is as fast
+_LARGE = 1 << 22  # from this many values on, it pays to let all threads read them
 _NUMPY = (torch.float16, torch.float32, torch.float64)  # NumPy has no bfloat16
 
 
@@ -20,58 +22,58 @@ def block_maxima(values_RV: Tensor) -> Tensor:
     """Largest value of each run of 128 neighbours, ``[R, ceil(V / 128)]``."""
     size = values_RV.shape[-1]
     whole = size - size % _BLOCK
-    maxima = values_RV.unfold(-1, _BLOCK, _BLOCK).amax(-1) if whole else values_RV[:, :0]
+    maxima_RB = values_RV.unfold(-1, _BLOCK, _BLOCK).amax(-1) if whole else values_RV[:, :0]
     if whole < size:
-        maxima = torch.cat([maxima, values_RV[:, whole:].amax(-1, keepdim=True)], -1)
-    return maxima
+        maxima_RB = torch.cat([maxima_RB, values_RV[:, whole:].amax(-1, keepdim=True)], -1)
+    return maxima_RB
 
 
 def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest value of each row and its first index, ``[R]`` each. A row that holds a NaN answers NaN."""
+    """Largest value of each row and its first index, ``[R]`` each. The largest value of a row with a NaN is NaN."""
     if not (values_RV.is_cpu and values_RV.dtype in _NUMPY):
         top = values_RV.max(-1)
         return top.values, top.indices
     if values_RV.numel() >= _LARGE:
         return _argmax_by_blocks(values_RV)
-    places_R = torch.from_numpy(values_RV.numpy().argmax(-1))  # takes a fraction of the time that torch does
+    places_R = torch.from_numpy(values_RV.numpy().argmax(-1))  # many times faster than torch
     return values_RV.gather(-1, places_R[:, None])[:, 0], places_R
 
 
 def _argmax_by_blocks(values_RV: Tensor) -> tuple[Tensor, Tensor]:
     blocks_R = argmax(block_maxima(values_RV))[1]
     ids_RB = blocks_R[:, None] * _BLOCK + torch.arange(_BLOCK)
-    ids_RB.clamp_(max=values_RV.shape[-1] - 1)  # again and again the last one, which thereby is no earlier
+    ids_RB.clamp_(max=values_RV.shape[-1] - 1)  # copies of the last value come after it, so ties still go to the first
     values_R, places_R = argmax(values_RV.gather(-1, ids_RB))
     return values_R, ids_RB.gather(-1, places_R[:, None])[:, 0]
 
 
-def at_least(values_V: Tensor, threshold: float, maxima: Tensor | None = None) -> Tensor:
-    """Indices of the values that reach ``threshold``, rising. ``maxima`` are the row's block maxima, if known."""
+def at_least(values_V: Tensor, threshold: float, maxima_B: Tensor | None = None) -> Tensor:
+    """Indices ``[N]`` of the values that reach ``threshold``, rising. ``maxima_B``: its block maxima, if known."""
     if values_V.numel() <= _SMALL:
         return _true(values_V >= threshold)
-    maxima = block_maxima(values_V[None])[0] if maxima is None else maxima
+    maxima_B = block_maxima(values_V[None])[0] if maxima_B is None else maxima_B
     whole = values_V.numel() - values_V.numel() % _BLOCK
-    blocks = _true(maxima[: whole // _BLOCK] >= threshold)
+    blocks = _true(maxima_B[: whole // _BLOCK] >= threshold)
     places = _true((values_V[:whole].reshape(-1, _BLOCK)[blocks] >= threshold).flatten())
     ids = blocks[places // _BLOCK] * _BLOCK + places % _BLOCK
     return torch.cat([ids, _true(values_V[whole:] >= threshold) + whole])
 
 
-def _true(mask: Tensor) -> Tensor:
-    """Where a mask holds, rising. NumPy finds that many times faster on CPUs."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.is_cpu else mask.nonzero()[:, 0]
+def _true(mask_N: Tensor) -> Tensor:
+    """Indices at which a mask holds, rising. NumPy finds them many times faster on CPUs."""
+    return torch.from_numpy(np.flatnonzero(mask_N.numpy())) if mask_N.is_cpu else mask_N.nonzero()[:, 0]
 
 
 def leading_rows(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices of the ``count`` largest values of each row, rising, ``[R, count]``; for which rows they are, ``[R]``.
+    """Indices of the ``count`` largest values of each row, rising, ``[R, count]``, and which rows are certain, ``[R]``.
 
-    Not for those in which equals compete for the last place. ``count`` is at most the size of a row. What comes out for
-    a row does not depend on the others.
+    A row is not certain if equal values compete for the last place. ``count`` is at most the size of a row. The result
+    for a row does not depend on the other rows.
     """
     size = values_RV.shape[-1]
     if size <= _SMALL or count * _BLOCK > size:
         return _largest(values_RV, count)
-    # As many blocks reach the count-th largest maximum, so at least as many values do: the others need no look.
+    # `count` blocks reach the count-th largest maximum, so at least `count` values do. Other blocks can't matter.
     blocks_RC, clear_R = _largest(block_maxima(values_RV), count)
     ids_RN = (blocks_RC[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=values_RV.device)).flatten(1)
     values_RN = values_RV.gather(1, ids_RN.clamp(max=size - 1)).masked_fill_(ids_RN >= size, -torch.inf)
@@ -80,12 +82,13 @@ def leading_rows(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`leading_rows` by looking at every value."""
     top = values_RV.topk(count)
     return top.indices.sort(1).values, (values_RV >= top.values[:, -1:]).sum(1) == count
 
 
 def leading(values_V: Tensor, count: int) -> Tensor:
-    """Indices of the ``count`` largest values, largest first, equal ones by rising index."""
+    """Indices ``[count]`` of the largest values, largest first, equal ones by rising index."""
     size = values_V.numel()
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=values_V.device)
@@ -94,8 +97,8 @@ def leading(values_V: Tensor, count: int) -> Tensor:
     elif size <= _SMALL or count * _BLOCK > size:
         ids = at_least(values_V, values_V.topk(count).values[-1].item())
     else:
-        maxima = block_maxima(values_V[None])[0]
-        # As many blocks reach the count-th largest maximum, so at least as many values do.
-        ids = at_least(values_V, maxima.topk(count).values[-1].item(), maxima)
+        maxima_B = block_maxima(values_V[None])[0]
+        # `count` blocks reach the count-th largest maximum, so at least `count` values do.
+        ids = at_least(values_V, maxima_B.topk(count).values[-1].item(), maxima_B)
     order = values_V[ids].sort(descending=True, stable=True).indices
     return ids[order[:count]]

@@ -1,6 +1,7 @@
-"""Which tokens stay eligible: top-k, then top-p, min-p and typical-p, each on what the one before left.
+"""Which tokens may be sampled: top-k, then top-p, min-p and typical-p, each on what the one before left.
 
-Every filter takes the remaining logits, in rising order of token id, and returns the places that stay, rising too.
+Every filter takes the remaining logits ``[N]``, in rising order of token id, and returns the indices of those that
+stay, rising too. Other suffixes: R rows, C candidates of a row, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ _GROWTH = 8
 
 
 def truncates(params: SamplingParams) -> bool:
+    """Whether any filter is on."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.typical_p < 1
 
 
 def eligible(logits_V: Tensor, params: SamplingParams) -> Tensor:
-    """Ids that may still be sampled, rising. Logits are finite or -inf, with at least one finite."""
+    """Ids ``[N]`` that may still be sampled, rising. Logits are finite or -inf, with at least one finite."""
     ids: Tensor | None = None
     for keep in _filters(params):
         places = keep(logits_V if ids is None else logits_V[ids])
@@ -32,16 +34,17 @@ def eligible(logits_V: Tensor, params: SamplingParams) -> Tensor:
 
 
 def goes_together(params: SamplingParams) -> bool:
-    """Whether `eligible_rows` takes rows of this request."""
+    """Whether `eligible_rows` can take rows of this request."""
     return (params.top_k > 0 or params.top_p < 1) and params.min_p == 0 and params.typical_p == 1
 
 
 def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor]:
     """Top-k and top-p of several rows at once: candidates, which of them stay, and for which rows that is certain.
 
-    Candidates ``[R, C]`` are ids, rising in each row, ``stay`` ``[R, C]`` and ``sure`` ``[R]`` bool. Rows in which
-    equals compete for the last place, or whose mass lies too widely spread, are for `eligible`. Rows have a finite
-    maximum. What comes out for a row does not depend on the others, so it is the same in every batch.
+    The candidates ``[R, C]`` are ids, rising in each row. The other two are bool: ``[R, C]`` and ``[R]``. A row is not
+    certain if equal logits compete for the last place, or if the probability is spread over too many tokens; `eligible`
+    must then decide. Each row has a finite maximum. The result for a row does not depend on the other rows, so it is
+    the same in every batch.
     """
     count = min(params.top_k or _FIRST_GUESS, logits_RV.shape[-1])
     ids_RC, sure_R = select.leading_rows(logits_RV, count)
@@ -60,50 +63,47 @@ def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Te
 
 
 def _mass(logits_V: Tensor) -> Tensor:
+    """The sum of all weights, a scalar."""
     return _weights(logits_V).sum(dtype=torch.float64)
 
 
 def _filters(params: SamplingParams) -> Iterator[Callable[[Tensor], Tensor]]:
     if params.top_k > 0:
-        yield lambda logits: _rising(select.leading(logits, params.top_k))
+        yield lambda logits_N: select.leading(logits_N, params.top_k).sort().values
     if params.top_p < 1:
-        yield lambda logits: _smallest_set(logits, _weights(logits), params.top_p)
+        yield lambda logits_N: _smallest_set(logits_N, _weights(logits_N), params.top_p)
     if params.min_p > 0:
-        yield lambda logits: select.at_least(logits, logits.amax().item() + math.log(params.min_p))
+        yield lambda logits_N: select.at_least(logits_N, logits_N.amax().item() + math.log(params.min_p))
     if params.typical_p < 1:
-        yield lambda logits: _typical(logits, params.typical_p)
+        yield lambda logits_N: _typical(logits_N, params.typical_p)
 
 
-def _rising(ids: Tensor) -> Tensor:
-    return ids.sort().values
+def _weights(logits_N: Tensor) -> Tensor:
+    """Probabilities up to a factor: the likeliest token has 1."""
+    return (logits_N - logits_N.amax()).exp_()
 
 
-def _weights(logits: Tensor) -> Tensor:
-    """Probabilities up to a factor; the likeliest token has 1."""
-    return (logits - logits.amax()).exp_()
+def _smallest_set(preference_N: Tensor, weights_N: Tensor, mass: float) -> Tensor:
+    """The fewest of the most preferred tokens that reach the share ``mass`` of all weight, at least one.
 
-
-def _smallest_set(preference: Tensor, weights: Tensor, mass: float) -> Tensor:
-    """The most preferred places, as few as reach the share ``mass`` of all weight, at least one; ties by place.
-
-    The running sum is in float64 and starts at the most preferred place, so it does not depend on how many candidates
-    were looked at.
+    Ties go to the lower index. The running sum is in float64 and starts at the most preferred token, so it does not
+    depend on how many candidates were looked at.
     """
-    goal = mass * weights.sum(dtype=torch.float64).item()
+    goal = mass * weights_N.sum(dtype=torch.float64).item()
     count = _FIRST_GUESS
     while True:
-        places = select.leading(preference, count)
-        reached = weights[places].cumsum(0, dtype=torch.float64)
-        if count >= len(preference) or reached[-1].item() >= goal:
-            needed = int((reached < goal).sum()) + 1
-            return _rising(places[:needed])
+        places_C = select.leading(preference_N, count)
+        reached_C = weights_N[places_C].cumsum(0, dtype=torch.float64)
+        if count >= len(preference_N) or reached_C[-1].item() >= goal:
+            needed = int((reached_C < goal).sum()) + 1
+            return places_C[:needed].sort().values
         count *= _GROWTH
 
 
-def _typical(logits: Tensor, mass: float) -> Tensor:
+def _typical(logits_N: Tensor, mass: float) -> Tensor:
     """Locally typical sampling (Meister et al. 2023): prefer tokens whose surprise is near the row's entropy."""
-    weights = _weights(logits)
-    total = weights.sum(dtype=torch.float64)
-    surprise = total.log() - weights.double().log()  # infinite where the weight is 0: never preferred
-    entropy = torch.where(weights > 0, weights * surprise, 0.0).sum() / total
-    return _smallest_set(-(surprise - entropy).abs(), weights, mass)
+    weights_N = _weights(logits_N)
+    total = weights_N.sum(dtype=torch.float64)
+    surprise_N = total.log() - weights_N.double().log()  # infinite where the weight is 0: never preferred
+    entropy = torch.where(weights_N > 0, weights_N * surprise_N, 0.0).sum() / total
+    return _smallest_set(-(surprise_N - entropy).abs(), weights_N, mass)

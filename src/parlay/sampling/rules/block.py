@@ -16,10 +16,10 @@ from parlay.types import Law, ParlayError, Verdict
 class Block(Judge):
     """Block verification (Sun et al. 2024, arXiv:2403.10444): never fewer accepted tokens than by rejecting one by one.
 
-    Every prefix of the chain has a weight p_i = min(1, p_(i-1) p(x_i) / q(x_i)) and a coin of its own with chance
-    h_i = Z_i / (Z_i + 1 - p_i), where Z_i = sum((p_i p - q)+) over the laws after it; the last has h = p_n. The longest
-    prefix whose coin holds is accepted, whatever became of shorter ones, and followed by a draw from
-    norm((p_i p - q)+), or from p after the whole chain.
+    Every prefix of the chain has a weight p_i = min(1, p_(i-1) p(x_i) / q(x_i)) and a coin of its own, which holds with
+    probability h_i = Z_i / (Z_i + 1 - p_i). Here Z_i = sum((p_i p - q)+) over the distributions after the prefix; the
+    whole chain has h = p_n. The longest prefix whose coin holds is accepted, whatever the coins of shorter ones; then
+    comes a draw from norm((p_i p - q)+), or from p after the whole chain.
     """
 
     laws = frozenset[Law]({"iid"})
@@ -35,7 +35,7 @@ class Block(Judge):
             weights.append(_weight(weights[-1], targets[-1], case.drafted(node), tree.tokens[node]))
             try:
                 targets.append(case.target(node))
-            except ParlayError:  # the chain ends here: what the target says after it is not known
+            except ParlayError:  # nothing can be drawn after this node, so the chain ends here
                 end = node + 1
                 break
         return _decide(case, weights, targets, end)
@@ -46,7 +46,10 @@ def _weight(before: Any, target: Vector, drafted: Vector, token: int) -> Any:
 
 
 def _decide(case: Case, weights: list[Any], targets: list[Vector], end: int) -> Verdict:
-    """``weights[i]`` is that of the first i of ``end`` nodes, ``targets[i]`` the law after them; the last may lack."""
+    """``weights[i]`` belongs to the first i of ``end`` nodes, ``targets[i]`` is the target's distribution after them.
+
+    The last target may be missing.
+    """
     tokens = case.draft.tree.tokens
 
     def holds(length: int) -> bool:
@@ -57,7 +60,7 @@ def _decide(case: Case, weights: list[Any], targets: list[Vector], end: int) -> 
         return case.chance.coin(weight, length - 1, 0)
 
     taken = next((length for length in range(end, 0, -1) if holds(length)), 0)
-    if taken == len(targets):  # the last accepted token is then the bonus
+    if taken == len(targets):  # nothing can be drawn after it, so the last token ends the step
         return Verdict(tuple(range(taken - 1)), tokens[:taken])
     law = targets[taken]
     if taken < end:

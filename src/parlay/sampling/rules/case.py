@@ -1,7 +1,7 @@
-"""What a rule sees of one sequence: its draft, the laws at the nodes, and chance. Rules are functions of that.
+"""What a rule sees of one sequence: its draft, the distributions (laws) at the nodes, and random numbers.
 
-Nothing here or in the rules tells floats from fractions, so tests run the very same code on exact rationals and on
-every outcome that chance can have.
+The code here and in the rules works on floats and on fractions alike. So tests run it on exact rationals, over every
+outcome that the random numbers can have.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from parlay.sampling.noise import Purpose
 from parlay.types import Draft, NoiseKey, ParlayError, Verdict, View
 
 Candidate = tuple[int, Vector]
-"""A drafted token and the law it was drawn from."""
+"""A drafted token and the distribution that it was drawn from."""
 
 
 class Chance(Protocol):
     """The randomness of one step. ``level`` 0 is the first token that the step commits."""
 
     def coin(self, probability: Any, level: int, number: int) -> bool:
-        """True with this probability; another ``number``, another coin."""
+        """True with this probability. Each ``number`` is a coin of its own."""
         ...
 
     def draw(self, weights: Vector, level: int) -> int:
-        """A token by its weight."""
+        """A token, each with a probability in proportion to its weight."""
         ...
 
 
@@ -53,9 +53,11 @@ class StepChance:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``target(node)`` is the target's law of the token after ``node`` (-1: the root), as processed on the node's own
-    path; it may raise ParlayError. ``drafted(node)`` is the law that the node itself was drawn from. ``greedy``: the
-    best token is wanted, and the target's law only tells how much better it is.
+    """One sequence's draft and what decides on it.
+
+    ``target(node)`` is the target's distribution of the token after ``node`` (-1: the root), processed on the node's
+    own path; it may raise ParlayError. ``drafted(node)`` is the distribution that the node itself was drawn from.
+    ``greedy``: the request wants the best token, and the target's distribution tells how much better that one is.
     """
 
     draft: Draft
@@ -66,7 +68,7 @@ class Case:
 
 
 def case_of(view: View, draft: Draft, logits_RV: Tensor, root: int) -> Case:
-    """The case whose rows of logits begin with the root's at ``root``."""
+    """The case of a sequence whose rows of logits begin with the root's, row ``root``."""
     tree, probs = draft.tree, draft.probs
 
     def target(node: int) -> Vector:
@@ -83,7 +85,7 @@ def case_of(view: View, draft: Draft, logits_RV: Tensor, root: int) -> Case:
 
 
 class Dice:
-    """Chance at one level; every coin is another."""
+    """The random numbers of one level, each coin a new one."""
 
     def __init__(self, chance: Chance, level: int) -> None:
         self._chance = chance
@@ -99,13 +101,13 @@ class Dice:
 
 
 Choose = Callable[[Vector, Sequence[Candidate], Dice], int]
-"""A token whose law is the first argument, chosen so that it is a candidate's as often as can be."""
+"""Chooses a token that has the first argument as its distribution, and is a candidate as often as possible."""
 
 
 def descend(case: Case, choose: Choose) -> Verdict:
-    """From the root down: choose a token, and go on below the nodes that carry it, for as long as there are some.
+    """From the root down: choose a token, and go on below the nodes that have it, as long as there are any.
 
-    Equal siblings (independent draws may be equal) are one place: the children of all of them are candidates below.
+    Equal siblings (independent draws may be equal) count as one node: the children of all of them are candidates.
     """
     tree = case.draft.tree
     families = trees.children(tree)
@@ -119,7 +121,7 @@ def descend(case: Case, choose: Choose) -> Verdict:
         except ParlayError:
             if not sampled:
                 raise
-            break  # tokens chosen above stand: the last is then the bonus, and the fault the next root's
+            break  # tokens chosen before stand, and the next step meets the fault at its root
         below = [child for node in here for child in families[node] if child < real]
         candidates = [(tree.tokens[child], case.drafted(child)) for child in below]
         sampled.append(choose(target, candidates, Dice(case.chance, len(sampled))))
@@ -128,7 +130,7 @@ def descend(case: Case, choose: Choose) -> Verdict:
 
 
 def excess(target: Vector, drafted: Vector) -> Vector:
-    """norm((p - q)+), what is left of the target's law when a draw from the other was rejected."""
+    """norm((p - q)+): the distribution that remains of the target's when a draw from ``drafted`` was rejected."""
     rest = np.maximum(target - drafted, 0)
     total = rest.sum()
-    return rest / total if total > 0 else target  # equal up to rounding: then a rejection is a rounding, too
+    return rest / total if total > 0 else target  # equal up to rounding, and so was the rejection

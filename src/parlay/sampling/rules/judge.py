@@ -1,4 +1,4 @@
-"""The frame of every rule that looks at laws: one sequence at a time, greedy requests by exact match."""
+"""The base of all rules that compare distributions: one sequence at a time, greedy requests by exact match."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from parlay.types import Draft, Exactness, Fault, Law, ParlayError, Verdict, Vie
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A rule that judges by laws. Subclasses say of one case what is committed.
+    """A rule that looks at distributions. Subclasses decide what is committed in one case.
 
-    ``matches_greedy``: greedy requests have one text, which exact match finds, whatever law their drafts have.
+    ``matches_greedy``: greedy requests have only one text, which exact match finds however their drafts were chosen.
     """
 
     exactness: ClassVar[Exactness] = Exactness.DISTRIBUTION
@@ -25,13 +25,13 @@ class Judge:
     matches_greedy: ClassVar[bool] = True
 
     def verdict(self, case: Case) -> Verdict:
-        """What is committed; ParlayError where the target says nothing even of the first token."""
+        """What is committed. Raises ParlayError if not even the first token can be drawn."""
         raise NotImplementedError
 
     def accept(
         self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
-        """See `Rule.accept`. Raises ValueError for a draft of a law that the rule can't handle."""
+        """See `Rule.accept`. Raises ValueError for a draft that was chosen in a way that the rule can't handle."""
         for draft in drafts:
             check_law(self, draft)
         matched = [place for place, view in enumerate(views) if self._matches(view)]

@@ -1,4 +1,4 @@
-"""K-SEQ: several independent drafts at once."""
+"""K-SEQ: a choice among several independent draws."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KSeq(Judge):
 
     Each of the k drafts that share the accepted prefix is accepted with probability min(1, p(x) / (r q(x))), with r in
     [1, k] such that 1 - (1 - beta)^k = r beta, where beta is the chance of accepting one of them. With one draft r is
-    1, and it is rejection sampling. All siblings come of one law.
+    1, and the rule is rejection sampling. All siblings are drawn from one distribution.
     """
 
     laws = frozenset[Law]({"iid"})
@@ -30,6 +30,7 @@ class KSeq(Judge):
 
 
 def any_of(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+    """Try the candidates in order, all with the same r; without success, draw from what remains of the target's."""
     if not candidates:
         return dice.draw(target)
     drafted = candidates[0][1]
@@ -45,7 +46,7 @@ def any_of(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
 
 
 def ratio(target: Vector, drafted: Vector, count: int) -> Any:
-    """The least r with 1 - (1 - beta(r))^k <= r beta(r), from above: any r of which that holds keeps the law."""
+    """Nearly the least r with 1 - (1 - beta(r))^k <= r beta(r). With any such r the text has the right distribution."""
     both = (target > 0) & (drafted > 0)
     target, drafted = target[both], drafted[both]
 
@@ -63,6 +64,6 @@ def ratio(target: Vector, drafted: Vector, count: int) -> Any:
 
 
 def _kept(target: Vector, drafted: Vector, r: Any) -> Vector:
-    """The chance of each token to be drawn and accepted: min(q, p / r)."""
+    """The probability of each token to be drawn and accepted: min(q, p / r)."""
     result: Vector = np.minimum(drafted, target / r)
     return result

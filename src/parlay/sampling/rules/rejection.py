@@ -14,9 +14,9 @@ class Rejection(Judge):
     """Speculative sampling (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
 
     A token x drawn from q is accepted with probability min(1, p(x) / q(x)), and else replaced by a draw from
-    norm((p - q)+). Where several were drawn from one node, each that is rejected leaves that law to the next as its
-    p: multi-step speculative sampling (SpecInfer, Miao et al. 2024, arXiv:2305.09781). With one draw per node the two
-    are one. Siblings may come of different laws, each independent of the others.
+    norm((p - q)+). If a node has several children, each that is rejected leaves that distribution as p to the next:
+    multi-step speculative sampling (SpecInfer, Miao et al. 2024, arXiv:2305.09781). Siblings may be drawn from
+    different distributions, each independent of the others.
     """
 
     laws = frozenset[Law]({"iid"})
@@ -26,8 +26,9 @@ class Rejection(Judge):
 
 
 def one_by_one(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+    """Try the candidates in order; without success, draw from what remains of the target's distribution."""
     for token, drafted in candidates:
-        if drafted[token] > 0:  # otherwise it can't have been drawn, and says nothing
+        if drafted[token] > 0:  # otherwise it can't have been drawn
             if dice.coin(min(1, target[token] / drafted[token])):
                 return token
             target = excess(target, drafted)

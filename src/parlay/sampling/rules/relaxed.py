@@ -1,4 +1,4 @@
-"""What lossy rules share: they accept tokens that are good enough, and the longest path of such tokens wins."""
+"""What lossy rules share: they accept tokens that are good enough, and take the longest path of such tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from parlay.sampling.rules.case import Case
 from parlay.types import ParlayError, Verdict
 
 GoodEnough = Callable[[Vector], Callable[[int], bool]]
-"""Of a law, which tokens pass."""
+"""From a distribution to a test of its tokens: which of them pass."""
 
 
 def longest(case: Case, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
-    """The longest path all of whose tokens pass, the likeliest of equals, and ``last_token(law, level)`` after it."""
+    """The longest path on which all tokens pass, the likeliest of several; then ``last_token(law, level)``."""
     tree = case.draft.tree
     families = trees.children(tree)
     real = len(tree) - case.draft.probes
@@ -27,7 +27,7 @@ def longest(case: Case, good_enough: GoodEnough, last_token: Callable[[Vector, i
         except ParlayError:
             if node == -1:
                 raise
-            continue  # what follows this node is not known, so no path may end or go on there
+            continue  # nothing can be drawn after this node, so no path may end or go on there
         if (depth, logprob) > best_rank:
             best, best_rank, best_law = node, (depth, logprob), law
         passes = good_enough(law)

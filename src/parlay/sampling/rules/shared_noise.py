@@ -1,4 +1,4 @@
-"""The exact accept rule: draw each token with the one sampler and follow the tree for as long as it has that token."""
+"""The exact accept rule: sample each token as plain decoding does, and follow the tree as long as it has that token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.types import Draft, Exactness, Fault, Law, Rule, Tree, Verdict, View
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """Commits the very tokens that plain decoding commits, whatever is drafted: as exact as the runner's logits are."""
+    """Commits the tokens that plain decoding commits, whatever is drafted. It is as exact as the runner's logits."""
 
     exactness: ClassVar[Exactness] = Exactness.BITS
     laws: ClassVar[frozenset[Law]] = frozenset({"point"})
@@ -25,7 +25,7 @@ class SharedNoise:
     def accept(
         self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
-        """See `Rule.accept`. Raises ValueError for a draft that was drawn rather than guessed."""
+        """See `Rule.accept`. Raises ValueError for a draft that was drawn from a distribution."""
         for draft in drafts:
             check_law(self, draft)
         return follow(views, drafts, logits_RV, roots)
@@ -34,7 +34,7 @@ class SharedNoise:
 def follow(
     views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
-    """Plain decoding's tokens for as long as the drafts carry them, by whatever law these were chosen."""
+    """Plain decoding's tokens as far as the drafts have them, however the drafts were chosen."""
     greedily = [is_plain_greedy(view, ()) for view in views]
     if all(greedily):
         return _greedily(drafts, logits_RV, roots)
@@ -50,7 +50,7 @@ def follow(
 
 
 def check_law(rule: Rule, draft: Draft) -> None:
-    """Raises ValueError for a draft that the rule can't judge."""
+    """Raises ValueError for a draft that the rule can't handle."""
     if (draft.law == "point" and "point" in rule.laws) or not len(draft):
         return
     if draft.law not in rule.laws:
@@ -62,7 +62,7 @@ def check_law(rule: Rule, draft: Draft) -> None:
 
 
 def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) -> list[Verdict | Fault]:
-    """Where the largest logit decides, one argmax over all rows costs less than one per visited row."""
+    """Greedy requests: one argmax over all rows costs less than one for each visited row."""
     tokens = tuple(greedy(logits_RV))
     return [
         _verdict(draft, tokens[root : root + 1 + len(draft) - draft.probes])
@@ -71,7 +71,7 @@ def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) 
 
 
 def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
-    """Down the tree by ``tokens``, which were chosen at the root and at each node, probes left out."""
+    """Follow the tree by ``tokens``, those chosen at the root and then at each node, probes left out."""
     if trees.is_chain(draft.tree):
         taken = [*map(operator.eq, draft.tree.tokens, tokens[:-1]), False].index(False)
         path, sampled = tuple(range(taken)), tokens[: taken + 1]
@@ -81,12 +81,12 @@ def _verdict(draft: Draft, tokens: tuple[int | Fault, ...]) -> Verdict | Fault:
     last = sampled[-1]
     if not isinstance(last, Fault):
         return Verdict(path, cast("tuple[int, ...]", sampled))
-    # Tokens drawn above stand, as in plain decoding: the last is then the bonus, and the fault the next root's.
+    # Tokens chosen before the fault stand, as in plain decoding. The next step meets the fault at its root.
     return Verdict(path[:-1], cast("tuple[int, ...]", sampled[:-1])) if path else last
 
 
 def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
-    """The nodes that carry what was chosen above them, from below the root."""
+    """The nodes whose tokens were chosen, from below the root."""
     nodes = range(len(tokens) - 1)
     children: dict[tuple[int, int | Fault], int] = {(tree.parents[node], tree.tokens[node]): node for node in nodes}
     path: list[int] = []
@@ -98,7 +98,7 @@ def _path(tree: Tree, tokens: Sequence[int | Fault]) -> tuple[int, ...]:
 
 
 class _Walk:
-    """One sequence's way down its tree. Probes are not part of it."""
+    """One sequence's walk down its tree, probes left out."""
 
     __slots__ = ("_chain", "_children", "_fault", "_most", "_node", "_path", "open", "root", "sampled", "view")
 
@@ -117,10 +117,10 @@ class _Walk:
         self._most = 1 + max(1, _likely(draft.scores[:real]))
 
     def ahead(self) -> list[tuple[int, list[int]]]:
-        """The row of logits to draw from next, and its path; then those below it as long as there is but one way.
+        """The row of logits to sample next, and its path; then rows below it, as long as the tree has no branches.
 
-        One only where rows are not drawn together at less cost. Else as many as are likely to be reached by what the
-        drafter says, then twice as many at each turn.
+        Only one row if sampling several together is no cheaper. Else as many as the drafter's scores make likely, and
+        twice as many with each call.
         """
         path, first = list(self.sampled), self.root + 1 + self._node
         below = self._chain[self._node + 1 :][: self._most - 1] if goes_together(self.view, path) else ()
@@ -132,9 +132,9 @@ class _Walk:
         return self._fault or Verdict(tuple(self._path), tuple(self.sampled))
 
     def take(self, token: int | Fault) -> None:
-        """Descend to the child that carries the token; without one, it is the correction or bonus and the walk ends."""
+        """Descend to the child with this token. If there is none, the walk ends and the token is its last."""
         if isinstance(token, Fault):
-            # Tokens drawn above stand, as in plain decoding: the last is then the bonus, and the fault the next root's.
+            # Tokens chosen before the fault stand, as in plain decoding. The next step meets the fault at its root.
             if self._path:
                 self._path.pop()
             else:
@@ -151,9 +151,9 @@ class _Walk:
 
 
 def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
-    """Over all sequences at once, so that only visited rows are processed, each on its own path, and few in vain.
+    """Walk all sequences together, one or several levels at a time; see `_Walk.ahead`.
 
-    Level by level, or several levels at a time; see `_Walk.ahead`.
+    Only rows that are visited, or likely to be, are processed.
     """
     while walks:
         runs = [walk.ahead() for walk in walks]
@@ -168,5 +168,5 @@ def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
 
 
 def _likely(scores: Sequence[float]) -> int:
-    """Levels of a chain that are more likely reached than not."""
+    """How many levels of a chain are reached with a chance of at least one half."""
     return sum(reach >= 0.5 for reach in accumulate(scores, operator.mul))

@@ -19,10 +19,10 @@ class Threshold(Judge):
     """Relaxed verification of blockwise drafts (GAD++, Xia et al. 2022, arXiv:2203.16487; Stern et al. 2018,
     arXiv:1811.03115, section 5: top-k and distance).
 
-    A token passes when it is among the ``beta`` best and its logit at most ``tau`` below the best one. ``beta=1`` is
-    exact match of greedy requests, ``tau`` = infinity accepts by rank alone, and a very large ``beta`` by the ratio
-    p(x) / max p >= exp(-tau). Greedy requests are judged alike, for which the rule was made, by logits before
-    temperature; a draw from p, or the best token, follows.
+    A token passes if it is among the ``beta`` best and its logit is at most ``tau`` below the best one. ``beta=1`` is
+    exact match for greedy requests. An infinite ``tau`` accepts by rank alone, and a very large ``beta`` by the ratio
+    p(x) / max p >= exp(-tau). The rule was made for greedy requests, which it judges by logits before temperature.
+    After the path comes a draw from p, or the best token for a greedy request.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY

@@ -19,9 +19,9 @@ from parlay.types import Exactness, Law, Verdict
 class Typical(Judge):
     """Typical acceptance (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
-    A token passes when p(x) > min(eps, delta exp(-H(p))): it need not be likely where the target is undecided. The
-    longest path that passes wins, the likeliest of equals; a draw from p follows. Greedy requests fall back to exact
-    match.
+    A token passes if p(x) > min(eps, delta exp(-H(p))): the less certain the target, the less likely it may be. The
+    rule takes the longest path that passes, the likeliest if there are several, and then draws from p. Greedy requests
+    get exact match.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
@@ -38,6 +38,6 @@ class Typical(Judge):
 
 
 def entropy(law: Vector) -> float:
-    """In nats."""
+    """The entropy of a distribution, in nats."""
     some = law[law > 0]
     return float(-(some * np.log(some)).sum())

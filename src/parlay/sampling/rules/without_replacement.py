@@ -14,8 +14,9 @@ class WithoutReplacement(Judge):
     """Recursive rejection sampling (RSD, Jeon et al. 2024, arXiv:2402.14160; Sequoia, Chen et al. 2024,
     arXiv:2402.12374).
 
-    Siblings are tried in the order they were drawn in. One that is rejected leaves norm((p - q)+) to the next as its
-    p, and q without that token as its q. How many siblings there are may hang on the earlier of them, not on itself.
+    Siblings are tried in the order in which they were drawn. One that is rejected leaves norm((p - q)+) as p to the
+    next, and q without its token as q. Whether a further sibling is drawn may depend on those before it, but not on
+    itself.
     """
 
     laws = frozenset[Law]({"without_replacement"})
@@ -25,7 +26,7 @@ class WithoutReplacement(Judge):
 
 
 def in_drawing_order(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
-    """All candidates name the law of the first draw, of which the later ones are what was left."""
+    """Every candidate names the distribution of the first draw. The later draws came from what was left of it."""
     left = candidates[0][1].copy() if candidates else target
     for token, _ in candidates:
         if left[token] > 0:
