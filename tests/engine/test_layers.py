@@ -153,7 +153,7 @@ def test_layers_can_be_used_in_propose_only_and_within_the_budget() -> None:
         ):
             with pytest.raises(ValueError, match=words):
                 view.layers.forward([view], [path], NONE, rows)
-        with pytest.raises(ValueError, match="stands twice"):
+        with pytest.raises(ValueError, match="given twice"):
             view.layers.forward([view, view], [[], []], NONE)
         return []
 
