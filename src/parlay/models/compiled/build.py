@@ -1,8 +1,4 @@
-"""Makes the library with the machine's C compiler. Standard library only: it runs while the package is installed.
-
-Objects are linked without an OpenMP library: the one that torch brings serves both, or their threads would fight for
-the same cores.
-"""
+"""Makes the library with the machine's C compiler. Standard library only: it runs while the package is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "core"
 LIBRARY = Path(__file__).parent / "core.so"
 
-_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-w")
+_FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-w")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 _EVERYWHERE: dict[str, tuple[str, ...]] = {"plain": ()}
 _X86: dict[str, tuple[str, ...]] = {
@@ -51,12 +47,13 @@ def build(library: Path = LIBRARY) -> Path:
     sets = _EVERYWHERE | (_X86 if platform.machine() in ("x86_64", "AMD64") else {})
     with tempfile.TemporaryDirectory() as folder:
         jobs = [_object(compiler, Path(folder), name, flags) for name, flags in sets.items()]
-        jobs.append(_command(compiler, SOURCES / "choose.c", Path(folder) / "choose.o", f"-DSOURCES={digest()}"))
+        for name in ("choose", "pool"):
+            jobs.append(_command(compiler, SOURCES / f"{name}.c", Path(folder) / f"{name}.o", f"-DSOURCES={digest()}"))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, jobs))
         objects = sorted(str(path) for path in Path(folder).glob("*.o"))
         made = Path(folder) / library.name
-        _run([compiler, "-shared", "-o", str(made), *objects])
+        _run([compiler, "-shared", "-pthread", "-o", str(made), *objects])
         shutil.copyfile(made, library.with_suffix(".new"))
     library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
     return library

@@ -135,6 +135,7 @@ class CompiledForward:
         """Where the forward may write: kept from call to call, and grown when one needs more."""
         needed = self._core.space_bytes(ctypes.byref(self._model), rows, wanted, longest, segments, threads)
         if len(self._space) < needed + _LINE:
+            self._core.rest()  # a late thread may still read the old one
             self._space = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
         start = self._space.data_ptr()
         return start + -start % _LINE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +18,6 @@ SWITCH = "PARLAY_COMPILED"
 
 _WIDEST = {"DEFAULT": "plain", "AVX2": "avx2", "AVX512": "avx512_bf16"}
 """By what torch allows itself, which heeds ATEN_CPU_CAPABILITY."""
-
-_OPENMP = re.compile(r"\S*/lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*")
 
 
 class NotLoaded(Exception):
@@ -45,8 +42,6 @@ def _load(path: Path, widest: str) -> structs.Core:
         if sys.platform != "linux":
             raise NotLoaded(f"it is for Linux, not {sys.platform}")
         raise NotBuilt("it was not built: install with a C compiler at hand")
-    for openmp in _loaded_openmp():
-        ctypes.CDLL(openmp, mode=ctypes.RTLD_GLOBAL)  # so that the library finds torch's threads
     try:
         library = ctypes.CDLL(str(path))
         library.parlay_sources.restype = ctypes.c_char_p
@@ -60,9 +55,3 @@ def _load(path: Path, widest: str) -> structs.Core:
         raise ValueError(f"{SWITCH}={widest} is neither 0 nor one of {', '.join(NAMES)} that this library has")
     chosen: structs.Core = core.contents
     return chosen
-
-
-def _loaded_openmp() -> set[str]:
-    """The OpenMP libraries of this process; torch has loaded one."""
-    maps = Path("/proc/self/maps")
-    return set(_OPENMP.findall(maps.read_text(encoding="utf-8"))) if maps.exists() else set()

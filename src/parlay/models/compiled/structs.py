@@ -60,6 +60,7 @@ class Batch(Structure):
 PACK = CFUNCTYPE(None, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(Model), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(Model), POINTER(Batch))
+REST = CFUNCTYPE(None)
 
 
 class Core(Structure):
@@ -69,4 +70,5 @@ class Core(Structure):
         ("pack", PACK),
         ("space_bytes", SPACE_BYTES),
         ("forward", FORWARD),
+        ("rest", REST),
     ]

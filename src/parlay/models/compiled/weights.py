@@ -53,6 +53,9 @@ class Weights:
             head=self._linear(arranged.head),
         )
 
+    def __del__(self) -> None:
+        self._core.rest()  # a late thread may still read them
+
     def _layer(self, layer: LayerWeights) -> structs.Layer:
         norms = None if layer.qk_norm is None else self._hold(layer.qk_norm.contiguous())
         return structs.Layer(

@@ -64,6 +64,7 @@ typedef struct {
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                            int64_t threads);
     void (*forward)(const Model *, const Batch *);
+    void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;
 
 #endif

@@ -4,4 +4,4 @@
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
 
-const Core CORE = {QUOTED(LABEL), PANEL, pack, space_bytes, forward};
+const Core CORE = {QUOTED(LABEL), PANEL, pack, space_bytes, forward, parlay_pool_rest};

@@ -104,27 +104,38 @@ INLINE void finish(const Linear *linear, int bf16, const Product *to, int64_t ro
     }
 }
 
-/* This thread's share of the panels, for all rows: two panels at a time where few rows leave registers free. */
-static void product(const Linear *linear, int bf16, const Product *to, int64_t thread, int64_t threads)
+/* `count` panels from `first` on for all rows, as they come out of the sums: `out` is [count][rows][PANEL]. Two panels
+ * at a time where few rows leave registers free. */
+static void multiply_panels(const Linear *linear, int bf16, const Product *to, int64_t first, int64_t count, float *out)
 {
     int kind = (int)linear->kind;
-    int64_t all = (linear->out + PANEL - 1) / PANEL, words = bf16 ? (linear->in + 1) / 2 : linear->in;
-    int64_t panel_bytes = words * PANEL * weight_bytes(kind, bf16), until = all * (thread + 1) / threads;
+    int64_t words = bf16 ? (linear->in + 1) / 2 : linear->in, panel_bytes = words * PANEL * weight_bytes(kind, bf16);
     int64_t passes = (to->rows + TILE - 1) / TILE, each = passes ? (to->rows + passes - 1) / passes : 1;
     void (*tile)(int64_t, int, const char *, int64_t, const uint32_t *, int64_t, int64_t, Sums *) =
         kind == WEIGHT_I8 ? (bf16 ? multiply_i8_bf16 : multiply_i8_f32) : bf16 ? multiply_bf16 : multiply_f32;
-    for (int64_t panel = all * thread / threads, panels; panel < until; panel += panels) {
-        const char *weights = (const char *)linear->panels + panel * panel_bytes;
-        panels = to->rows <= TILE / 2 && panel + 1 < until ? 2 : 1;
+    for (int64_t panel = 0, panels; panel < count; panel += panels) {
+        const char *weights = (const char *)linear->panels + (first + panel) * panel_bytes;
+        panels = to->rows <= TILE / 2 && panel + 1 < count ? 2 : 1;
         for (int64_t row = 0; row < to->rows; row += each) {
-            int64_t count = to->rows - row < each ? to->rows - row : each;
+            int64_t rows = to->rows - row < each ? to->rows - row : each;
             Sums sums[2];
-            tile(count, (int)panels, weights, panel_bytes, to->x + row * to->x_stride, to->x_stride, words, sums);
+            tile(rows, (int)panels, weights, panel_bytes, to->x + row * to->x_stride, to->x_stride, words, sums);
             for (int64_t p = 0; p < panels; p++)
-                for (int64_t i = 0; i < count; i++)
-                    finish(linear, bf16, to, row + i, (panel + p) * PANEL, sums[p].rows[i]);
+                memcpy(out + ((panel + p) * to->rows + row) * PANEL, sums[p].rows, (size_t)(rows * PANEL) * 4);
         }
     }
+}
+
+/* What `multiply_panels` left in `sums`, to where the product's outputs go. */
+static void finish_panels(const Linear *linear, int bf16, const Product *to, int64_t first, int64_t count,
+                          const float *sums)
+{
+    for (int64_t panel = first; panel < first + count; panel++)
+        for (int64_t row = 0; row < to->rows; row++, sums += PANEL) {
+            vf own[BLOCKS];
+            for (int b = 0; b < BLOCKS; b++) own[b] = load(sums + b * LANES);
+            finish(linear, bf16, to, row, panel * PANEL, own);
+        }
 }
 
 /* weight [out][in] of numbers of `kind`, to panels; `pair`: inputs come two to a word. */

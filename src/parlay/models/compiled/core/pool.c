@@ -1,0 +1,370 @@
+/* The pool of threads; pool.h says what it promises. Every shared word is atomic and sequentially consistent unless an
+ * order is named: waking sleepers and leaving jobs both rest on "write mine, then read yours".
+ */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ __volatile__("yield")
+#else
+#define PAUSE() (void)0
+#endif
+
+/* Nanoseconds. A wait within a phase is for a thread that commits or closes, which takes a few microseconds at most if
+ * it has its core; between jobs the caller prepares the next one. */
+#define SPIN_IN_PHASE 40000
+#define SPIN_BETWEEN_JOBS 1000000
+#define LEAST_PATIENCE 5000 /* before a piece is taken from a late thread */
+#define NAP 1000000         /* asleep at most, before a look at whether a piece can be taken over */
+
+enum { CLAIMED = 1, COMMITTING = 2, DONE = 3 };
+enum { OUTSIDE, INSIDE, DETACHED };
+
+typedef struct {
+    uint32_t place __attribute__((aligned(64))); /* OUTSIDE the job, INSIDE, or DETACHED in a piece's computation */
+    Member member;
+    pthread_t thread;
+} Worker;
+
+static struct {
+    pthread_mutex_t jobs; /* held by who runs a job */
+    int64_t workers;      /* threads there are besides callers */
+    void (*job)(const void *, Member *);
+    const void *context;
+    int64_t count;   /* threads of the job */
+    uint64_t stamps; /* given to phases so far */
+    uint64_t active __attribute__((aligned(64)));  /* the first stamp of the job that runs, or 0 */
+    uint64_t current __attribute__((aligned(64))); /* the stamp of the phase that runs */
+    uint64_t closing;                              /* the last stamp whose end somebody has taken in hand */
+    uint32_t bell, sleepers; /* rung when a phase ends; who listens */
+    uint32_t job_bell __attribute__((aligned(64))), job_sleepers;
+    int64_t gap; /* nanoseconds between jobs, lately */
+    int64_t delayed, delay_every, delay; /* for tests */
+    Member caller;
+    /* Per piece: stamp << 16 | thread << 2 | state. A slot of an earlier phase is free. */
+    uint64_t slot[MOST_PIECES] __attribute__((aligned(64)));
+    Worker worker[MOST_THREADS];
+} pool = {.jobs = PTHREAD_MUTEX_INITIALIZER, .delayed = -1};
+
+#define LOAD(WORD) __atomic_load_n(&(WORD), __ATOMIC_SEQ_CST)
+#define STORE(WORD, VALUE) __atomic_store_n(&(WORD), VALUE, __ATOMIC_SEQ_CST)
+#define SWAP_IF(WORD, OLD, NEW) __atomic_compare_exchange_n(&(WORD), &(OLD), NEW, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
+
+static int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static void futex_sleep(uint32_t *word, uint32_t seen, int64_t nanoseconds)
+{
+    struct timespec most = {nanoseconds / 1000000000, nanoseconds % 1000000000};
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, nanoseconds ? &most : 0, 0, 0);
+}
+
+static void ring(uint32_t *word, uint32_t *sleepers)
+{
+    if (!LOAD(*sleepers)) return;
+    __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MOST_THREADS, 0, 0, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------ pieces of a phase */
+
+static uint64_t tag(const Member *me, uint64_t stamp, int state)
+{
+    return stamp << 16 | (uint64_t)me->index << 2 | (uint64_t)state;
+}
+
+static void set_place(const Member *me, uint32_t place)
+{
+    if (me->index) STORE(pool.worker[me->index].place, place);
+}
+
+static void delay_for_tests(const Member *me, int64_t piece)
+{
+    if (pool.delayed != me->index || piece % pool.delay_every) return;
+    struct timespec time = {pool.delay / 1000000, pool.delay % 1000000 * 1000};
+    nanosleep(&time, 0);
+}
+
+/* Computes and commits a piece that this thread has claimed. 0: the job has ended meanwhile. */
+static int work_on(Member *me, const Phase *phase, int64_t piece, uint64_t stamp)
+{
+    uint64_t mine = tag(me, stamp, CLAIMED);
+    if (phase->compute) {
+        if (phase->detached) set_place(me, DETACHED);
+        phase->compute(phase->task, piece, me);
+        if (__builtin_expect(pool.delayed >= 0, 0)) delay_for_tests(me, piece);
+        int kept = SWAP_IF(pool.slot[piece], mine, tag(me, stamp, COMMITTING)); /* then the job waits for this piece */
+        if (phase->detached) set_place(me, INSIDE);
+        if (!kept) return LOAD(pool.active) == me->job;
+    }
+    phase->commit(phase->task, piece, me);
+    __atomic_store_n(&pool.slot[piece], tag(me, stamp, DONE), __ATOMIC_RELEASE);
+    return 1;
+}
+
+/* Claims a piece that nobody has begun. */
+static int claim(const Member *me, const Phase *phase, int64_t piece, uint64_t stamp)
+{
+    uint64_t seen = __atomic_load_n(&pool.slot[piece], __ATOMIC_RELAXED);
+    return seen >> 16 < stamp && SWAP_IF(pool.slot[piece], seen, tag(me, stamp, phase->compute ? CLAIMED : COMMITTING));
+}
+
+/* Claims one that another thread has begun and not committed. */
+static int take_over(const Member *me, int64_t piece, uint64_t stamp)
+{
+    uint64_t seen = LOAD(pool.slot[piece]);
+    return seen >> 16 == stamp && (seen & 3) == CLAIMED && SWAP_IF(pool.slot[piece], seen, tag(me, stamp, CLAIMED));
+}
+
+/* The first piece from `next` on that could be taken over, or -1. */
+static int64_t take_any_over(const Member *me, const Phase *phase, int64_t next, uint64_t stamp)
+{
+    for (; next < phase->pieces; next++)
+        if (take_over(me, next, stamp)) return next;
+    return -1;
+}
+
+static int is_done(int64_t piece, uint64_t stamp)
+{
+    uint64_t seen = __atomic_load_n(&pool.slot[piece], __ATOMIC_ACQUIRE);
+    return seen >> 16 > stamp || (seen >> 16 == stamp && (seen & 3) == DONE);
+}
+
+/* Its own range in order, then those of the others from their ends. How many pieces it did, or -1: the job ended. */
+static int64_t work_through(Member *me, const Phase *phase, uint64_t stamp)
+{
+    int64_t did = 0, from = phase->pieces * me->index / me->count, to = phase->pieces * (me->index + 1) / me->count;
+    for (int64_t piece = from; piece < to; piece++)
+        if (claim(me, phase, piece, stamp)) {
+            if (!work_on(me, phase, piece, stamp)) return -1;
+            did++;
+        }
+    for (int64_t other = 1; other < me->count; other++) {
+        int64_t of = (me->index + other) % me->count;
+        from = phase->pieces * of / me->count;
+        for (int64_t piece = phase->pieces * (of + 1) / me->count - 1; piece >= from; piece--)
+            if (claim(me, phase, piece, stamp)) {
+                if (!work_on(me, phase, piece, stamp)) return -1;
+                did++;
+            }
+    }
+    return did;
+}
+
+/* Ends a phase whose pieces are all done, if nobody else does. */
+static int close_phase(const Phase *phase, uint64_t stamp)
+{
+    uint64_t seen = LOAD(pool.closing);
+    if (seen >= stamp || !SWAP_IF(pool.closing, seen, stamp)) return 0;
+    if (phase->close) phase->close(phase->task);
+    STORE(pool.current, stamp + 1);
+    ring(&pool.bell, &pool.sleepers);
+    return 1;
+}
+
+static void sleep_in_phase(uint64_t stamp)
+{
+    __atomic_fetch_add(&pool.sleepers, 1, __ATOMIC_SEQ_CST);
+    uint32_t seen = LOAD(pool.bell);
+    if (LOAD(pool.current) <= stamp) futex_sleep(&pool.bell, seen, NAP);
+    __atomic_fetch_sub(&pool.sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Waits for the end of a phase in which there is nothing more to claim, and helps where others are late. */
+static int see_to_the_end(Member *me, const Phase *phase, uint64_t stamp, int64_t patience)
+{
+    int64_t next = 0, began = 0;
+    for (int64_t looks = 0; LOAD(pool.current) <= stamp; looks++) {
+        while (next < phase->pieces && is_done(next, stamp)) next++;
+        if (next == phase->pieces && close_phase(phase, stamp)) return 1;
+        if (looks % 16 < 15) {
+            PAUSE();
+            continue;
+        }
+        int64_t waited = began ? now() - began : (began = now(), 0);
+        int64_t late = waited > patience && phase->compute ? take_any_over(me, phase, next, stamp) : -1;
+        if (late >= 0) {
+            if (!work_on(me, phase, late, stamp)) return 0;
+            began = 0;
+        } else if (waited > SPIN_IN_PHASE + patience)
+            sleep_in_phase(stamp);
+    }
+    return LOAD(pool.active) == me->job;
+}
+
+static int phase_alone(Member *me, const Phase *phase)
+{
+    for (int64_t piece = 0; piece < phase->pieces; piece++) {
+        if (phase->compute) phase->compute(phase->task, piece, me);
+        phase->commit(phase->task, piece, me);
+    }
+    if (phase->close) phase->close(phase->task);
+    return 1;
+}
+
+int parlay_pool_phase(Member *me, const Phase *phase)
+{
+    uint64_t stamp = me->stamp++;
+    if (me->count == 1) return phase_alone(me, phase);
+    if (LOAD(pool.current) > stamp) return LOAD(pool.active) == me->job;
+    int64_t began = now(), did = work_through(me, phase, stamp);
+    if (did < 0) return 0;
+    int64_t each = did ? (now() - began) / did : 0;
+    return see_to_the_end(me, phase, stamp, 2 * each > LEAST_PATIENCE ? 2 * each : LEAST_PATIENCE);
+}
+
+char *parlay_pool_private(Member *me, size_t bytes)
+{
+    if (me->private_bytes < bytes) {
+        free(me->private);
+        me->private_bytes = (bytes + bytes / 4 + 63) / 64 * 64;
+        me->private = aligned_alloc(64, me->private_bytes);
+        if (!me->private) abort(); /* some hundred kilobytes */
+    }
+    return me->private;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- jobs */
+
+/* Until the number of jobs differs from `seen`: spinning for as long as the next one usually takes to come. */
+static uint32_t next_job(uint32_t seen)
+{
+    int64_t began = now(), gap = __atomic_load_n(&pool.gap, __ATOMIC_RELAXED);
+    int64_t spin = gap < SPIN_BETWEEN_JOBS ? 2 * gap + 20000 : 0;
+    for (int64_t looks = 0; LOAD(pool.job_bell) == seen; looks++) {
+        if (looks % 16 < 15 || now() - began < spin) {
+            PAUSE();
+            continue;
+        }
+        __atomic_fetch_add(&pool.job_sleepers, 1, __ATOMIC_SEQ_CST);
+        futex_sleep(&pool.job_bell, seen, 0);
+        __atomic_fetch_sub(&pool.job_sleepers, 1, __ATOMIC_SEQ_CST);
+    }
+    return LOAD(pool.job_bell);
+}
+
+static void take_part(Worker *worker)
+{
+    Member *me = &worker->member;
+    STORE(worker->place, INSIDE); /* before the look at what runs: who ends the job looks the other way round */
+    uint64_t job = LOAD(pool.active);
+    if (job && me->index < pool.count) {
+        me->job = me->stamp = job;
+        me->count = pool.count;
+        pool.job(pool.context, me);
+    }
+    STORE(worker->place, OUTSIDE);
+}
+
+static void *serve(void *own)
+{
+    for (uint32_t seen = 0;;) {
+        seen = next_job(seen);
+        take_part(own);
+    }
+    return 0;
+}
+
+static int start_worker(int64_t index)
+{
+    Worker *worker = &pool.worker[index];
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    worker->place = OUTSIDE;
+    worker->member = (Member){.index = index};
+    sigfillset(&all); /* signals are for the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    int failed = pthread_create(&worker->thread, &attributes, serve, worker);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, 0);
+    return !failed;
+}
+
+/* Only the thread that forked lives on in the child: its pool is empty, and fills when it is next used. */
+static void start_anew(void)
+{
+    pthread_mutex_init(&pool.jobs, 0);
+    pool.workers = 0;
+    pool.active = 0;
+    pool.sleepers = pool.job_sleepers = 0;
+    pool.caller.private = 0, pool.caller.private_bytes = 0; /* another thread may have been about to replace it */
+}
+
+static int64_t gather(int64_t threads)
+{
+    static int prepared;
+    if (!prepared) prepared = 1, pthread_atfork(0, 0, start_anew);
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    while (pool.workers + 1 < threads && start_worker(pool.workers + 1)) pool.workers++;
+    return pool.workers + 1 < threads ? pool.workers + 1 : threads;
+}
+
+static void wait_until(uint32_t place, int detached_too)
+{
+    for (int64_t other = 1; other <= pool.workers; other++)
+        for (int64_t looks = 0;; looks++) {
+            uint32_t seen = LOAD(pool.worker[other].place);
+            if (seen == place || (seen == DETACHED && !detached_too)) break;
+            if (looks < 1000)
+                PAUSE();
+            else
+                futex_sleep(&pool.worker[other].place, seen, 50000); /* nobody rings for it */
+        }
+}
+
+void parlay_pool_run(int64_t threads, void (*job)(const void *, Member *), const void *context)
+{
+    static int64_t ended;
+    pthread_mutex_lock(&pool.jobs);
+    pool.count = gather(threads);
+    pool.caller.count = pool.count;
+    pool.job = job, pool.context = context;
+    if (pool.count > 1) {
+        int64_t gap = ended ? now() - ended : 0;
+        pool.gap += ((gap < 4 * SPIN_BETWEEN_JOBS ? gap : 4 * SPIN_BETWEEN_JOBS) - pool.gap) / 8;
+        pool.caller.job = pool.caller.stamp = pool.stamps + 1;
+        STORE(pool.current, pool.stamps + 1);
+        STORE(pool.active, pool.stamps + 1);
+        __atomic_fetch_add(&pool.job_bell, 1, __ATOMIC_SEQ_CST);
+        if (LOAD(pool.job_sleepers)) syscall(SYS_futex, &pool.job_bell, FUTEX_WAKE_PRIVATE, MOST_THREADS, 0, 0, 0);
+    }
+    job(context, &pool.caller);
+    if (pool.count > 1) {
+        pool.stamps = pool.caller.stamp;
+        STORE(pool.active, 0);
+        wait_until(OUTSIDE, 0);
+        ended = now();
+    }
+    pthread_mutex_unlock(&pool.jobs);
+}
+
+void parlay_pool_rest(void)
+{
+    pthread_mutex_lock(&pool.jobs);
+    wait_until(OUTSIDE, 1);
+    pthread_mutex_unlock(&pool.jobs);
+}
+
+void parlay_pool_delay(int64_t index, int64_t every, int64_t microseconds)
+{
+    pthread_mutex_lock(&pool.jobs);
+    pool.delayed = index, pool.delay_every = every > 0 ? every : 1, pool.delay = microseconds;
+    pthread_mutex_unlock(&pool.jobs);
+}

@@ -1,0 +1,99 @@
+/* What a forward does row by row: embeddings, norms, rotations, and the new keys and values of the cache. */
+#ifndef PARLAY_ROWS_H
+#define PARLAY_ROWS_H
+
+#include "space.h"
+
+/* x / sqrt(|x|^2 + floor) (* weight), into the activation type or float32. */
+INLINE void norm_row(const float *x, int64_t size, float floor, const float *weight, int bf16, void *out)
+{
+    vf squares = {0};
+    int64_t whole = size / LANES * LANES;
+    float rest = 0;
+    for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+    for (int64_t i = whole; i < size; i++) rest += x[i] * x[i];
+    float scale = 1.0f / __builtin_sqrtf(sum(squares) + rest + floor);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vf value = load(x + i) * scale;
+        store_as(bf16, out, i, weight ? value * load(weight + i) : value);
+    }
+    for (int64_t i = whole; i < size; i++) store_one(bf16, out, i, weight ? x[i] * scale * weight[i] : x[i] * scale);
+}
+
+static void embed(const Model *model, const Batch *batch, const Space *space, int64_t from, int64_t to)
+{
+    for (int64_t row = from; row < to; row++) {
+        float *out = space->hidden + row * model->hidden;
+        if (batch->inputs)
+            memcpy(out, batch->inputs + row * model->hidden, (size_t)model->hidden * 4);
+        else if (model->bf16) {
+            const uint16_t *in = (const uint16_t *)model->embedding + batch->ids[row] * model->hidden;
+            for (int64_t i = 0; i < model->hidden; i++) out[i] = widen(in[i]);
+        } else
+            memcpy(out, (const float *)model->embedding + batch->ids[row] * model->hidden, (size_t)model->hidden * 4);
+    }
+}
+
+static void norm_rows(const Model *model, const Space *space, int64_t from, int64_t to)
+{
+    for (int64_t row = from; row < to; row++)
+        norm_row(space->hidden + row * model->hidden, model->hidden, (float)(model->hidden * model->eps), 0,
+                 (int)model->bf16, space->normed + row * space->normed_stride);
+}
+
+/* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
+INLINE void turn(const float *x, const float *turns, int64_t half, float scale, int bf16, void *out)
+{
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = load(x + i), b = load(x + half + i), cosine = load(turns + i), sine = load(turns + half + i);
+        store_as(bf16, out, i, (a * cosine - b * sine) * scale);
+        store_as(bf16, out, half + i, (b * cosine + a * sine) * scale);
+    }
+    for (; i < half; i++) {
+        store_one(bf16, out, i, (x[i] * turns[i] - x[half + i] * turns[half + i]) * scale);
+        store_one(bf16, out, half + i, (x[half + i] * turns[i] + x[i] * turns[half + i]) * scale);
+    }
+}
+
+/* Where the keys (0) or values (1) of one head begin in a page. */
+INLINE int64_t part_of(const Model *model, const Segment *segment, int64_t layer, int64_t which, int64_t head)
+{
+    return ((layer * 2 + which) * model->kv_heads + head) * segment->pitch;
+}
+
+/* Norms and turns of a row's queries and keys; keys and values go to the cache. */
+static void prepare_row(const Model *model, const Segment *segment, const Space *space, int64_t layer, int64_t row)
+{
+    int64_t dim = model->head_dim, half = dim / 2, heads = model->heads, size = dim * (model->bf16 ? 2 : 4);
+    int64_t slot = segment->start + row, flat = segment->begin + row;
+    const float *norms = model->layer[layer].qk_norm, *turns = model->turns + position_of(segment, row) * dim;
+    float *x = space->qkv + flat * space->qkv_stride;
+    const float floor = (float)(dim * model->eps), scale = 1.0f / __builtin_sqrtf((float)dim);
+    for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
+        if (norms) norm_row(x, dim, floor, norms + head * dim, 0, x);
+        if (head < heads)
+            turn(x, turns, half, scale, (int)model->bf16, space->queries + (flat * heads + head) * space->head_words);
+        else
+            turn(x, turns, half, 1.0f, (int)model->bf16,
+                 row_at(segment, part_of(model, segment, layer, 0, head - heads), slot, size));
+    }
+    for (int64_t head = 0; head < model->kv_heads; head++, x += dim) {
+        char *out = row_at(segment, part_of(model, segment, layer, 1, head), slot, size);
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES) store_as((int)model->bf16, out, i, load(x + i));
+        for (; i < dim; i++) store_one((int)model->bf16, out, i, x[i]);
+    }
+}
+
+static void prepare(const Model *model, const Batch *batch, const Space *space, int64_t layer, int64_t from, int64_t to)
+{
+    for (int64_t s = 0; s < batch->segments; s++) {
+        const Segment *segment = &batch->segment[s];
+        int64_t first = segment->begin + segment->base, end = segment->begin + segment->pending + segment->nodes;
+        for (int64_t row = from > first ? from : first; row < (to < end ? to : end); row++)
+            prepare_row(model, segment, space, layer, row - segment->begin);
+    }
+}
+
+#endif

@@ -1,0 +1,81 @@
+/* The memory of one forward, and how its attention is cut into tiles. */
+#ifndef PARLAY_SPACE_H
+#define PARLAY_SPACE_H
+
+#include "attention.h"
+#include "core.h"
+#include "lanes.h"
+#include "linear.h"
+
+/* The parts of a forward's memory. Strides count 32-bit words. */
+typedef struct {
+    float *hidden;    /* [rows][hidden] */
+    uint32_t *normed; /* [max(rows, wanted) + TILE][normed_stride]: inputs of a product */
+    uint32_t *gated;  /* [rows + TILE][gated_stride] */
+    float *qkv;       /* [rows][qkv_stride] */
+    uint32_t *queries; /* [rows][heads * head words] */
+    Tile *tiles;
+    char *threads;    /* per thread: scores, mixed values, slots of a path */
+    int64_t normed_stride, gated_stride, qkv_stride, head_words, columns, thread_bytes, bytes;
+} Space;
+
+INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+INLINE int64_t group_of(const Model *model) { return model->heads / model->kv_heads; }
+
+static int64_t queries_of_tile(const Model *model, int64_t columns)
+{
+    int64_t rows = MOST_SCORES / columns / group_of(model);
+    return (rows < 1 ? 1 : rows > MOST_ROWS ? MOST_ROWS : rows) * group_of(model);
+}
+
+/* `longest`: keys of the sequence that has most, with its new rows. */
+static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
+                     int64_t threads, char *at)
+{
+    int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim, most = (rows > wanted ? rows : wanted) + TILE;
+    int64_t mixed = model->heads * dim > model->hidden ? model->heads * dim : model->hidden;
+    Space s;
+    char *start = at;
+    s.normed_stride = up_to(mixed, 2 * LANES) / each;
+    s.gated_stride = up_to(model->ffn + PANEL, 2 * LANES) / each;
+    s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
+    s.head_words = (dim + each - 1) / each;
+    s.columns = up_to(longest, STRIP) + STRIP;
+    int64_t queries = queries_of_tile(model, s.columns);
+    s.thread_bytes = line(queries * s.columns * 4) + line(queries * (dim + LANES) * 4) + line(longest * 8);
+    s.hidden = (float *)at, at += line(rows * model->hidden * 4);
+    s.normed = (uint32_t *)at, at += line(most * s.normed_stride * 4);
+    s.gated = (uint32_t *)at, at += line((rows + TILE) * s.gated_stride * 4);
+    s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
+    s.queries = (uint32_t *)at, at += line(rows * model->heads * s.head_words * 4);
+    s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
+    s.threads = at, at += threads * s.thread_bytes;
+    s.bytes = at - start;
+    return s;
+}
+
+static int64_t space_bytes(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
+                           int64_t threads)
+{
+    return lay_out(model, rows, wanted, longest, segments, threads, 0).bytes;
+}
+
+/* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. */
+static int64_t cut_tiles(const Model *model, const Batch *batch, const Space *space)
+{
+    int64_t count = 0, most = queries_of_tile(model, space->columns) / group_of(model);
+    for (int64_t s = 0; s < batch->segments; s++) {
+        const Segment *segment = &batch->segment[s];
+        int64_t rows = segment->pending + segment->nodes;
+        for (int64_t head = 0; head < model->kv_heads; head++)
+            for (int64_t from = segment->base, to; from < rows; from = to) {
+                int64_t until = from < segment->pending ? segment->pending : rows;
+                to = from + most < until ? from + most : until;
+                space->tiles[count++] = (Tile){(int32_t)s, (int32_t)head, (int32_t)from, (int32_t)to};
+            }
+    }
+    return count;
+}
+
+#endif
