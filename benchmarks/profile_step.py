@@ -15,13 +15,11 @@ import pstats
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-import torch
-
 from benchmarks.figures.overhead import PARAMS, PROMPT_TOKENS, open_strategy, request, split, step_until_decoding
 from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.stub import StubCost, StubRunner
 from benchmarks.options import add_threads_flag
-from parlay import models
+from parlay import models, threads
 from parlay.cost.measured import calibrate
 from parlay.engine import Limits
 from parlay.types import Cost, Runner, SamplingParams
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=30, help="functions to list; 0 for none")
     add_threads_flag(parser)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     runner: Runner = models.load(options.model) if options.model else StubRunner(options.vocabulary)
     cost = calibrate(runner) if options.model else StubCost()
     params = PARAMS[options.tokens]

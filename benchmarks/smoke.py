@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.options import add_threads_flag
+from parlay import threads
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Results
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bounds", type=Path, default=BOUNDS, metavar="FILE", help="default: smoke.json beside this")
     add_threads_flag(parser)
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     bounds = Bounds.read(options.bounds)
     with tempfile.TemporaryDirectory() as folder, LLM(bounds.plan.model) as llm:
         results = Results(Path(folder) / "smoke.jsonl", provenance("python -m benchmarks.smoke"))

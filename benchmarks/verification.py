@@ -19,12 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
-from parlay import models
+from parlay import models, threads
 from parlay.bench.forwards import TimedModel, measure, weight_bytes
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row
@@ -105,7 +103,7 @@ def main() -> None:
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "verification.jsonl", metavar="FILE"
     )
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     record = provenance("python -m benchmarks.verification")
     results = Results(options.out, record, fresh=True)
     longest = max(options.contexts) + max(ROWS)

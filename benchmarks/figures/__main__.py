@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from benchmarks.figures import parts
 from benchmarks.figures.launch import launch
 from benchmarks.figures.overhead import overhead
@@ -18,6 +16,7 @@ from benchmarks.figures.report import report
 from benchmarks.figures.results import Results
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 
 PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
@@ -49,7 +48,7 @@ def main() -> int:
     """Run the parts asked for; a part that fails is reported, and the others go on."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     name = "figures-quick" if options.quick else "figures"
     out = options.out or ROOT / "benchmarks" / "results" / f"{name}.jsonl"
     try:

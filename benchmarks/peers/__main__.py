@@ -15,8 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.figures.prompts import as_workload
 from benchmarks.figures.setup import DRAFT, MINI, WIDE, Scale, Setup
 from benchmarks.options import CACHE
@@ -26,6 +24,7 @@ from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row, System, read
 from parlay.bench.runner import Bench, Plan
@@ -94,7 +93,7 @@ def file_name(options: argparse.Namespace) -> str:
 
 def run(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], Sequence[Row]]:
     """Measure all models into ``out``. Raises ValueError when Parlay can't run, or ``out`` holds another run's rows."""
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     results = Results(out, provenance(command(options)), fresh=options.fresh)
     setup = Setup(QUICK if options.quick else FULL, options.data, options.cache.absolute())
     pythons = environments(options)

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from benchmarks.figures.results import Block, Results, Row
 from benchmarks.options import add_threads_flag
 from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, TARGETS, Cell
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
 from parlay.cost.roofline import Machine, Shape, Work
@@ -62,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate, measure, write the page."""
     options = parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     out = options.out or ROOT / "benchmarks" / "results" / f"plan{'-quick' if options.quick else ''}.jsonl"
     try:
         results = Results(out, provenance("python -m benchmarks.plan"), fresh=options.fresh)

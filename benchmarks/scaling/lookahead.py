@@ -15,12 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from benchmarks.figures.prompts import KINDS, Prompt, built_in, heldout
 from benchmarks.options import add_threads_flag
 from benchmarks.scaling.fit import Line, fit
-from parlay import models
+from parlay import models, threads
 from parlay.bench.loops import first_loop
 from parlay.bench.provenance import provenance
 from parlay.drafters.resources import Resources
@@ -97,7 +95,7 @@ def main() -> int:
     if not options.no_plot and not plots():
         print("benchmarks.scaling: plots need matplotlib: pip install 'parlay[plot]', or --no-plot", file=sys.stderr)
         return 1
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     runner = models.load(options.model)
     rows: list[Row] = []
     for size in sorted(set(options.sizes)):

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from benchmarks.figures.report import about, table
 from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt
@@ -124,7 +123,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "batch.jsonl", metavar="FILE")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     model = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
     logging.info("%s widened is at %s", MINI, model.name)
     systems: dict[str, Decode] = {"parlay": ours(model)}

@@ -21,7 +21,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import torch
 
 from benchmarks.figures.prompts import Prompt
 from benchmarks.figures.results import Block, Results, Row
@@ -31,6 +30,7 @@ from benchmarks.serving import over_api
 from benchmarks.serving.load_page import EDITOR, LOAD, PLAIN, page
 from benchmarks.serving.over_api import LIMIT, Asking
 from benchmarks.serving.served import served
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
 
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the server's process
     out = options.out or ROOT / "benchmarks" / "results" / f"load{'-quick' if options.quick else ''}.jsonl"
     command = f"python -m benchmarks.serving.load --vllm PYTHON{' --quick' if options.quick else ''}"

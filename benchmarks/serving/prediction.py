@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.figures import summary
@@ -26,6 +25,7 @@ from benchmarks.figures.results import Results, Row
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.figures.systems import Stopwatch, System, Timed
 from benchmarks.options import add_run_flags
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.drafters.copying.prediction import SOURCE
 from parlay.llm import DEFAULT_STRATEGY, LLM
@@ -154,7 +154,7 @@ def main() -> int:
     """Measure, and write the page."""
     options = parse()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     out = options.out or ROOT / "benchmarks" / "results" / f"prediction{'-quick' if options.quick else ''}.jsonl"
     try:
         results = Results(out, provenance("python -m benchmarks.serving.prediction --data DIR"), fresh=options.fresh)

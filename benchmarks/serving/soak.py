@@ -21,12 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.options import add_threads_flag
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, resident, summary
-from parlay import LLM, ParlayError, RequestOutput, SamplingParams
+from parlay import LLM, ParlayError, RequestOutput, SamplingParams, threads
 from parlay.aio import AsyncLLM, JobStream
 from parlay.bench.provenance import ROOT, provenance
 from parlay.requests import RequestOptions
@@ -225,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", help="the report, and .json beside it (default: benchmarks/results/soak.md)"
     )
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     count = 60 if options.quick else options.requests
     result = asyncio.run(soak(count, options.concurrency, options.seed, options.quick))
     print(json.dumps(result), flush=True)

@@ -8,8 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from benchmarks.figures.compare import one_line
 from benchmarks.figures.results import Block, Results, Row, read
 from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
@@ -20,6 +18,7 @@ from benchmarks.strategies.recorded import read as read_recorded
 from benchmarks.strategies.replay import replay
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
+from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.replay.tokens import open_tokens
 from parlay.strategies.catalogue import catalogue
@@ -60,9 +59,9 @@ def main() -> int:
     scale = QUICK if options.quick else replace(FULL, wide_prompts=options.prompts, wide_rounds=options.rounds)
     setup = Setup(scale, options.data, options.cache)
     if "replay" in options.only and options.data is not None:
-        torch.set_num_threads(1)  # nothing is computed there
+        threads.use(1)  # nothing is computed there
         replays(setup, results, options.strategies or without_models(), 10 if options.quick else options.records)
-    torch.set_num_threads(options.threads)
+    threads.use(options.threads)
     for part, model in (("speed", MINI), ("speed-100m", WIDE)):
         if part in options.only:
             speed(setup, results, model, options.strategies or everything())

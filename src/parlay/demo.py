@@ -14,8 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TextIO
 
-import torch
-
+from parlay import threads
 from parlay.bench.loops import first_loop
 from parlay.demo_prompts import CALL, COPY, EDIT, PROSE, Workload
 from parlay.llm import DEFAULT_STRATEGY, LLM, Stream
@@ -70,7 +69,7 @@ def demonstrate(llm: LLM, out: TextIO) -> bool:
 
 def _head(llm: LLM) -> str:
     spec = llm.runner.spec
-    where = f"{spec.dtype} on {spec.device}, {torch.get_num_threads()} CPU threads"
+    where = f"{spec.dtype} on {spec.device}, {threads.count()} CPU threads"
     return f"{spec.name[: WIDTH - len(where) - 2]}: {where}"
 
 

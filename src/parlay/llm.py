@@ -15,6 +15,7 @@ from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve, resolve_tokenizer
+from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools
@@ -42,8 +43,8 @@ class LLM:
     ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
     reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its models take
     together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
-    models are loaded; ``dtype``, ``device`` and ``quantize`` replace its fields of the same name. One thread at a time
-    may use an LLM.
+    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name. Any
+    thread may call an LLM; a call waits while another thread's is under way.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range.
     """
@@ -59,15 +60,17 @@ class LLM:
         dtype: str | None = None,
         device: str | None = None,
         quantize: str | None = None,
+        threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
         seed: int | None = None,
         memory: int | str | None = None,
     ) -> None:
+        self._one_call = OneCall()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        load = override(load, dtype=dtype, device=device, quantize=quantize)
+        load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         self.runner = models.load(model, load, budget=budget)
         self.tokenizer = _tokenizer(model, tokenizer)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
@@ -239,22 +242,23 @@ class LLM:
         owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
         live = dict.fromkeys(owners)
         engine = self.engine  # a stream may outlive the LLM's close
-        if not engine.idle:
-            raise ParlayError("a stream of this LLM is under way: end or close it first, or use parlay.aio.AsyncLLM")
-        try:
-            for job in jobs:
-                self.add(job)
-            while live:
-                for event in engine.step():
-                    if event.finish_reason is not None:
-                        del live[event.request]
-                    job, sample = owners[event.request]
-                    yield job.event(sample, event)
-        finally:
-            for name in live:
-                aborted = engine.abort(name)
-                if aborted is not None:
-                    owners[name][1].take(aborted)
+        with self._one_call.entered():
+            if not engine.idle:
+                raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+            try:
+                for job in jobs:
+                    self.add(job)
+                while live:
+                    for event in engine.step():
+                        if event.finish_reason is not None:
+                            del live[event.request]
+                        job, sample = owners[event.request]
+                        yield job.event(sample, event)
+            finally:
+                for name in live:
+                    aborted = engine.abort(name)
+                    if aborted is not None:
+                        owners[name][1].take(aborted)
 
 
 class RequestFailed(ParlayError):

@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from parlay import models
+from parlay import models, threads
 from parlay.bench.forwards import Prices, TimedModel, curves, is_forward, measure, prices, read_prices
 from parlay.bench.records import Cell, Results, Row
 
@@ -47,12 +46,12 @@ def test_measured_forwards_are_rows_of_results_that_can_be_read_back(tmp_path: P
 
 
 def test_models_take_turns_on_their_own_threads_beside_the_reading_of_their_weights() -> None:
-    usual, runner = torch.get_num_threads(), models.load("parlay-mini")
+    usual, runner = threads.count(), models.load("parlay-mini")
     seen = []
     for row in measure({"one": TimedModel(runner, 1000, 1), "usual": TimedModel(runner)}, (1, 2), (8,), passes=2):
         seen.append((row.cell.model, row.tokens))
     assert seen == 2 * [("one", 1), ("usual", 1), ("one", 2), ("usual", 2), ("one", 0)]
-    assert torch.get_num_threads() == usual
+    assert threads.count() == usual
 
 
 def test_prices_are_those_of_one_model() -> None:

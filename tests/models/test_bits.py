@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
+from parlay import threads, trees
 from parlay.models.compiled.library import SWITCH, NotLoaded
 from parlay.models.compiled.library import load as load_library
 from parlay.models.config import DecoderConfig
@@ -172,15 +172,12 @@ def test_rows_do_not_depend_on_how_many_there_are(bench: Bench) -> None:
 
 
 def test_threads_do_not_show(bench: Bench) -> None:
-    tokens, before = text(70, seed=11), torch.get_num_threads()
+    tokens = text(70, seed=11)
     expected = bench.whole(tokens)
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            assert same(bench.whole(tokens), expected), threads
-            assert same(bench.whole(tokens[:3]), expected[:3]), threads
-    finally:
-        torch.set_num_threads(before)
+    for count in (1, 2, 3, 7):
+        with threads.using(count):
+            assert same(bench.whole(tokens), expected), count
+            assert same(bench.whole(tokens[:3]), expected[:3]), count
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [2, 3] * 4, [16, 1, 23]])

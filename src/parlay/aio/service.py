@@ -26,7 +26,6 @@ class AsyncLLM:
     The LLM belongs to it from now on: elsewhere only `LLM.job` may be used. Any thread and event loop may submit. Per
     LLM ``max_num_seqs`` samples run and up to ``max_waiting`` more are taken; further ones are refused with `Busy`. A
     strategy that loads a model does so in the engine thread, at the first request that names it; others wait for it.
-    So does `load` with the LLM itself, for on CPU one that was made in another thread is slow.
 
         async with AsyncLLM.load(lambda: LLM("parlay-mini")) as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
@@ -41,7 +40,7 @@ class AsyncLLM:
 
     @classmethod
     def load(cls, make: Callable[[], LLM], *, max_waiting: int = 256) -> Self:
-        """Make the LLM in the engine thread, where it then decodes much faster than one that was made elsewhere.
+        """Make the LLM in the engine thread, where torch then keeps one set of threads instead of two.
 
         Blocks until that is done. Raises what ``make`` raises.
         """

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from parlay import threads
 from parlay.aio.mailbox import Busy, Closed, Message, Ticket
 from parlay.aio.stats import Ledger
 from parlay.llm import LLM
@@ -30,8 +31,7 @@ _STALE_SECONDS = 0.05  # how old the statistics may be while the same samples de
 
 
 class EngineThread:
-    """The thread in which a model is loaded and run: OpenMP's threads spin at barriers only where no more of them are
-    about than there are cores, and each thread that computes brings its own."""
+    """The thread in which a model is loaded and run. torch keeps a set of threads for each thread that computes."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -56,7 +56,7 @@ class EngineThread:
         self._calls.put(None)
 
     def _run(self) -> None:
-        torch.set_num_threads(torch.get_num_threads())  # until then OpenMP takes its own default in a new thread
+        torch.set_num_threads(threads.count())  # until then torch takes its own default in a new thread
         while (function := self._calls.get()) is not None:
             function()
 

@@ -19,7 +19,7 @@ from statistics import median
 
 import torch
 
-from parlay import trees
+from parlay import threads, trees
 from parlay.bench.records import Cell, Results, Row, read
 from parlay.models.config import UnsupportedModel
 from parlay.models.loading import load_weights, read_config
@@ -134,7 +134,7 @@ def _forwards(
 ) -> Iterator[Row]:
     for count in rows:
         for model, timed in models.items():
-            with _threads(timed.threads):
+            with threads.using(timed.threads):
                 seconds = _time(timed.runner, places[model], count)
             cell = _cell(model, count, context)
             yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
@@ -143,20 +143,10 @@ def _forwards(
 def _readings(models: Mapping[str, TimedModel], context: int, turn: int) -> Iterator[Row]:
     for model, timed in models.items():
         if timed.weights:
-            with _threads(timed.threads):
+            with threads.using(timed.threads):
                 seconds = _time_reading(timed.weights, timed.runner.spec.device)
             cell = Cell(model=model, strategy=FORWARD, workload=WEIGHTS, context=context)
             yield Row(cell=cell, round=turn, seconds=seconds, peak_memory_bytes=timed.weights)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(count or usual)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def weight_bytes(model: Path, stored: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import parlay
+from parlay import threads
 
 ROOT = Path(__file__).parents[3]
 """The checkout, where the package runs from one."""
@@ -28,7 +29,7 @@ def provenance(command: str, more: Mapping[str, Any] | None = None) -> dict[str,
     versions = {"python": platform.python_version(), "parlay": parlay.__version__}
     return {
         "machine": machine(),
-        "threads": torch.get_num_threads(),
+        "threads": threads.count(),
         "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         "versions": versions | {name: metadata.version(name) for name in PACKAGES},
         "commit": commit(),

@@ -59,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often each cell is measured (default: 3 times, and up to 9 while its ratio is uncertain)",
     )
     _add_conditions(parser)
-    parser.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads (default: torch's own choice)")
     parser.add_argument(
         "--price-per-hour",
         type=_price,
@@ -171,12 +170,9 @@ def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ..
 
 
 def _open(options: argparse.Namespace) -> LLM:
-    import torch
 
     from parlay.llm import LLM
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     return LLM(
         options.model,
         load=options_from(LoadOptions, options),

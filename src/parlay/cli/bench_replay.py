@@ -76,8 +76,8 @@ def _refuse_with(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _refuse_with(options)
-    import torch  # here, because this and the next load for seconds
 
+    from parlay import threads
     from parlay.bench import presets
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.summary import summarise
     from parlay.bench.table import table
 
-    torch.set_num_threads(options.threads or torch.get_num_threads())
+    threads.settle(options.threads)
     chosen = presets.strategies(options.strategies) if options.strategies else ()
     tokens = open_tokens(options.tokenizer or TOKENIZER)
     texts = [read_texts(Path(name), tokens, options.prompts) for name in options.replay.split(",")]

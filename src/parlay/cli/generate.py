@@ -212,15 +212,22 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
 
 def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> None:
     """Two lines on standard error: what it took, and what the drafts were worth."""
+    from parlay import threads  # here, because it loads torch
+
     metrics = sample.metrics
     seed = "" if params.greedy else f"; seed {sample.seed}"
     print(
         f"{metrics.completion_tokens} tokens in {metrics.steps} steps ({metrics.tokens_per_step:.2f} a step), "
         f"{metrics.tokens_per_second:.0f} tokens/s after {metrics.prefill_seconds:.2f} s of prefill; "
         f"{_ENDS[sample.finish_reason]}\n"
-        f"{metrics.strategy} [{metrics.exactness}]: {_drafts(metrics, tint)}{seed}",
+        f"{metrics.strategy} [{metrics.exactness}], {_counted(threads.count(), 'thread')}: "
+        f"{_drafts(metrics, tint)}{seed}",
         file=sys.stderr,
     )
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 _ENDS = {"stop": "came to an end", "length": "length reached", "abort": "interrupted", "error": "failed"}

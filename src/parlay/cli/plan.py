@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument("--dtype", default="auto", help="of the weights: auto, float32, bfloat16, float16 or int8")
-    add_option_flags(parser, LoadOptions, {"quantize": "weights in eight bits, on this machine"})
+    add_option_flags(
+        parser,
+        LoadOptions,
+        {"quantize": "weights in eight bits, on this machine", "threads": "threads that decode on this machine"},
+    )
     where = parser.add_argument_group("machine", "this one, as calibrated, unless a device is named")
     where.add_argument("--device", metavar="NAME", help=f"one of {', '.join(DEVICES)}")
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
@@ -185,7 +189,7 @@ def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
     path: Path = options.calibration or machine.calibration_path(weights)
     if options.calibrate:
         dtype = machine.dtype_here(options.model) if options.dtype == "auto" else options.dtype
-        load = LoadOptions(dtype=dtype, quantize=options.quantize)
+        load = LoadOptions(dtype=dtype, quantize=options.quantize, threads=options.threads)
         measured = machine.calibrate_here(load, log=_say)
         measured.save(path)
         _say(f"calibration kept in {path}")

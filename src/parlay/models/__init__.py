@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from parlay import threads
 from parlay.cache import Budget
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.kernels import choose_dtype
@@ -52,6 +53,7 @@ def load(
     its own. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for
     a device that is not there, and for options that a loaded model can't honour.
     """
+    threads.settle(options.threads)
     if not isinstance(model, str):
         if (options.dtype, options.device) != ("auto", "auto"):
             raise ValueError(

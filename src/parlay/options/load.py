@@ -16,8 +16,11 @@ class LoadOptions(Options):
     With ``dtype="auto"`` the fastest type that this machine computes in is chosen, with ``device="auto"`` cuda, then
     mps, then cpu. A loaded transformers model keeps its own: there, both must be ``auto``. ``quantize="int8"`` stores
     the target's weights in eight bits: nearly the same model, about twice as fast where memory is the limit.
+    ``threads`` is how many threads decode, one number for all models of the process. By default it is PARLAY_THREADS
+    or one per usable core.
     """
 
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES))
     device: str = option("auto", "auto, cpu, cuda or mps")
     quantize: str | None = option(None, "store the weights in eight bits: half of bfloat16's", choices=("int8",))
+    threads: int | None = option(None, "threads that decode (default: one per usable core)", low=1, metavar="N")

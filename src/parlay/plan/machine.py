@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from parlay import __version__, models
+from parlay import __version__, models, threads
 from parlay.bench.provenance import cpu_model
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
@@ -160,7 +160,7 @@ def _provenance(runner: Runner, kept: Shape) -> dict[str, str | int]:
         "dtype": runner.spec.dtype,
         "weight_bytes": kept.weight_bytes,
         "kv_bytes": kept.kv_bytes,
-        "threads": torch.get_num_threads(),
+        "threads": threads.count(),
         "kernels": runner.spec.kernels,
         "parlay": __version__,
         "torch": metadata.version("torch"),

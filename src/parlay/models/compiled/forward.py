@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay import threads
 from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Weights
@@ -73,18 +74,18 @@ class CompiledForward:
         self._reach(longest)
         logits = torch.empty(wanted, self._config.vocab_size)
         taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
-        threads = torch.get_num_threads()
+        pool = threads.count()
         batch = structs.Batch(
             rows=rows,
             segments=len(work.places),
             wanted=wanted,
-            threads=threads,
+            threads=pool,
             ids=ctypes.addressof(ids),
             inputs=None if inputs is None else inputs.data_ptr(),
             segment=segments,
             wanted_rows=ctypes.addressof(wanted_rows),
             logits=logits.data_ptr(),
-            space=self._room(rows, wanted, longest, len(work.places), threads),
+            space=self._room(rows, wanted, longest, len(work.places), pool),
         )
         tapped, skipped = self._taps(taps), self._skipped(work.skip)
         batch.taps = ctypes.addressof(tapped) if tapped else None

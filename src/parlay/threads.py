@@ -1,0 +1,146 @@
+"""How many threads decode. It is one number for the process: the compiled decoder's pool and torch both use it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SWITCH = "PARLAY_THREADS"
+"""Environment variable: the number of threads where nobody says another."""
+
+_chosen: int | None = None
+_forked = False
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What this process may use. ``usable``: processors that it may run on. ``cores``: physical cores among them.
+
+    ``quota`` is the processor time per second that its control group allows, in seconds; None means no limit.
+    """
+
+    usable: int
+    cores: int
+    quota: float | None
+
+    @property
+    def threads(self) -> int:
+        """One thread per physical core, and no more than the quota feeds."""
+        fed = self.cores if self.quota is None else max(1, round(self.quota))
+        return min(self.cores, fed)
+
+
+def count() -> int:
+    """The number of threads that decode: as chosen by `use`, or else torch's own number."""
+    return _chosen or torch.get_num_threads()
+
+
+def use(threads: int) -> None:
+    """Decode with so many threads from now on, in every model of this process. Raises ValueError for less than 1."""
+    global _chosen  # one pool serves the process
+    if threads < 1:
+        raise ValueError(f"threads={threads}: must be at least 1")
+    _keep_forks_alive()
+    _chosen = threads
+    torch.set_num_threads(1 if _forked else threads)
+
+
+def settle(wanted: int | None) -> None:
+    """Decode with ``wanted`` threads. None keeps what was chosen before, or chooses what suits the machine.
+
+    Raises ValueError for a number that this process can't have, with the place that gives it.
+    """
+    if wanted is not None:
+        use(_possible(wanted, f"threads={wanted}"))
+    elif _chosen is None:
+        use(usual())
+
+
+def usual() -> int:
+    """What `SWITCH` says, or one thread per usable core, within the quota and torch's own number. Raises ValueError."""
+    text = os.environ.get(SWITCH, "").strip()
+    if not text:
+        return min(processors().threads, torch.get_num_threads())
+    try:
+        return _possible(int(text), f"{SWITCH}={text}")
+    except ValueError:
+        if text.lstrip("+-").isdigit():
+            raise
+        raise ValueError(f"{SWITCH}={text}: expected a whole number of threads") from None
+
+
+@cache
+def _keep_forks_alive() -> None:
+    """A forked process has none of torch's threads, and torch would wait for them. The decoder's pool starts anew."""
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=_go_on_alone)
+
+
+def _go_on_alone() -> None:
+    global _forked
+    _forked = True
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def using(threads: int | None) -> Iterator[None]:
+    """Decode with so many threads inside the block; None changes nothing."""
+    before = count()
+    try:
+        if threads is not None:
+            use(threads)
+        yield
+    finally:
+        use(before)
+
+
+def processors(system: Path = Path("/sys"), process: Path = Path("/proc/self")) -> Processors:
+    """What this process may use, by affinity mask, core topology and control groups (Linux)."""
+    usable = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
+    topology = "devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    siblings = {_text(system / topology.format(number)) or str(number) for number in usable}
+    return Processors(usable=len(usable), cores=len(siblings), quota=_quota(system / "fs/cgroup", process / "cgroup"))
+
+
+def _possible(threads: int, said: str) -> int:
+    usable = processors().usable
+    if not 1 <= threads <= usable:
+        raise ValueError(f"{said}: this process may use 1 to {usable} processors; give a number in that range")
+    return threads
+
+
+def _quota(groups: Path, membership: Path) -> float | None:
+    """The least quota of the control groups that the process is in, and of those above them, versions 1 and 2."""
+    quotas: list[float] = []
+    for line in _text(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = groups / controllers if controllers else groups
+        inside = Path(path.lstrip("/"))
+        for folder in (root / inside, *(root / above for above in inside.parents)):
+            quotas.extend(_quotas_of(folder))
+    return min(quotas, default=None)
+
+
+def _quotas_of(folder: Path) -> Iterator[float]:
+    words = _text(folder / "cpu.max").split() or [
+        _text(folder / "cpu.cfs_quota_us"),
+        _text(folder / "cpu.cfs_period_us"),
+    ]
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
+        yield int(words[0]) / int(words[1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

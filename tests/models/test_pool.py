@@ -1,0 +1,157 @@
+"""The decoder's pool of threads: late threads, callers in several threads, forks and interrupts change no bit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay import models, threads
+from parlay.models.compiled.build import LIBRARY
+from parlay.models.compiled.library import NotLoaded, load
+from parlay.types import Runner, Segment, Tree
+
+try:
+    load()
+except NotLoaded as reason:
+    pytest.skip(f"no compiled decoder: {reason}", allow_module_level=True)
+
+Delay = Callable[[int, int, int], None]
+TEXT = tuple(range(5, 75))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return models.load("parlay-mini")
+
+
+@pytest.fixture
+def delay() -> Iterator[Delay]:
+    """Makes thread number N sleep for M microseconds in every K-th piece, after computing and before committing it."""
+    set_delay = ctypes.CDLL(str(LIBRARY)).parlay_pool_delay
+    set_delay.argtypes = [ctypes.c_int64] * 3
+    yield set_delay
+    set_delay(-1, 1, 0)
+
+
+def logits(runner: Runner, name: int = 1) -> Tensor:
+    """Of a prompt in two chunks, a token, and a tree below it."""
+    runner.open(name, ())
+    try:
+        assert runner.reserve(name, 100)
+        parts = [TEXT[:40], TEXT[40:69], TEXT[69:]]
+        found = []
+        for part in parts:
+            tree = Tree((7, 8, 9), (-1, 0, 0)) if part is parts[-1] else Tree((), ())
+            found.append(runner.forward([Segment(name, part, tree)]).logits_RV)
+            runner.keep(name, ())
+        return torch.cat(found)
+    finally:
+        runner.release(name)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize(("every", "microseconds"), [(1, 300), (3, 2000), (7, 20)])
+def test_a_thread_that_is_late_changes_no_bit(
+    runner: Runner, delay: Delay, late: int, every: int, microseconds: int
+) -> None:
+    with threads.using(1):
+        expected = logits(runner)
+    with threads.using(3):
+        delay(late, every, microseconds)
+        assert torch.equal(logits(runner), expected)
+
+
+def test_a_forward_does_not_wait_for_a_thread_that_is_late(runner: Runner, delay: Delay) -> None:
+    """One thread sleeps for a fifth of a second in each of its pieces, some fifty in a forward of this model."""
+    with threads.using(2):
+        delay(1, 1, 200_000)
+        began = time.perf_counter()
+        logits(runner)
+        assert time.perf_counter() - began < 2
+
+
+def test_models_share_the_pool_and_any_thread_may_ask(runner: Runner) -> None:
+    expected, other = logits(runner), models.load("parlay-mini-draft")
+    theirs = logits(other)
+    wrong: list[str] = []
+
+    def ask(which: Runner, right: Tensor) -> None:
+        for _ in range(20):
+            if not torch.equal(logits(which), right):
+                wrong.append(which.spec.name)
+
+    with threads.using(2):
+        asking = [threading.Thread(target=ask, args=pair) for pair in ((runner, expected), (other, theirs))]
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join(60)
+            assert not each.is_alive()
+    assert not wrong
+
+
+FORKS = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from test_pool import logits, models, threads, torch
+runner = models.load("parlay-mini")
+threads.use(2)
+expected = logits(runner)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(logits(runner), expected) else 3)
+assert torch.equal(logits(runner), expected)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_may_decode_on() -> None:
+    code = FORKS.format(tests=os.path.dirname(__file__))
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_pool import logits, models, threads, torch
+runner = models.load("parlay-mini")
+threads.use(2)
+expected = logits(runner)
+try:
+    print("ready", flush=True)
+    while True:
+        logits(runner)
+except KeyboardInterrupt:
+    sys.exit(0 if torch.equal(logits(runner, 2), expected) else 3)
+"""
+
+
+def test_an_interrupt_ends_what_it_should_and_nothing_hangs() -> None:
+    code = INTERRUPTED.format(tests=os.path.dirname(__file__))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+
+
+def test_weights_may_go_while_a_thread_is_late(delay: Delay) -> None:
+    """A late thread still reads what it was given: freeing that waits for it."""
+    with threads.using(2):
+        for _ in range(3):
+            short_lived = models.load("parlay-mini")
+            delay(1, 1, 50_000)
+            logits(short_lived)
+            del short_lived
+            delay(-1, 1, 0)
