@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,18 @@ def test_one_stream_at_a_time(llm: LLM) -> None:
         llm.generate(PROMPT, SamplingParams(max_tokens=1))
     assert len([*stream]) > 0
     assert len(stream.output.outputs[0].token_ids) == 8
+
+
+def test_calls_from_several_threads_wait_for_each_other(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12)
+    expected = {prompt: llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in PROMPTS}
+    stream = llm.stream(PROMPT, params)
+    next(stream)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        asked = {prompt: pool.submit(llm.generate, [prompt], params) for prompt in PROMPTS}
+        assert not any(future.done() for future in asked.values())  # the stream was first
+        stream.close()
+        assert {prompt: future.result(60)[0].outputs[0].token_ids for prompt, future in asked.items()} == expected
 
 
 def test_stop_strings_end_the_text_inside_an_accepted_run(llm: LLM) -> None:
