@@ -114,7 +114,7 @@ def test_one_stream_at_a_time(llm: LLM) -> None:
 
 
 def test_calls_from_several_threads_wait_for_each_other(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=12)
+    params = SamplingParams(temperature=0, max_tokens=12)
     expected = {prompt: llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in PROMPTS}
     stream = llm.stream(PROMPT, params)
     next(stream)
