@@ -90,7 +90,7 @@ def test_a_tokenizer_is_kept_and_one_beside_the_file_wins(tmp_path: Path, cache:
     beside.write_bytes((folder / "tokenizer.json").read_bytes())
     assert load_tokenizer(written).encode(text) == expected
     beside.write_text("{")
-    with pytest.raises(ParlayError, match=r"tokenizer\.json can't be read"):
+    with pytest.raises(ParlayError, match=r"tokenizer\.json for it can't be read"):
         load_tokenizer(written)
 
 

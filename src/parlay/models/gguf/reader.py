@@ -51,8 +51,14 @@ class Strings:
     def __len__(self) -> int:
         return self.count
 
+    def __getitem__(self, number: int) -> str:
+        at, length_at = 0, _U64.unpack_from
+        for _ in range(number):
+            at += 8 + length_at(self.content, at)[0]
+        return str(self.content[at + 8 : at + 8 + length_at(self.content, at)[0]], "utf-8")
+
     def read(self) -> list[str]:
-        """The strings. Raises ValueError for bytes that are no UTF-8."""
+        """All of them. Raises ValueError for bytes that are no UTF-8."""
         content, at, length_at = self.content, 0, _U64.unpack_from
         strings: list[str] = []
         for _ in range(self.count):

@@ -22,6 +22,7 @@ from parlay.models.user_cache import user_cache, written_whole
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_BESIDE = "tokenizer.json"
 _FORM = 1
 """Raised whenever the same keys make another tokenizer than before, so that older ones in the cache are left alone."""
 _WORD = "▁"
@@ -35,55 +36,48 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     Raises BadGguf, with the reason in one line, for a tokenizer that is damaged or of a kind that Parlay can't make.
     """
     header = read_parts(path)[0]
+    beside = path.with_name(_BESIDE)
     try:
-        return _dressed(_made(path, header), header.keys)
+        if beside.is_file():
+            return _checked(_opened(header.keys, tokenizer_file=str(beside)), header.keys)
+        return _kept(header)
     except ValueError as error:
         raise BadGguf(f"{path}: {error}") from None
 
 
-def _made(path: Path, header: Header) -> Tokenizer:
-    beside = path.with_name("tokenizer.json")
-    if beside.is_file():
-        return _checked(_read(beside), header.keys, beside)
+def _kept(header: Header) -> PreTrainedTokenizerFast:
+    """From the cache, where it is made if need be: reading it there takes half the time."""
     kept = user_cache() / "tokenizers" / f"{header.digest}-{_FORM}.json"
     if kept.is_file():
         with suppress(ValueError):  # one that can't be read is made again
-            return _read(kept)
+            return _opened(header.keys, tokenizer_file=str(kept))
     tokenizer = build(header.keys)
     with suppress(OSError), written_whole(kept) as part:  # a cache that can't be written to costs time alone
         tokenizer.save(str(part), pretty=False)
+    return _opened(header.keys, tokenizer_object=tokenizer)
+
+
+def _opened(keys: Mapping[str, Value], **source: Any) -> PreTrainedTokenizerFast:
+    """With the names of its special tokens, and its chat templates."""
+    special = {name: _token(keys, short) for name, short in _SPECIAL_TOKENS.items()}
+    known = {name: token for name, token in special.items() if token is not None}
+    try:
+        tokenizer = PreTrainedTokenizerFast(**source, clean_up_tokenization_spaces=False, **known)
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"the {_BESIDE} for it can't be read: {error}") from None
+    tokenizer.chat_template = _templates(keys)
     return tokenizer
 
 
-def _read(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower kind
-        raise ValueError(f"{path.name} can't be read as a tokenizer: {error}") from None
-
-
-def _checked(tokenizer: Tokenizer, keys: Mapping[str, Value], path: Path) -> Tokenizer:
+def _checked(tokenizer: PreTrainedTokenizerFast, keys: Mapping[str, Value]) -> PreTrainedTokenizerFast:
     """Refuses the tokenizer of another model: one with more tokens than the model knows."""
     known = keys.get(_KEY + "tokens")
-    if isinstance(known, Strings) and tokenizer.get_vocab_size() > len(known):
+    if isinstance(known, Strings) and len(tokenizer) > len(known):
         raise ValueError(
-            f"the {path.name} beside it has {tokenizer.get_vocab_size()} tokens, and the model {len(known)}: "
+            f"the {_BESIDE} beside it has {len(tokenizer)} tokens, and the model {len(known)}: "
             f"move it away, or {_INSTEAD}"
         )
     return tokenizer
-
-
-def _dressed(tokenizer: Tokenizer, keys: Mapping[str, Value]) -> PreTrainedTokenizerFast:
-    """With the names of its special tokens, and its chat templates."""
-    special: dict[str, str] = {}
-    for name, short in _SPECIAL_TOKENS.items():
-        number = _token_id(keys, short, tokenizer.get_vocab_size())
-        token = None if number is None else tokenizer.id_to_token(number)
-        if token is not None:
-            special[name] = token
-    dressed = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
-    dressed.chat_template = _templates(keys)
-    return dressed
 
 
 def _templates(keys: Mapping[str, Value]) -> str | dict[str, str] | None:
@@ -135,7 +129,7 @@ def _sentence_piece(keys: Mapping[str, Value], tokens: list[str], types: list[in
     scores = _numbers(keys, "scores", len(tokens))
     if scores is None:
         raise ValueError(f"the key {_KEY}scores is missing: {_INSTEAD}")
-    unknown = _token_id(keys, "unknown", len(tokens))
+    unknown = _token_id(keys, "unknown")
     tokenizer = _pairs(
         tokens,
         _merges(tokens, types, scores),
@@ -193,19 +187,14 @@ def _added(token: str) -> AddedToken:
 def _surround(tokenizer: Tokenizer, keys: Mapping[str, Value], bos: bool) -> None:
     """Puts the tokens around a text that the file asks for; chat templates write theirs themselves."""
     wanted = {"bos": keys.get(_KEY + "add_bos_token", bos), "eos": keys.get(_KEY + "add_eos_token", False)}
-    tokens: dict[str, tuple[str, int]] = {}
-    for name, want in wanted.items():
-        number = _token_id(keys, name, tokenizer.get_vocab_size()) if want else None
-        token = None if number is None else tokenizer.id_to_token(number)
-        if token is not None and number is not None:
-            tokens[name] = (token, number)
+    tokens = {name: token for name, want in wanted.items() if want and (token := _token(keys, name)) is not None}
     if not tokens:
         return
-    before, after = ([tokens[name][0]] if name in tokens else [] for name in ("bos", "eos"))
+    before, after = ([tokens[name]] if name in tokens else [] for name in ("bos", "eos"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after],
         pair=[*before, "$A", *after, *before, "$B:1", *after],
-        special_tokens=list(tokens.values()),
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in tokens.values()],
     )
 
 
@@ -226,11 +215,17 @@ def _numbers(keys: Mapping[str, Value], name: str, count: int) -> list[Any] | No
     return list(value)
 
 
-def _token_id(keys: Mapping[str, Value], name: str, count: int) -> int | None:
+def _token(keys: Mapping[str, Value], name: str) -> str | None:
+    """The token whose id ``NAME_token_id`` holds, or None where the key is missing."""
+    number, tokens = _token_id(keys, name), keys.get(_KEY + "tokens")
+    return tokens[number] if number is not None and isinstance(tokens, Strings) else None
+
+
+def _token_id(keys: Mapping[str, Value], name: str) -> int | None:
     """The id that ``NAME_token_id`` holds, or None where the key is missing."""
-    value = keys.get(f"{_KEY}{name}_token_id")
-    if value is None:
+    value, tokens = keys.get(f"{_KEY}{name}_token_id"), keys.get(_KEY + "tokens")
+    if value is None or not isinstance(tokens, Strings):
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
         raise ValueError(f"the key {_KEY}{name}_token_id is {value!r:.40}, which is no token")
     return value
