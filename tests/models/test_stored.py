@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -47,3 +50,27 @@ def test_numbers_are_rounded_once_to_the_wanted_type() -> None:
     made = torch.randint(0, 64, (5, 34), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     stored = StoredTensor(Format.Q8_0, (5, 32), made)
     assert dense(stored, torch.bfloat16).equal(dense(stored).bfloat16())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="/proc tells how much memory is a file's")
+def test_pages_of_a_file_that_were_read_are_given_back(tmp_path: Path) -> None:
+    """Otherwise a model would be in memory twice while it loads. What is read again comes from the file again."""
+    path = tmp_path / "blocks"
+    path.write_bytes(bytes(range(64)) * (1 << 18))
+    with path.open("rb") as opened:
+        file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    data = torch.frombuffer(file, dtype=torch.uint8)[4096 - 34 * 64 :][: 34 * (1 << 18)].view(-1, 34 * 64)
+    stored = StoredTensor(Format.Q8_0, (len(data), 2048), data, file)
+    sums = []
+    for _ in range(2):
+        with stored.reading() as rows:
+            sums.append(int(rows.sum()))
+            resident = _file_backed()
+        assert resident - _file_backed() > data.nbytes // 2
+    assert sums[0] == sums[1]
+
+
+def _file_backed() -> int:
+    """Bytes of this process's memory that are a file's."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("RssFile")).split()[1]) * 1024

@@ -108,4 +108,7 @@ class Arranged:
 
     def _dense(self, name: str, dtype: torch.dtype) -> Tensor:
         weight = self._weights[name]
-        return (dense(weight, dtype) if isinstance(weight, StoredTensor) else weight).to(self._device, dtype)
+        if isinstance(weight, StoredTensor):
+            with weight.reading():
+                return dense(weight, dtype).to(self._device)
+        return weight.to(self._device, dtype)

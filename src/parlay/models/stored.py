@@ -6,11 +6,16 @@ number of bytes. Nothing here changes a value.
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor
+
+from parlay.types import ParlayError
 
 
 class Format(Enum):
@@ -52,17 +57,24 @@ FORMATS = {format.number: format for format in Format}
 """Formats by their number in GGUF files."""
 
 
+class DamagedWeights(ParlayError):
+    """Weights that can't be meant: infinite, or no numbers."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
     """A tensor of ``shape``, last dimension fastest, as in torch.
 
-    ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. It is often mapped from a file, so don't write to it.
-    Rows can be chosen, reordered and joined without touching a value, for blocks never cross from one into the next.
+    ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be chosen, reordered and joined without
+    touching a value, for blocks never cross from one into the next. ``file`` is the mapping of a whole file that
+    ``data`` lies in, if it does; nobody may write to it then. ``origin`` is what messages call the tensor.
     """
 
     format: Format
     shape: tuple[int, ...]
     data: Tensor
+    file: mmap.mmap | None = None
+    origin: str = "a tensor"
 
     def __post_init__(self) -> None:
         expected = (*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
@@ -73,7 +85,22 @@ class StoredTensor:
 
     def with_rows(self, data: Tensor) -> StoredTensor:
         """The tensor that other rows of the same length make: ``data`` uint8 ``[..., row_bytes]``."""
-        return StoredTensor(self.format, (*data.shape[:-1], self.shape[-1]), data)
+        return StoredTensor(self.format, (*data.shape[:-1], self.shape[-1]), data, origin=self.origin)
+
+    @contextmanager
+    def reading(self) -> Iterator[Tensor]:
+        """``data`` for one who reads it once: checked before, and its pages of the file given back after.
+
+        Without that, a file and what is made of it would be in memory together. Raises DamagedWeights for numbers or
+        scales that are not finite.
+        """
+        if not is_finite(self):
+            raise DamagedWeights(f"{self.origin} holds numbers that are not finite: the file is damaged")
+        yield self.data
+        if self.file is not None:
+            begin = int(self.data.storage_offset())
+            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self.file.madvise(mmap.MADV_DONTNEED, page, begin - page + self.data.nbytes)
 
 
 _EXPONENTS = {Format.F32: (0x7F80, (1,)), Format.BF16: (0x7F80, (0,)), Format.F16: (0x7C00, (0,))} | {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from parlay.models.dequantize import dense
 from parlay.models.gguf.config import ROPE_FACTORS, Family
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
 from parlay.models.shapes import Weight, check_weights, weight_shapes
-from parlay.models.stored import StoredTensor, is_finite
+from parlay.models.stored import StoredTensor
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_A_LAYER = {
@@ -48,9 +49,7 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
             if _RECOMPUTED.fullmatch(info.name):
                 continue
             name = _name(info.name)
-            if not is_finite(stored):
-                raise BadGguf(f"the tensor {info.name!r} holds numbers that are not finite: the file is damaged")
-            weight: Weight = dense(stored) if len(info.shape) == 1 else stored
+            weight: Weight = _vector(stored) if len(info.shape) == 1 else stored
             weights[name] = _halves(weight, config.head_dim) if family.interleaved and _TURNED.search(name) else weight
     expected = weight_shapes(config)
     check_weights(parts[0].path, expected, weights)
@@ -62,25 +61,27 @@ def rope_factors(parts: Sequence[Header]) -> tuple[float, ...]:
     for part in parts:
         for info in part.tensors:
             if info.name == ROPE_FACTORS:
-                return tuple(dense(_stored(_bytes(part.path), info)).flatten().tolist())
+                return tuple(_vector(next(_mapped(replace(part, tensors=(info,))))[1]).flatten().tolist())
     return ()
 
 
 def _mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
-    content = _bytes(part.path)
+    """The tensors of one file. Pages that nobody reads take no memory, and what is written stays in this process."""
+    with part.path.open("rb") as opened:
+        file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    content = torch.frombuffer(file, dtype=torch.uint8)
     for info in part.tensors:
-        yield info, _stored(content, info)
+        if info.offset + info.bytes > len(content):
+            raise BadGguf("it was cut short while it was read")
+        row = info.format.row_bytes(info.shape[-1])
+        data = content[info.offset : info.offset + info.bytes].view(*info.shape[:-1], row)
+        origin = f"the tensor {info.name!r} of {part.path}"
+        yield info, StoredTensor(info.format, info.shape, data, file, origin)
 
 
-def _bytes(path: Path) -> Tensor:
-    """The file as uint8, mapped: pages that nobody reads take no memory."""
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
-
-
-def _stored(content: Tensor, info: TensorInfo) -> StoredTensor:
-    row = info.format.row_bytes(info.shape[-1])
-    data = content[info.offset : info.offset + info.bytes]
-    return StoredTensor(info.format, info.shape, data.view(*info.shape[:-1], row))
+def _vector(stored: StoredTensor) -> Tensor:
+    with stored.reading():
+        return dense(stored)
 
 
 def _name(name: str) -> str:
