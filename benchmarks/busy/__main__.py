@@ -23,6 +23,7 @@ from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
+from parlay.bench.busy import busy_cores
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
 from parlay.bench.runner import Bench
@@ -36,7 +37,7 @@ MINUTES, QUICK_MINUTES = 30.0, 1.5
 LONGEST = 1024
 """Tokens of prompt and answer for which other engines make room."""
 BUSY_ALREADY = 0.5
-"""Load of the machine, in processes, from which a run says that others use it."""
+"""Cores that others keep busy, from which a run says so."""
 
 logger = logging.getLogger("benchmarks")
 
@@ -70,8 +71,8 @@ def main() -> int:
     except ValueError as error:
         print(f"benchmarks.busy: {error}", file=sys.stderr)
         return 1
-    if os.getloadavg()[0] > BUSY_ALREADY:
-        logger.warning("others use this machine: %.1f processes ran during the last minute", os.getloadavg()[0])
+    if (others := busy_cores()) > BUSY_ALREADY:
+        logger.warning("others keep %.1f cores of this machine busy", others)
     ends = time.monotonic() + 60 * (options.minutes or (QUICK_MINUTES if options.quick else MINUTES))
     for model in options.model or ([MINI] if options.quick else [MINI, WIDE]):
         measure(model, options, results, ends)

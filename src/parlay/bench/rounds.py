@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
-from parlay.bench.burners import burning
+from parlay.bench.busy import burning
 from parlay.bench.loops import FEWEST_TOKENS
 from parlay.bench.prepare import in_groups
 from parlay.bench.records import Cell, Row, System
@@ -23,12 +23,14 @@ from parlay.types import ParlayError
 class Rounds:
     """Measures rounds of systems that ``decoders`` run, by engine. What fails is a row that says so.
 
-    In a round everyone goes through the requests once, or again and again until ``seconds`` have passed.
+    In a round everyone goes through the requests once, or again and again until ``seconds`` have passed. Before its
+    first round a system is warmed up, unless ``warm_up`` is False.
     """
 
-    def __init__(self, decoders: Mapping[str, Decoder], seconds: float = 0.0) -> None:
+    def __init__(self, decoders: Mapping[str, Decoder], seconds: float = 0.0, *, warm_up: bool = True) -> None:
         self._decoders = decoders
         self._seconds = seconds
+        self._warms_up = warm_up
         self._warm: dict[tuple[System, int], str] = {}
         """What warming up a system at a concurrency raised; empty where it went well."""
 
@@ -78,14 +80,14 @@ class Rounds:
         Compiled systems compile in the first run and may compile again in the second.
         """
         key = (cell.system, cell.concurrency)
-        if key not in self._warm:
+        if self._warms_up and key not in self._warm:
             found: dict[System, list[Wave]] = {cell.system: []}
             failed: dict[System, str] = {}
             for wave in ([replace(ask, most=min(ask.most, FEWEST_TOKENS)) for ask in asks], asks):
                 if not failed:
                     self._decode(cell, wave, found, failed)
             self._warm[key] = failed.get(cell.system, "")
-        return self._warm[key]
+        return self._warm.get(key, "")
 
 
 def rotated(cells: Sequence[Cell], by: int) -> Sequence[Cell]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.bench.burners import burning
+from parlay.bench.busy import burning, busy_cores
 from parlay.bench.records import Results
 from parlay.bench.runner import Bench, Plan
 from parlay.bench.workloads import Item, Workload
@@ -23,7 +23,7 @@ PLAN = Plan(model="tiny", strategies=(), workloads=(LETTERS,), rounds=1, keep_lo
 
 OWNER = """\
 import time
-from parlay.bench.burners import burning
+from parlay.bench.busy import burning, busy_cores
 with burning(1):
     print(flush=True)
     time.sleep(60)
@@ -64,10 +64,7 @@ def watch_and_raise(burners: set[int]) -> None:
 
 
 def test_burners_end_when_whoever_started_them_is_killed() -> None:
-    code = (
-        "import time\nfrom parlay.bench.burners import burning\nwith burning(1):\n print(flush=True)\n time.sleep(60)"
-    )
-    with subprocess.Popen((sys.executable, "-c", code), stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen((sys.executable, "-c", OWNER), stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         owner.stdout.readline()
         (burner,) = children(owner.pid)
@@ -76,6 +73,12 @@ def test_burners_end_when_whoever_started_them_is_killed() -> None:
     while Path(f"/proc/{burner}").exists() and Path(f"/proc/{burner}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.05)
+
+
+def test_busy_cores_are_counted_without_this_process() -> None:
+    assert 0.0 <= busy_cores() <= (os.cpu_count() or 1)
+    with burning(os.cpu_count() or 1):
+        assert busy_cores() > 0.5 * (os.cpu_count() or 1)
 
 
 def test_each_load_is_a_cell_of_its_own_with_its_own_text_compared(tiny: LLM, tmp_path: Path) -> None:

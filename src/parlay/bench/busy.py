@@ -1,12 +1,17 @@
-"""Processes that burn a core each, so that a measurement can be made on a machine that others use too."""
+"""Machines that others use too: how busy they are, and processes that keep cores busy while something is measured."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+_TIMES = Path("/proc/stat")
+_LOOK_SECONDS = 0.25
 
 _SPIN = """\
 import os, sys
@@ -33,3 +38,19 @@ def _start(stack: ExitStack) -> subprocess.Popen[bytes]:
     burner = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL))
     stack.callback(burner.kill)  # the stack ends it first and waits for it then
     return burner
+
+
+def busy_cores() -> float:
+    """How many cores others keep busy now; sleeps meanwhile. Elsewhere than on Linux, the load of the last minute."""
+    if not _TIMES.exists():
+        return os.getloadavg()[0]
+    before = _times()
+    time.sleep(_LOOK_SECONDS)
+    busy, idle = (now - then for now, then in zip(_times(), before, strict=True))
+    return (os.cpu_count() or 1) * busy / max(busy + idle, 1)
+
+
+def _times() -> tuple[int, int]:
+    """Busy and idle ticks of all cores together."""
+    user, nice, system, idle, waiting, *interrupts = map(int, _TIMES.read_text().split("\n")[0].split()[1:9])
+    return user + nice + system + sum(interrupts), idle + waiting
