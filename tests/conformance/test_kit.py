@@ -247,7 +247,7 @@ def test_the_command_says_what_it_found_and_writes_it_down(
     page = tmp_path / "conformance.md"
     assert conformance_main.main(["none", "--write", str(page)]) == 0
     assert "none: passed" in capsys.readouterr().out
-    assert "| `none` | 11/11 |" in page.read_text()
+    assert "| `none` | 12/12 |" in page.read_text()
 
 
 def test_the_command_refuses_a_strategy_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,5 +83,5 @@ def test_tokens_join_a_text_in_one_place() -> None:
 
 
 def test_one_forward_commits() -> None:
-    assert calls(".forward") == ["layers.py", "verify.py"]
+    assert set(calls(".forward")) == {"layers.py", "verify.py"}
     assert calls(".keep") == ["engine.py"], "what the target's layers wrote for a drafter is never kept"

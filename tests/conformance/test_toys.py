@@ -15,7 +15,8 @@ from parlay.testing import toy_drafters
 from parlay.testing.conformance import toy_stage
 from parlay.testing.conformance.stage import PLAIN, Ask, Sample, Stage, decode
 from parlay.testing.conformance.universal import CAPACITY, agree, prompt
-from parlay.testing.toy_drafters import Prober, Raising, RejectedReader, TapReader
+from parlay.testing.toy_drafters import Prober, Raising, RejectedReader
+from parlay.testing.toy_head import ToyHead, toy_state
 from parlay.testing.toys import ToyRunner, nan_after
 from parlay.types import Draft, Drafter, SamplingParams, Strategy, View
 
@@ -104,22 +105,22 @@ def test_a_drafter_that_is_right_at_known_positions_is_accepted_there() -> None:
 @pytest.mark.parametrize("capacity", [CAPACITY, 150], ids=["roomy", "tight"])
 def test_taps_are_those_of_the_tokens_that_became_cached(capacity: int, limits: Limits) -> None:
     """Prefill chunks included; after forks and preemption too."""
-    reader = TapReader(toy_drafters.tree_oracle(ANSWER, VOCAB))
+    head = ToyHead(toy_drafters.tree_oracle(ANSWER, VOCAB), toy_state)
     asks = [Ask(prompt(STAGE, 8, 30), replace(SAMPLED, max_tokens=40), 3, index, group="g") for index in range(4)]
-    agree(STAGE, [(ask, drafting(reader, 6)) for ask in asks], limits, capacity=capacity)
-    assert reader.rows > 200
-    assert reader.wrong == []
+    agree(STAGE, [(ask, drafting(head, 6)) for ask in asks], limits, capacity=capacity)
+    assert head.shown > 100
+    assert head.wrong == []
 
 
 def test_every_step_is_observed_and_a_stop_inside_the_path_cuts_the_taps() -> None:
     """From the first step on, whose pending run is the whole prompt."""
     ask = Ask(prompt(STAGE, 5, 12), SAMPLED, seed=4)
     ask = replace(ask, stop_ids=frozenset({STAGE.expected(ask).output[9]}))
-    reader = TapReader(toy_drafters.oracle(ANSWER))
+    head = ToyHead(toy_drafters.oracle(ANSWER), toy_state)
     for budget in range(1, 8):
-        (sample,) = decode(STAGE.open_runner(CAPACITY), [(ask, drafting(reader, budget))])
+        (sample,) = decode(STAGE.open_runner(CAPACITY), [(ask, drafting(head, budget))])
         assert sample.ending[0] == "stop"
-    assert reader.wrong == []
+    assert head.wrong == []
 
 
 @BOTH

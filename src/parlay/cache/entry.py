@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from parlay.cache.pages import BLOCK, Page, Table, pages_for
 from parlay.types import Segment, Skip
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """Rows of the last forward that are not committed: pending tokens after the committed ones, then nodes."""
 
     segment: Segment

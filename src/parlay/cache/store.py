@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from parlay.cache.budget import Budget, format_bytes
 from parlay.cache.entry import Entry, Staged
@@ -15,8 +15,7 @@ from parlay.cache.prefixes import PrefixIndex
 from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
 
     Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
@@ -121,16 +120,16 @@ class Store:
         If committed rows run again (a base below 0), the forward must run inside `putting_back`. Raises ValueError for
         rows that are not reserved, and for a base whose rows the last forward did not leave.
         """
-        sequence, again = segment.sequence, len(self._again(segment))
-        entry = self._entry(sequence)
-        if segment.base > 0 and (entry.staged is None or not entry.staged.serves(segment, skip)):
+        sequence, base = segment.sequence, segment.base
+        entry, again = self._entry(sequence), len(self._again(segment)) if base < 0 else 0
+        if base > 0 and (entry.staged is None or not entry.staged.serves(segment, skip)):
             raise ValueError(
-                f"sequence {sequence}: the first {segment.base} rows are not those of its last forward: run them again"
+                f"sequence {sequence}: the first {base} rows are not those of its last forward: run them again"
             )
         self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
         entry.staged = Staged(segment, skip)
         start, pending = len(entry.tokens) - again, len(segment.pending) + again
-        return Rows(entry.table, start, pending, segment.tree, max(0, segment.base))
+        return Rows(entry.table, start, pending, segment.tree, max(0, base))
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
         """The block in which the staged segment runs. Committed rows that run again are then put back, bit for bit."""

@@ -22,7 +22,7 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Policy, Spent, Strategy
 class Drafting:
     """Fills in the drafts of a step's turns, and reports what became of them."""
 
-    def __init__(self, admission: Admission, scheduler: Scheduler, layers: TargetLayers | None) -> None:
+    def __init__(self, admission: Admission, scheduler: Scheduler, layers: TargetLayers) -> None:
         self._admission = admission
         self._scheduler = scheduler
         self._layers = layers
@@ -55,13 +55,16 @@ class Drafting:
         """One strategy's sequences."""
         assert strategy.drafter is not None
         isolated(partial(self._plan, strategy.policy), turns, _leave_out, again=False)
+        needs = strategy.drafter.needs
         asked = [turn for turn in turns if turn.budget > 0]
-        if strategy.drafter.needs.layers:
+        if needs.layers:
             asked = [turn for turn in asked if self._lend(turn)]
+        elif needs.taps:
+            for turn in asked:
+                self._layers.lend(turn.sequence, 0)
         if asked:
             isolated(partial(self._ask, strategy, strategy.drafter), asked, _leave_out)
-        if self._layers is not None:
-            self._layers.reclaim()
+        self._layers.reclaim()
 
     def _plan(self, policy: Policy, turns: list[Turn]) -> None:
         """Set budgets. A policy that gives none says for how many more steps it would not."""
@@ -78,7 +81,6 @@ class Drafting:
         The pending rows of the whole batch have their memory already, so the verify still fits whatever is written.
         A long pending run, as in prefill, would run twice: that is not worth it if it is longer than the budget.
         """
-        assert self._layers is not None
         if len(turn.pending) > turn.budget:
             return False
         while turn.budget and not self._scheduler.reserve_draft(turn.sequence, turn.budget):
@@ -129,7 +131,7 @@ def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
 
 def _is_told(turn: Turn) -> bool:
     needs = turn.sequence.needs
-    return bool(needs.taps) or (turn.at_root and needs.outcomes)
+    return bool(turn.taps) or (turn.at_root and needs.outcomes)
 
 
 def _observe(turns: list[Turn]) -> None:

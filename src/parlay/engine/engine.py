@@ -25,6 +25,7 @@ from parlay.types import (
     Event,
     Exactness,
     FinishReason,
+    Needs,
     Request,
     Runner,
     Spent,
@@ -69,7 +70,7 @@ class Engine:
         self.limits = limits or Limits()
         self.scheduler = Scheduler(runner, self.limits)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
-        self._layers = TargetLayers(runner) if runner.spec.layer_skip else None
+        self._layers = TargetLayers(runner, self.limits.max_rows)
         admission = Admission(
             runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=self.limits.max_draft_rows
         )
@@ -83,11 +84,7 @@ class Engine:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._validate(request)
         needs = strategy.drafter.needs if strategy.drafter is not None else NOTHING_NEEDED
-        if needs.layers and self._layers is None:
-            raise ValueError(
-                f"strategy {strategy.name} drafts with the target's own layers, but the runner of "
-                f"{self.runner.spec.name} can't skip any: choose another strategy"
-            )
+        self._refuse_needs(strategy.name, needs)
         sequence = Sequence(
             sequence=self._next_sequence,
             request=request,
@@ -96,7 +93,7 @@ class Engine:
             tokens=list(request.prompt),
             prompt_length=len(request.prompt),
             needs=needs,
-            layers=self._layers if needs.layers else None,
+            layers=self._layers if needs.layers or needs.taps else None,
         )
         self._next_sequence += 1
         self._sequences[request.id] = sequence
@@ -244,6 +241,19 @@ class Engine:
             raise ValueError("a request to the engine needs max_tokens as a number")
         self._refuse_what_never_fits(len(request.prompt), request.params.max_tokens)
         validate(request.params, spec.vocab_size)
+
+    def _refuse_needs(self, strategy: str, needs: Needs) -> None:
+        spec = self.runner.spec
+        if needs.layers and not spec.layer_skip:
+            raise ValueError(
+                f"strategy {strategy} drafts with the target's own layers, but the runner of {spec.name} can't skip "
+                "any: choose another strategy"
+            )
+        if any(not 0 <= layer <= spec.num_layers for layer in needs.taps):
+            raise ValueError(
+                f"strategy {strategy} reads the hidden states of layers {', '.join(map(str, needs.taps))}, but those "
+                f"of {spec.name} are 0 to {spec.num_layers}: choose another strategy"
+            )
 
     def _refuse_what_never_fits(self, prompt: int, most: int) -> None:
         text = max(prompt + 1, min(prompt + most, self.max_context))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.engine.sequence import Sequence
-from parlay.types import NO_SKIP, Runner, Segment, Skip, View
+from parlay.types import NO_SKIP, OutOfRoom, Runner, Segment, Skip, View
 
 
 @dataclass(slots=True)
@@ -26,12 +28,28 @@ class _Loan:
     written: list[int] = field(default_factory=list)
 
 
-class TargetLayers:
-    """The `Layers` of every sequence of an engine. Only sequences that are lent now can run."""
+@dataclass(slots=True)
+class _Reading:
+    """Hidden states that a drafter lacks: those of the rows from ``first`` on that a copy of the sequence runs."""
 
-    def __init__(self, runner: Runner) -> None:
+    name: int
+    loan: _Loan
+    segment: Segment | None = None
+    first: int = 0
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class TargetLayers:
+    """The `Layers` of every sequence of an engine. Only sequences that are lent now can run.
+
+    ``most_rows`` bounds the rows of one call of `states`, which feeds text as prefill does.
+    """
+
+    def __init__(self, runner: Runner, most_rows: int) -> None:
         self._runner = runner
+        self._most_rows = most_rows
         self._loans: dict[int, _Loan] = {}
+        self._names = itertools.count(-1, -1)  # no sequence of the engine has a negative one
 
     def lend(self, sequence: Sequence, limit: int) -> None:
         """Let this sequence run. Its tokens and ``limit`` more are reserved already. Its scratch is forgotten."""
@@ -43,9 +61,9 @@ class TargetLayers:
 
     def forward(self, views: Seq[View], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
-        loans = [self._loan(view, path, rows) for view, path in zip(views, paths, strict=True)]
-        if len({view.sequence for view in views}) < len(views):
-            raise ValueError("one sequence was given twice in one forward of the target's layers")
+        loans = self._lent(views)
+        for loan, path in zip(loans, paths, strict=True):
+            _check(loan, path, rows)
         segments = [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
         for loan in loans:
             loan.written = []  # unless the forward succeeds
@@ -58,17 +76,67 @@ class TargetLayers:
                 loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
         return out.logits_RV
 
-    def _loan(self, view: View, path: Seq[int], rows: int) -> _Loan:
-        loan = self._loans.get(view.sequence)
-        if loan is None:
-            raise ValueError(f"the layers of sequence {view.sequence} are not lent: they can be used in propose only")
-        length = len(loan.sequence.tokens)
-        if len(path) > loan.limit or not 0 < rows <= length + len(path):
-            raise ValueError(
-                f"{rows} rows at the end of {length} tokens and {len(path)} more: at least one row, and at most "
-                f"{loan.limit} tokens more than the sequence has"
-            )
-        return loan
+    def states(self, views: Seq[View], starts: Seq[int], taps: Seq[int]) -> list[Mapping[int, Tensor]]:
+        """See `Layers`. Copies of the sequences run what is lacking, so nothing is set back and any runner will do."""
+        most = max(1, self._most_rows // max(1, len(views)))
+        readings = [self._reading(loan, start, most) for loan, start in zip(self._lent(views), starts, strict=True)]
+        due = [reading for reading in readings if reading.segment is not None]
+        try:
+            self._read(due, taps)
+        finally:
+            for reading in readings:
+                self._runner.release(reading.name)
+        return [reading.states for reading in readings]
+
+    def _reading(self, loan: _Loan, start: int, most: int) -> _Reading:
+        """A copy of the sequence, cut back to ``start``, with memory for at most so many of its cached tokens."""
+        reading = _Reading(next(self._names), loan)
+        tokens = loan.sequence.tokens
+        end = min(start + most, loan.sequence.cached)
+        if start < end:
+            self._runner.fork(loan.sequence.sequence, reading.name)
+            cached = self._runner.truncate(reading.name, start)
+            if self._reserve(reading.name, end):
+                reading.first = start - cached
+                reading.segment = Segment(reading.name, tuple(tokens[cached:end]), logits_from=end - cached)
+        return reading
+
+    def _reserve(self, name: int, tokens: int) -> bool:
+        try:
+            return self._runner.reserve(name, tokens)
+        except OutOfRoom:
+            return False
+
+    def _read(self, readings: list[_Reading], taps: Seq[int]) -> None:
+        if not readings:
+            return
+        began = time.perf_counter()
+        out = self._runner.forward([reading.segment for reading in readings if reading.segment], taps)
+        seconds = time.perf_counter() - began
+        end = 0
+        for reading in readings:
+            assert reading.segment is not None
+            begin, end = end + reading.first, end + reading.segment.rows
+            reading.states = {layer: out.taps[layer][begin:end] for layer in taps}
+            reading.loan.sequence.tally.count_layers(reading.segment.rows, seconds)
+
+    def _lent(self, views: Seq[View]) -> list[_Loan]:
+        names = [view.sequence for view in views]
+        for name in names:
+            if name not in self._loans:
+                raise ValueError(f"the layers of sequence {name} are not lent: they can be used in propose only")
+        if len(set(names)) < len(names):
+            raise ValueError("one sequence was given twice in one forward of the target's layers")
+        return [self._loans[name] for name in names]
+
+
+def _check(loan: _Loan, path: Seq[int], rows: int) -> None:
+    length = len(loan.sequence.tokens)
+    if len(path) > loan.limit or not 0 < rows <= length + len(path):
+        raise ValueError(
+            f"{rows} rows at the end of {length} tokens and {len(path)} more: at least one row, and at most "
+            f"{loan.limit} tokens more than the sequence has"
+        )
 
 
 def _segment(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Segment:

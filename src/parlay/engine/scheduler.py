@@ -203,10 +203,10 @@ def _reusable(sequence: Sequence) -> list[int]:
 def _turn(sequence: Sequence, room: int) -> Turn:
     pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
     at_root = sequence.cached + len(pending) == len(sequence.tokens)
-    return Turn(sequence, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
+    return Turn(sequence, sequence.cached, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
 
 
 def _failed(sequence: Sequence, reason: str) -> Turn:
-    turn = Turn(sequence, (), prefill=sequence.tally.steps == 0, at_root=False)
+    turn = Turn(sequence, sequence.cached, (), prefill=sequence.tally.steps == 0, at_root=False)
     turn.fail(reason)
     return turn

@@ -47,11 +47,13 @@ _NO_COMMIT = Commit()
 class Turn:
     """One sequence's part in one step. Each stage of the step reads what the stages before it wrote here.
 
-    The scheduler sets the first four fields. A turn with a ``fault`` takes no part in the stages that follow, and its
+    The scheduler sets the first five fields. A turn with a ``fault`` takes no part in the stages that follow, and its
     request ends with that reason.
     """
 
     sequence: Sequence
+    start: int
+    """Position of the first pending token."""
     pending: tuple[int, ...]
     prefill: bool
     """No step of this sequence has committed yet."""
@@ -100,16 +102,24 @@ class Turn:
 
     def observation(self) -> Observation:
         """What the drafter is told of this step."""
-        return Observation(self.sequence, self.draft, self.verdict, self._taps(), self.choices)
+        return Observation(self.sequence, self.draft, self.verdict, self._states(), self.choices, self.start)
 
-    def _taps(self) -> dict[int, Tensor]:
-        """The tapped rows of the tokens that became cached: ``[N, H]`` for each layer that the drafter asks for."""
-        layers = self.sequence.needs.taps
-        if not layers:
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers to tap: what its drafter asks for, if it drafts or text is fed to the target.
+
+        So a sequence that decodes plainly, because its policy does not let it draft, is not slowed by taps.
+        """
+        feeds = self.prefill or not self.at_root or len(self.pending) > 1
+        return self.sequence.needs.taps if self.budget or feeds else ()
+
+    def _states(self) -> dict[int, Tensor]:
+        """The hidden states of the tokens that became cached: ``[T, H]`` for each tapped layer."""
+        if not self.taps:
             return {}
         first_node = self.first_row + len(self.pending)
         rows = [*range(self.first_row, first_node), *(first_node + node for node in self.path)]
-        return {layer: self.out.taps[layer][rows] for layer in layers}
+        return {layer: self.out.taps[layer][rows] for layer in self.taps}
 
 
 def grouped(turns: Iterable[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:

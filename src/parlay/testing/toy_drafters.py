@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from parlay import trees
 from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
 from parlay.testing.reference import LogitsOf, Text, draw
-from parlay.testing.toys import tap_row
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, Tree, View
 
 Answer = Callable[[View, Sequence[int]], int]
@@ -166,38 +164,6 @@ class Prober(ToyDrafter):
 
     def _probe(self, view: View, budget: int) -> Draft:
         return replace(trees.chain(gold(self._answer, view, 1), "prober"), probes=1)
-
-
-class TapReader(ToyDrafter):
-    """Asks for taps of a `ToyRunner` and holds them against the text: ``rows`` counts the right ones.
-
-    The rows seen of a sequence must be exactly those of the tokens that became cached, in order; a preempted
-    sequence recomputes and so may be seen from an earlier position again.
-    """
-
-    needs = Needs(taps=(1, 4))
-
-    def __init__(self, inner: ToyDrafter) -> None:
-        super().__init__(inner._guess)
-        self.rows = 0
-        self.wrong: list[str] = []
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for observation in observations:
-            if set(observation.taps) != {1, 4}:
-                self.wrong.append(f"taps {sorted(observation.taps)}, asked for 1 and 4")
-            for layer, tap_NH in observation.taps.items():
-                self._compare(observation.view, layer, tap_NH)
-
-    def _compare(self, view: View, layer: int, tap_NH: Tensor) -> None:
-        for row in tap_NH.tolist():
-            text = view.tokens[: int(row[2]) + 1]
-            if row != tap_row(layer, text):
-                self.wrong.append(f"layer {layer}: {row} for a text of {len(text)} ending with {text[-1]}")
-            self.rows += 1
-        positions = tap_NH[:, 2]
-        if not bool((positions.diff() == 1).all()):
-            self.wrong.append(f"layer {layer}: rows at positions {positions.tolist()}")
 
 
 class RejectedReader(ToyDrafter):

@@ -66,9 +66,9 @@ class ToyRunner:
 
     ``tree`` is what drafts it takes. ``capacity`` counts tokens over all sequences, forks sharing their prefix. With
     ``cut`` above 1 it is like a recurrent model with snapshots: after a rejection it can only go back to a cached
-    length that is a multiple of ``cut``. A released text is reused by later sequences of its salt. Taps give
-    ``[layer, token, position, hash of the text]`` for each row. Each sub-layer that is skipped adds noise to the
-    logits, the same for the same text; its rows never serve a full forward.
+    length that is a multiple of ``cut``. A released text is reused by later sequences of its salt. Taps hold a hash of
+    each row's text but not its position: whoever reads them must know that. Each sub-layer that is skipped adds noise
+    to the logits, the same for the same text; its rows never serve a full forward.
     """
 
     def __init__(
@@ -259,4 +259,5 @@ def _tap(layer: int, texts: Sequence[Sequence[int]]) -> Tensor:
 
 def tap_row(layer: int, text: Sequence[int]) -> list[float]:
     """What a toy's tap of ``layer`` reads at the last id of ``text``."""
-    return [float(layer), float(text[-1]), float(len(text) - 1), float(text_hash(text))]
+    number = text_hash(text)
+    return [float(layer), float(text[-1]), float(number >> 16), float(number & 0xFFFF)]

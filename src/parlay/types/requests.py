@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -92,6 +92,15 @@ class Layers(Protocol):
         """
         ...
 
+    def states(self, views: Sequence[View], starts: Sequence[int], taps: Sequence[int]) -> list[Mapping[int, Tensor]]:
+        """The hidden states ``[T, H]`` that enter each layer of ``taps``: of each view's cached tokens from a start on.
+
+        For a drafter that lacks some, as after a prefix hit. Those of pending tokens come with this step's observation.
+        Fewer are computed if one step can't run so many rows, and none (an empty mapping) if there are none or the
+        cache has no room: ask again in the next proposal. All sequences run at once; no view appears twice.
+        """
+        ...
+
 
 class View(Protocol):
     """A drafter's read-only sight of a sequence. ``tokens`` is live: prompt, then committed output."""
@@ -106,5 +115,5 @@ class View(Protocol):
     def prompt_length(self) -> int: ...
     @property
     def layers(self) -> Layers | None:
-        """There if the drafter's needs name it."""
+        """There if the drafter's needs name layers or taps."""
         ...

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 class Needs:
     """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
 
-    The rows are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's
-    own layers, which it then finds as `View.layers`. ``outcomes`` False: the committed tokens tell it all that it
-    wants to know, and `Drafter.observe` need not be called.
+    ``taps``: the drafter reads the hidden states that enter these layers (the number of layers stands for those that
+    the LM head reads), as `Observation` says, and computes those that it lacks by `View.layers`. ``choices``: the rows
+    are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's own
+    layers, which it then finds as `View.layers`. ``outcomes`` False: the committed tokens tell it all that it wants to
+    know, and `Drafter.observe` need not be called.
     """
 
     taps: tuple[int, ...] = ()
@@ -33,7 +35,10 @@ class Needs:
 class Observation:
     """What a drafter is told after a step of one of its sequences, when the tokens are already committed.
 
-    ``taps`` holds rows for the tokens that became cached by the step (pending, then the path). ``choices`` holds for
+    ``taps`` holds the hidden states ``[T, H]`` of the tokens at positions ``start`` to ``start + T - 1``, which the
+    step computed and committed: pending ones, then the path. Positions may come again, as after a preemption. Some
+    never come: the step does not compute what was cached before (a prefix hit, a fork), and it is not tapped if it only
+    decodes and the policy did not let the drafter draft. `Layers.states` gives what is lacking. ``choices`` holds for
     the root and then each node the tokens that the request's own sampler prefers there, noise included, best first:
     the first is what plain decoding would commit after that path. Each only if the drafter's needs name it.
     """
@@ -43,6 +48,7 @@ class Observation:
     verdict: Verdict
     taps: Mapping[int, Tensor] = field(default_factory=dict)
     choices: tuple[tuple[int, ...], ...] = ()
+    start: int = 0
 
 
 class Drafter(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -73,6 +73,12 @@ class _ExtendedLayers:
             origins.append(origin)
             whole.append([*drafted, *path])
         return self._layers.forward(origins, whole, skip, rows)
+
+    def states(self, views: Sequence[View], starts: Sequence[int], taps: Sequence[int]) -> list[Mapping[int, Tensor]]:
+        """Of committed tokens: the target has not computed the drafted ones."""
+        origins = [view.parts[0] for view in views if isinstance(view, ExtendedView)]
+        assert len(origins) == len(views), "views of one proposal are of one kind"
+        return self._layers.states(origins, starts, taps)
 
 
 class ExtendedViews:

@@ -27,7 +27,15 @@ from parlay.testing.conformance.report import Finding, Report
 from parlay.testing.conformance.runners import check_runner
 from parlay.testing.conformance.stage import Stage, Subject
 from parlay.testing.conformance.stages import native_stage, runner_stage, toy_stage
-from parlay.testing.conformance.strain import chunks, continuing, failures, forks, preemption, references
+from parlay.testing.conformance.strain import (
+    chunks,
+    continuing,
+    failures,
+    forks,
+    interruptions,
+    preemption,
+    references,
+)
 from parlay.testing.conformance.universal import LONG, SHORT, Effort, greedy, mixed, sampled
 from parlay.types import Drafter, Rule
 
@@ -69,6 +77,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "preemption": preemption,
         "references": references,
         "failures": failures,
+        "interruptions": interruptions,
         "constrained": constrained,
     }
 )

@@ -1,15 +1,17 @@
-"""What a server does to a strategy: memory that runs out, forks, long prompts in chunks, drafters that break."""
+"""What a server does to a strategy: little memory, forks, prompts in chunks, drafters that break, aborts and pauses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from parlay.engine import Limits
+from parlay.engine import Engine, Limits
+from parlay.router.policies import Fixed
 from parlay.testing.conformance.compare import Excuse
-from parlay.testing.conformance.stage import Ask, Stage, Subject, decode
+from parlay.testing.conformance.stage import Ask, Stage, Steady, Subject, decode
 from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, Effort, agree, prompt
 from parlay.testing.toy_drafters import Raising
-from parlay.types import Drafter, Strategy
+from parlay.types import Drafter, Strategy, View
 
 
 def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
@@ -79,6 +81,34 @@ def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
             ]
             excuses += agree(stage, jobs, faults=True)
     return excuses
+
+
+def interruptions(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """A request is aborted, and comes again; and for some steps its drafter is not asked, nor shown all of them."""
+    strategy, runner = subject.strategy(stage, 4), stage.open_runner(CAPACITY)
+    ask = Ask(prompt(stage, 31, 33), replace(VARIETY[0], max_tokens=30), seed=3)
+    engine = Engine(runner, Steady())
+    engine.add(ask.request("aborted"), strategy)
+    for _ in range(4):
+        engine.step()
+    engine.abort("aborted")
+    runner.check()
+    if strategy.drafter is not None:
+        strategy = replace(strategy, policy=Pausing(4, range(4, 10)))
+    other = Ask(prompt(stage, 32, 12), replace(VARIETY[1], max_tokens=25), seed=4)
+    return agree(stage, [(ask, strategy), (other, strategy)], runner=runner)
+
+
+class Pausing(Fixed):
+    """Lets nobody draft in some steps, which are counted from 1."""
+
+    def __init__(self, budget: int, pauses: range) -> None:
+        super().__init__(budget)
+        self._pauses, self._step = pauses, 0
+
+    def plan(self, views: Sequence[View]) -> list[int]:
+        self._step += 1
+        return [0] * len(views) if self._step in self._pauses else super().plan(views)
 
 
 def _broken(strategy: Strategy, at: int, where: str) -> Strategy:

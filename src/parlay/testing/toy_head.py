@@ -1,0 +1,92 @@
+"""A drafter that reads hidden states of the target's layers, as trained heads do, and holds them against the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.history import History
+from parlay.testing.toys import tap_row
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+
+StateOf = Callable[[int, Sequence[int]], Tensor]
+"""The hidden state ``[H]`` that enters a layer at the last id of a text."""
+
+
+class ToyHead:
+    """Drafts like ``inner`` where it holds the states of all tokens before the root, and nothing where it lacks some.
+
+    What was not shown to it, it asks for. ``shown`` and ``asked`` count states, ``lacking`` the proposals that had to
+    stay empty, and ``wrong`` says which states are further than ``noise_bound`` from those of ``state_of``.
+    """
+
+    def __init__(
+        self, inner: Drafter, state_of: StateOf, layers: tuple[int, int] = (1, 4), noise_bound: float = 0.0
+    ) -> None:
+        self.needs = Needs(taps=layers, outcomes=False)
+        self.shown = self.asked = self.lacking = 0
+        self.wrong: list[str] = []
+        self._inner = inner
+        self._state_of = state_of
+        self._noise_bound = noise_bound
+        self._held: dict[int, History] = {}
+        """The tokens whose states it holds."""
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        self._catch_up([view for view in views if self._lacks(view)])
+        return [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            self.shown += self._take(observation.view, observation.start, observation.taps)
+
+    def release(self, sequence: int) -> None:
+        self._held.pop(sequence, None)
+
+    def _draft(self, view: View, budget: int) -> Draft:
+        self.lacking += self._lacks(view) > 0
+        return NO_DRAFT if self._lacks(view) else self._inner.propose([view], [budget])[0]
+
+    def _lacks(self, view: View) -> int:
+        """How many of the tokens before the root it holds no states of."""
+        return len(view.tokens) - 1 - len(self._agreed(view).tokens)
+
+    def _agreed(self, view: View) -> History:
+        """What it holds of the sequence, cut back to what is still true."""
+        held = self._held.setdefault(view.sequence, History())
+        held.cut(min(held.agree(view.tokens), len(view.tokens) - 1))
+        return held
+
+    def _catch_up(self, views: Sequence[View]) -> None:
+        if not views:
+            return
+        layers = views[0].layers
+        assert layers is not None, "the needs name taps"
+        starts = [len(self._agreed(view).tokens) for view in views]
+        for view, start, taps in zip(views, starts, layers.states(views, starts, self.needs.taps), strict=True):
+            self.asked += self._take(view, start, taps) if taps else 0
+
+    def _take(self, view: View, start: int, taps: Mapping[int, Tensor]) -> int:
+        """Check the states from ``start`` on, and keep them unless some before them are lacking. How many there are."""
+        if set(taps) != set(self.needs.taps):
+            self.wrong.append(f"states of layers {sorted(taps)}, asked for {self.needs.taps}")
+        count = len(taps[self.needs.taps[0]])
+        for layer, states_TH in taps.items():
+            for place, state_H in enumerate(states_TH, start + 1):
+                self._compare(layer, view.tokens[:place], state_H)
+        held = self._agreed(view)
+        if start <= len(held.tokens) < start + count:
+            held.tokens += view.tokens[len(held.tokens) : start + count]
+        return count
+
+    def _compare(self, layer: int, text: Sequence[int], state_H: Tensor) -> None:
+        gap = float((state_H - self._state_of(layer, text)).abs().max())
+        if not gap <= self._noise_bound:
+            self.wrong.append(f"layer {layer} after {len(text)} tokens: {gap:.3g} off")
+
+
+def toy_state(layer: int, text: Sequence[int]) -> Tensor:
+    """That of a `ToyRunner`."""
+    return torch.tensor(tap_row(layer, text), dtype=torch.float64)
