@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from parlay import threads, trees
+from parlay.models.compiled.build import NAMES
 from parlay.models.compiled.library import SWITCH, NotLoaded
 from parlay.models.compiled.library import load as load_library
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
+from parlay.models.shapes import Weight
+from parlay.models.stored import Format, StoredTensor
 from parlay.types import Exactness, Segment, Tree
 
 VOCAB = 97
@@ -23,12 +26,20 @@ WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_heads": 6, "num_kv_he
 ODD = {"hidden_size": 40, "intermediate_size": 52, "num_heads": 3, "num_kv_heads": 3, "head_dim": 24}
 LARGE_INPUT = {"hidden_size": 64, "intermediate_size": 2048, "num_heads": 5, "num_kv_heads": 1, "head_dim": 80}
 
-Model = tuple[dict[str, int], torch.dtype, bool]
+BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+
+Model = tuple[dict[str, int], torch.dtype, bool, str]
 MODELS = [
-    (shape, dtype, norm)
+    (shape, dtype, norm, "plain")
     for shape, norm in ((SMALL, False), (ODD, True), (WIDE, True), (LARGE_INPUT, False))
     for dtype in (torch.float32, torch.bfloat16)
+] + [
+    (ODD, torch.bfloat16, True, "int8"),
+    (WIDE, torch.float32, True, "int8"),
+    (BLOCKS, torch.float32, False, "stored"),
+    (BLOCKS, torch.bfloat16, True, "stored"),
 ]
+"""Shape, type, norms of heads, and how weights are held: ``stored`` has all formats of blocks beside each other."""
 
 
 def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
@@ -56,6 +67,27 @@ def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
     return weights
 
 
+def in_blocks(weights: dict[str, Tensor]) -> dict[str, Weight]:
+    """Random blocks in the place of the matrices, each matrix in another format than the one before."""
+    formats = itertools.cycle(Format)
+    return {name: stored(next(formats), weight) if weight.dim() == 2 else weight for name, weight in weights.items()}
+
+
+def stored(format: Format, weight: Tensor) -> StoredTensor:
+    """Blocks of the matrix's shape, whose scales are small."""
+    if format.plain is not None:
+        return StoredTensor(format, tuple(weight.shape), weight.to(format.plain).view(torch.uint8))
+    data = torch.randint(0, 256, (len(weight), format.row_bytes(weight.shape[1])), dtype=torch.uint8)
+    blocks = data.view(-1, format.block_bytes)
+    scales = {Format.Q6_K: [104]}.get(format, [0, 1] if format.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0])
+    for place in scales:
+        half = torch.full((len(blocks), 1), 0.01 / 16, dtype=torch.float16)
+        blocks[:, 2 * place : 2 * place + 2] = half.view(torch.uint8)
+    if format is Format.MXFP4:
+        blocks[:, 0] = 118
+    return StoredTensor(format, tuple(weight.shape), data)
+
+
 def scatter(runner: NativeRunner) -> None:
     """Take pages in turns and give most of them back in another order: those of later texts lie all over the place."""
     names = list(range(-100, 0))
@@ -78,13 +110,19 @@ def scatter(runner: NativeRunner) -> None:
 class Bench:
     """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
 
-    def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool) -> None:
+    def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool, held: str) -> None:
         config = DecoderConfig(
             architecture="test", vocab_size=VOCAB, num_layers=2, rms_norm_eps=1e-6, max_context=4096,
             qk_norm=qk_norm, **shape,
         )  # fmt: skip
+        weights = random_weights(config)
         self.runner = NativeRunner(
-            config, random_weights(config), dtype=dtype, device=torch.device("cpu"), max_tokens_cached=16384
+            config,
+            in_blocks(weights) if held == "stored" else weights,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            max_tokens_cached=16384,
+            quantize="int8" if held == "int8" else None,
         )
         self.names = itertools.count()
         scatter(self.runner)
@@ -114,7 +152,7 @@ class Bench:
         return name, torch.cat(parts)
 
 
-KERNELS = ("0", "plain", "avx2", "avx512", "avx512_bf16")
+KERNELS = ("0", *NAMES)
 """torch's operators, then the compiled decoder on every instruction set."""
 
 
@@ -135,7 +173,9 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]['hidden_size']}-{str(m[1])[6:]}-{int(m[2])}")
+@pytest.fixture(
+    scope="module", params=MODELS, ids=lambda m: f"{m[0]['hidden_size']}-{str(m[1])[6:]}-{int(m[2])}-{m[3]}"
+)
 def bench(request: pytest.FixtureRequest, kernels: str) -> Bench:
     result = Bench(*request.param)
     assert (kernels == "0") == result.runner.spec.kernels.endswith(f"{SWITCH}=0")

@@ -1,9 +1,10 @@
-"""A checkpoint's weights, fused and scaled as every decoder of ours wants them, whoever packs them then."""
+"""A checkpoint's weights by what decoders use them for, whoever packs them then."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,104 +12,117 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.dequantize import dense
+from parlay.models.quantize import Int8Weight
 from parlay.models.shapes import Weight
 from parlay.models.stored import StoredTensor
 
-Order = Callable[[Tensor, int], Tensor]
-"""Puts the rows of each query and key head, ``[heads * D, ...]`` with D given, into the order that rotation wants."""
-
-
-def halves(weight: Tensor, head_dim: int) -> Tensor:
-    """The checkpoint's own order: dimensions i and i + D/2 turn together."""
-    del head_dim
-    return weight
+Operand = Weight | Int8Weight
+"""A weight as decoders take it: as in the checkpoint, or to be rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer. Columns of ``qkv``, ``gate`` and ``up`` carry sqrt(n) times the weight of the norm before them.
+    """One layer. Norms over n numbers carry sqrt(n) times the checkpoint's weight.
 
-    ``qk_norm`` ``[num_heads + num_kv_heads, D]`` is sqrt(D) times the norms' weights, in the dtype of norms.
+    ``qkv`` are the weights of queries, keys and values, ``qkv_bias`` what is added to them, and ``qk_norm`` the norms
+    of each query and each key head.
     """
 
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    attention_out: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    attention_norm: Tensor
+    qkv: tuple[Operand, Operand, Operand]
+    qkv_bias: tuple[Tensor, Tensor, Tensor] | None
+    qk_norm: tuple[Tensor, Tensor] | None
+    attention_out: Operand
+    mlp_norm: Tensor
+    gate: Operand
+    up: Operand
+    down: Operand
 
 
 class Arranged:
-    """``weights`` bear Hugging Face names. ``compute`` is the dtype of norms and rotations."""
+    """``weights`` bear Hugging Face names. ``compute`` is the dtype of norms and biases."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        weights: Mapping[str, Weight],
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        order: Order,
-    ) -> None:
-        self._config, self._weights, self._dtype, self._device = config, weights, dtype, device
-        self._order = order
-        self.compute = torch.float64 if dtype == torch.float64 else torch.float32
-        self.embedding = self._tensor("model.embed_tokens.weight")
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, Operand], compute: torch.dtype) -> None:
+        self._config, self._weights, self._compute = config, weights, compute
+
+    @property
+    def embedding(self) -> Operand:
+        """``[V, H]``."""
+        return self._weights["model.embed_tokens.weight"]
+
+    @property
+    def head(self) -> Operand:
+        """The LM head's weight: the embedding, unless there is another."""
+        return self._weights.get("lm_head.weight", self.embedding)
 
     @property
     def final_norm(self) -> Tensor:
-        """sqrt(n) times the weight of the norm before the LM head."""
-        return self._norm_weight("model.norm.weight")
-
-    @property
-    def head(self) -> Tensor:
-        """The LM head's weight."""
-        return self.embedding if self._config.tie_embeddings else self._tensor("lm_head.weight")
+        """The norm before the LM head."""
+        return self._norm("model.norm.weight")
 
     def layer(self, index: int) -> LayerWeights:
         """The weights of one layer."""
-        at = f"model.layers.{index}."
-        qkv = [self._qkv(at, part, "weight") for part in ("q", "k", "v")]
-        biases = [self._qkv(at, part, "bias") for part in ("q", "k", "v")] if self._config.qkv_bias else None
+        of, at = self._weights, f"model.layers.{index}."
+        query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
+        bias = self._config.qkv_bias
         return LayerWeights(
-            qkv=self._after_norm(at + "input_layernorm.weight", torch.cat(qkv)),
-            qkv_bias=None if biases is None else torch.cat(biases),
-            qk_norm=self._qk_norm(at) if self._config.qk_norm else None,
-            attention_out=self._tensor(at + "self_attn.o_proj.weight"),
-            gate=self._after_norm(at + "post_attention_layernorm.weight", self._tensor(at + "mlp.gate_proj.weight")),
-            up=self._after_norm(at + "post_attention_layernorm.weight", self._tensor(at + "mlp.up_proj.weight")),
-            down=self._tensor(at + "mlp.down_proj.weight"),
+            attention_norm=self._norm(at + "input_layernorm.weight"),
+            qkv=(of[f"{query}.weight"], of[f"{key}.weight"], of[f"{value}.weight"]),
+            qkv_bias=(self._vector(f"{query}.bias"), self._vector(f"{key}.bias"), self._vector(f"{value}.bias"))
+            if bias
+            else None,
+            qk_norm=(self._norm(at + "self_attn.q_norm.weight"), self._norm(at + "self_attn.k_norm.weight"))
+            if self._config.qk_norm
+            else None,
+            attention_out=of[at + "self_attn.o_proj.weight"],
+            mlp_norm=self._norm(at + "post_attention_layernorm.weight"),
+            gate=of[at + "mlp.gate_proj.weight"],
+            up=of[at + "mlp.up_proj.weight"],
+            down=of[at + "mlp.down_proj.weight"],
         )
 
-    def _qkv(self, at: str, part: str, kind: str) -> Tensor:
-        tensor = self._tensor(f"{at}self_attn.{part}_proj.{kind}")
-        return tensor if part == "v" else self._order(tensor, self._config.head_dim)
+    def _norm(self, name: str) -> Tensor:
+        weight = self._vector(name)
+        return weight * math.sqrt(len(weight))
 
-    def _after_norm(self, norm: str, weight: Tensor) -> Tensor:
-        """The weight, with that of the norm before it in its columns."""
-        return weight.to(self.compute).mul(self._norm_weight(norm)).to(self._dtype)
+    def _vector(self, name: str) -> Tensor:
+        return as_tensor(self._weights[name], self._compute)
 
-    def _norm_weight(self, name: str) -> Tensor:
-        weight = self._dense(name, self.compute)
-        return weight * math.sqrt(self._config.hidden_size)
 
-    def _qk_norm(self, at: str) -> Tensor:
-        config = self._config
-        counts = {"q": config.num_heads, "k": config.num_kv_heads}
-        parts = [
-            self._order(self._tensor(f"{at}self_attn.{part}_norm.weight"), config.head_dim).expand(count, -1)
-            for part, count in counts.items()
-        ]
-        return torch.cat(parts).to(self.compute) * math.sqrt(config.head_dim)
+def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
+    """The numbers that a weight stands for."""
+    if isinstance(weight, Tensor):
+        return weight.to(dtype)
+    if isinstance(weight, StoredTensor):
+        with weight.reading():
+            return dense(weight, dtype)
+    return weight.dense(dtype)
 
-    def _tensor(self, name: str) -> Tensor:
-        return self._dense(name, self._dtype)
 
-    def _dense(self, name: str, dtype: torch.dtype) -> Tensor:
-        weight = self._weights[name]
-        if isinstance(weight, StoredTensor):
-            with weight.reading():
-                return dense(weight, dtype).to(self._device)
-        return weight.to(self._device, dtype)
+def in_eight_bits(weights: Mapping[str, Weight]) -> dict[str, Operand]:
+    """The checkpoint with every matrix that enters products rounded, the embedding as it was.
+
+    Raises ValueError for weights that a file holds in blocks: rounding these again helps nobody.
+    """
+    found = stored_as(weights)
+    if found:
+        raise ValueError(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
+    embedding = weights["model.embed_tokens.weight"]
+    matrices = {name: weight for name, weight in weights.items() if len(weight.shape) == 2 and weight is not embedding}
+    rounded = {"lm_head.weight": embedding} | matrices
+    numbers = {
+        name: weight if isinstance(weight, Tensor) else as_tensor(weight, torch.float32)
+        for name, weight in rounded.items()
+    }
+    return {**weights, **{name: Int8Weight(tensor) for name, tensor in numbers.items()}}
+
+
+def stored_as(weights: Mapping[str, Operand]) -> str:
+    """The formats of weights that are not plain numbers, by how many they hold; empty where all are."""
+    counts: Counter[str] = Counter()
+    for weight in weights.values():
+        if isinstance(weight, Int8Weight):
+            counts["int8"] += math.prod(weight.shape)
+        elif isinstance(weight, StoredTensor) and weight.format.plain is None:
+            counts[weight.format.name] += math.prod(weight.shape)
+    return ", ".join(name for name, _ in counts.most_common())

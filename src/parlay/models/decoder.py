@@ -1,7 +1,6 @@
 """The Llama lineage as a function of rows: weights arranged for speed, and the loop over layers.
 
-Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose they are. Query, key and value weights
-form one product, gate and up another.
+Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose they are.
 """
 
 from __future__ import annotations
@@ -13,47 +12,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.arranged import Arranged
+from parlay.models.arranged import Arranged, LayerWeights, Operand, as_tensor
 from parlay.models.attention import SERIAL, Attend
 from parlay.models.attention_form import Heads
 from parlay.models.config import DecoderConfig
 from parlay.models.linear import Linear, pack
-from parlay.models.quantize import rounded
 from parlay.models.rope import interleave
-from parlay.models.shapes import Weight
 from parlay.types import Skip
 
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight).
-
-    Norms that a linear layer follows have no weight here: the layer's columns carry sqrt(n) weight.
-    """
+    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight)."""
 
     floor: Tensor
-    weight: Tensor | None = None
+    weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normed rows, in the dtype of ``x``."""
         length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.floor.dtype).hypot_(self.floor)
-        if self.weight is not None:
-            return torch.div(x, length).mul_(self.weight).to(x.dtype)
-        return torch.div(x, length, out=torch.empty_like(x))
+        return torch.div(x, length).mul_(self.weight).to(x.dtype)
 
     def inplace(self, x: Tensor) -> None:
         """Norm rows that are in the dtype of the norm already."""
-        assert self.weight is not None
         x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor)).mul_(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """``qkv`` and ``gate_up`` carry the weights of the norms before them."""
+    """One layer; query, key and value weights form one product, gate and up another."""
 
+    attention_norm: RmsNorm
     qkv: Linear
     qk_norm: RmsNorm | None
     attention_out: Linear
+    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
@@ -66,7 +59,6 @@ class Decoder:
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[Layer, ...]
-    unit: RmsNorm
     norm: RmsNorm
     head: Linear
 
@@ -94,13 +86,13 @@ class Decoder:
                     attend(index, qkv)
                 hidden.add_(layer.attention_out(mixed))
             if ("mlp", index) not in skip:
-                hidden.add_(layer.down(silu_product(layer.gate_up(self.unit(hidden)))))
+                hidden.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden)))))
         return hidden, tapped
 
     def _qkv(self, layer: Layer, hidden: Tensor) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
-        flat = layer.qkv(self.unit(hidden))
+        flat = layer.qkv(layer.attention_norm(hidden))
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
         if layer.qk_norm is not None:
@@ -123,39 +115,48 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 
-def build(
-    config: DecoderConfig,
-    weights: Mapping[str, Weight],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    int8: bool = False,
-) -> Decoder:
-    """Pack a checkpoint's weights (Hugging Face names) for `Decoder`; ``int8``: rounded to eight bits before."""
-    arranged = Arranged(config, weights, dtype, device, order=interleave)
+def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Pack a checkpoint's weights (Hugging Face names) for `Decoder`."""
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    arranged = Arranged(config, weights, compute)
 
-    def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return pack(rounded(weight) if int8 else weight, bias)
+    def tensor(weight: Operand) -> Tensor:
+        return as_tensor(weight, dtype).to(device)
 
-    def floor(size: int) -> Tensor:
-        return torch.tensor((size * config.rms_norm_eps) ** 0.5, dtype=arranged.compute, device=device)
+    def norm(weight: Tensor) -> RmsNorm:
+        floor = (weight.shape[-1] * config.rms_norm_eps) ** 0.5
+        return RmsNorm(torch.tensor(floor, dtype=compute, device=device), weight.to(device))
+
+    def paired(parts: Sequence[Tensor]) -> Tensor:
+        """Query, key and value rows as one, those of the first two in the order of rotations."""
+        turned = [interleave(part, config.head_dim) for part in parts[:2]]
+        return torch.cat([*turned, parts[2]])
+
+    def qk_norm(layer: LayerWeights) -> RmsNorm | None:
+        if layer.qk_norm is None:
+            return None
+        counts = (config.num_heads, config.num_kv_heads)
+        parts = [interleave(part, config.head_dim) for part in layer.qk_norm]
+        return norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))
 
     def packed(index: int) -> Layer:
         layer = arranged.layer(index)
+        bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
         return Layer(
-            qkv=linear(layer.qkv, layer.qkv_bias),
-            qk_norm=None if layer.qk_norm is None else RmsNorm(floor(config.head_dim), layer.qk_norm),
-            attention_out=linear(layer.attention_out),
-            gate_up=linear(torch.cat((layer.gate, layer.up))),
-            down=linear(layer.down),
+            attention_norm=norm(layer.attention_norm),
+            qkv=pack(paired([tensor(part) for part in layer.qkv]), bias),
+            qk_norm=qk_norm(layer),
+            attention_out=pack(tensor(layer.attention_out), None),
+            mlp_norm=norm(layer.mlp_norm),
+            gate_up=pack(torch.cat((tensor(layer.gate), tensor(layer.up))), None),
+            down=pack(tensor(layer.down), None),
         )
 
     return Decoder(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
-        compute=arranged.compute,
-        embedding=arranged.embedding,
+        compute=compute,
+        embedding=tensor(arranged.embedding),
         layers=tuple(packed(index) for index in range(config.num_layers)),
-        unit=RmsNorm(floor(config.hidden_size)),
-        norm=RmsNorm(floor(config.hidden_size), arranged.final_norm),
-        head=linear(arranged.head),
+        norm=norm(arranged.final_norm),
+        head=pack(tensor(arranged.head), None),
     )

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.models.arranged import Operand, stored_as
 from parlay.models.attention import Attend, ExactAttention
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
@@ -19,7 +20,6 @@ from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
 from parlay.models.linear import padded
 from parlay.models.rope import Rope
-from parlay.models.shapes import Weight
 
 
 class EagerForward:
@@ -28,13 +28,12 @@ class EagerForward:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, Weight],
+        weights: Mapping[str, Operand],
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        int8: bool = False,
     ) -> None:
-        self._decoder = build(config, weights, dtype, device, int8=int8)
+        self._decoder = build(config, weights, dtype, device)
+        stored = stored_as(weights)
         judged = judge(self._decoder, device)
         compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
         rope = Rope(config.rope, config.head_dim, compute, device)
@@ -45,7 +44,7 @@ class EagerForward:
         self._stride = form.keys if form is not None else 1
         self._kernels = Kernels(
             exactness=judged.exactness,
-            reason=f"{judged.reason}; int8 weights as they are in that dtype" if int8 else judged.reason,
+            reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
             cache_dtype=compute if form is not None else dtype,
         )
 

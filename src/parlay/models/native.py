@@ -11,6 +11,7 @@ import torch
 
 from parlay import trees
 from parlay.cache import Budget, Rows, Shape, Store
+from parlay.models.arranged import Operand, in_eight_bits
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.config import DecoderConfig
@@ -47,7 +48,8 @@ class NativeRunner:
         quantize: Quantize | None = None,
         name: str = "native",
     ) -> None:
-        self._forward, reason = _choose(config, weights, dtype, device, int8=quantize == "int8")
+        wanted: Mapping[str, Operand] = in_eight_bits(weights) if quantize == "int8" else weights
+        self._forward, reason = _choose(config, wanted, dtype, device)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
         shape = Shape(
@@ -170,12 +172,12 @@ class NativeRunner:
 
 
 def _choose(
-    config: DecoderConfig, weights: Mapping[str, Weight], dtype: torch.dtype, device: torch.device, *, int8: bool
+    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
 ) -> tuple[Forward, str]:
     """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
     if device.type == "cpu":
         try:
-            compiled = CompiledForward(config, weights, dtype, int8=int8)
+            compiled = CompiledForward(config, weights, dtype)
         except NotLoaded as reason:
             why = f"; no compiled decoder: {reason}"
             if isinstance(reason, NotBuilt):
@@ -184,7 +186,7 @@ def _choose(
             return compiled, compiled.kernels.reason
     else:
         why = ""
-    eager = EagerForward(config, weights, dtype, device, int8=int8)
+    eager = EagerForward(config, weights, dtype, device)
     return eager, f"{eager.kernels.reason}{why}"
 
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 LARGEST = 127
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``weight [out, in]`` as int8 of the same shape and float32 steps ``[out]``; to nearest, none is clipped."""
-    steps = weight.float().abs().amax(1) / LARGEST
-    safe = torch.where(steps > 0, steps, torch.ones_like(steps))
-    return (weight.float() / safe[:, None]).round().to(torch.int8), steps
+@dataclass(frozen=True, slots=True, eq=False)
+class Int8Weight:
+    """A matrix ``[out, in]`` that is rounded to eight bits whenever somebody reads it, so that none is held twice."""
 
+    source: Tensor
 
-def rounded(weight: Tensor) -> Tensor:
-    """What ``weight`` is after `quantized`, in its own dtype: for kernels that can't multiply int8."""
-    numbers, steps = quantized(weight)
-    return (numbers.float() * steps[:, None]).to(weight.dtype)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the matrix."""
+        return tuple(self.source.shape)
+
+    def quantized(self) -> tuple[Tensor, Tensor]:
+        """int8 ``[out, in]`` and float32 steps ``[out]``; to nearest, none is clipped."""
+        weight = self.source.float()
+        steps = weight.abs().amax(1) / LARGEST
+        safe = torch.where(steps > 0, steps, torch.ones_like(steps))
+        return (weight / safe[:, None]).round().to(torch.int8), steps
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The numbers that are left, for kernels that can't multiply int8."""
+        numbers, steps = self.quantized()
+        return (numbers.float() * steps[:, None]).to(dtype)

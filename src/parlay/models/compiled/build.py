@@ -16,12 +16,15 @@ SOURCES = Path(__file__).parent / "core"
 LIBRARY = Path(__file__).parent / "core.so"
 
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-w")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
 _EVERYWHERE: dict[str, tuple[str, ...]] = {"plain": ()}
 _X86: dict[str, tuple[str, ...]] = {
-    "avx2": ("-mavx2", "-mfma"),
+    "avx2": _AVX2,
+    "avx_vnni": (*_AVX2, "-mavxvnni"),
     "avx512": _AVX512,
-    "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "avx512_vnni": (*_AVX512, "-mavx512vnni"),
+    "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 NAMES = (*_EVERYWHERE, *_X86)
 """Instruction sets, from the least to the widest."""
@@ -46,7 +49,7 @@ def build(library: Path = LIBRARY) -> Path:
         raise CannotBuild("there is no C compiler")
     sets = _EVERYWHERE | (_X86 if platform.machine() in ("x86_64", "AMD64") else {})
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [_object(compiler, Path(folder), name, flags) for name, flags in sets.items()]
+        jobs = [job for name, flags in sets.items() for job in _objects(compiler, Path(folder), name, flags)]
         for name in ("choose", "pool"):
             jobs.append(_command(compiler, SOURCES / f"{name}.c", Path(folder) / f"{name}.o", f"-DSOURCES={digest()}"))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -59,10 +62,14 @@ def build(library: Path = LIBRARY) -> Path:
     return library
 
 
-def _object(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[str]:
-    return _command(
-        compiler, SOURCES / "kernels.c", folder / f"{name}.o", f"-DCORE=parlay_{name}", f"-DLABEL={name}", *flags
-    )
+def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
+    """What one instruction set needs; products of blocks round where their source says so, and nowhere else."""
+    names = (f"-DBLOCK_FORMATS=parlay_{name}_formats", f"-DQUANTISE=parlay_{name}_quantise", *flags)
+    core = (f"-DCORE=parlay_{name}", f"-DLABEL={name}", *names)
+    return [
+        _command(compiler, SOURCES / "kernels.c", folder / f"{name}.o", *core),
+        _command(compiler, SOURCES / "formats.c", folder / f"{name}_formats.o", "-ffp-contract=off", *names),
+    ]
 
 
 def _command(compiler: str, source: Path, made: Path, *flags: str) -> list[str]:

@@ -6,17 +6,16 @@ import ctypes
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from parlay import threads
+from parlay.models.arranged import Operand, stored_as
 from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Weights
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Kernels, Result, Work, with_features
 from parlay.models.rope import inverse_frequencies
-from parlay.models.shapes import Weight
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
@@ -39,21 +38,20 @@ def refusal(config: DecoderConfig, dtype: torch.dtype) -> str | None:
 class CompiledForward:
     """Raises NotLoaded where the library is missing or can't run this model."""
 
-    def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Weight], dtype: torch.dtype, *, int8: bool = False
-    ) -> None:
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype) -> None:
         reason = refusal(config, dtype)
         if reason:
             raise NotLoaded(reason)
         self._core = load()
-        self._weights = Weights(self._core, config, weights, dtype, int8=int8)
+        self._weights = Weights(self._core, config, weights, dtype)
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
         self._space = torch.empty(0, dtype=torch.uint8)
         self._turns = torch.empty(0, 2, config.head_dim // 2)
         self._reach(256)
         lanes = self._core.name.decode().replace("_", " ")
-        width = "int8 weights" if int8 else str(dtype).removeprefix("torch.")
+        stored = stored_as(weights)
+        width = f"{stored} weights" if stored else str(dtype).removeprefix("torch.")
         self._kernels = Kernels(
             exactness=Exactness.BITS,
             reason=f"compiled decoder ({lanes}), {width}: rows do not depend on their company",
@@ -113,7 +111,7 @@ class CompiledForward:
         """What the rows read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if not work.features:
             return None
-        embedded_NH = F.embedding(torch.tensor(work.ids), self._weights.embedding).float()
+        embedded_NH = self._weights.embed(work.ids)
         return with_features(embedded_NH, work.features).contiguous()
 
     def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p] | None:

@@ -16,7 +16,7 @@ from parlay.models.compiled.build import LIBRARY, NAMES, digest
 SWITCH = "PARLAY_COMPILED"
 """Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""
 
-_WIDEST = {"DEFAULT": "plain", "AVX2": "avx2", "AVX512": "avx512_bf16"}
+_WIDEST = {"DEFAULT": "plain", "AVX2": "avx_vnni", "AVX512": "avx512_bf16"}
 """By what torch allows itself, which heeds ATEN_CPU_CAPABILITY."""
 
 

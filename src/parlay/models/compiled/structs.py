@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
 
-KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-
 
 class Linear(Structure):
     _fields_ = [
@@ -20,14 +18,17 @@ class Linear(Structure):
 
 
 class Layer(Structure):
-    _fields_ = [("qkv", Linear), ("out", Linear), ("gate_up", Linear), ("down", Linear), ("qk_norm", c_void_p)]
+    _fields_ = [
+        *((name, Linear) for name in ("query", "key", "value", "out", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "qk_norm")),
+    ]
 
 
 class Model(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "bf16")),
         ("eps", c_double),
-        ("embedding", c_void_p),
+        ("embedding", Linear),
         ("layer", POINTER(Layer)),
         ("final_norm", c_void_p),
         ("head", Linear),
@@ -57,7 +58,10 @@ class Batch(Structure):
     ]
 
 
-PACK = CFUNCTYPE(None, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p)
+PANEL_BYTES = CFUNCTYPE(c_int64, c_int64, c_int64)
+PACK = CFUNCTYPE(None, c_int64, c_void_p, c_int64, c_int64, c_void_p)
+READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
+MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(Model), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(Model), POINTER(Batch))
 REST = CFUNCTYPE(None)
@@ -67,7 +71,10 @@ class Core(Structure):
     _fields_ = [
         ("name", c_char_p),
         ("panel", c_int64),
+        ("panel_bytes", PANEL_BYTES),
         ("pack", PACK),
+        ("read", READ),
+        ("multiply", MULTIPLY),
         ("space_bytes", SPACE_BYTES),
         ("forward", FORWARD),
         ("rest", REST),

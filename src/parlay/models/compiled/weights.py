@@ -2,42 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
+from parlay import threads
 from parlay.cache.buffers import zeros
-from parlay.models.arranged import Arranged, LayerWeights, halves
+from parlay.models.arranged import Arranged, LayerWeights, Operand, as_tensor
 from parlay.models.compiled import structs
 from parlay.models.config import DecoderConfig
-from parlay.models.quantize import quantized
-from parlay.models.shapes import Weight
+from parlay.models.quantize import Int8Weight
+from parlay.models.stored import Format, StoredTensor
 
-_CPU = torch.device("cpu")
+_INT8 = 24
+"""The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""
+_PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
+_LINE = 64
+_CHUNK = 1 << 26
+"""Bytes that are asked of the system at a time. What nobody writes to takes no memory."""
+
+
+class Memory:
+    """Room for packed weights one behind the other, as forwards read them, on the system's large pages."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+        self._left = 0
+
+    def take(self, count: int) -> Tensor:
+        """``count`` bytes of zeros, aligned to cache lines; they stay as long as this object."""
+        count += -count % _LINE
+        if count > self._left:
+            self._chunks.append(zeros((max(count, _CHUNK),), torch.uint8, torch.device("cpu")))
+            self._left = len(self._chunks[-1])
+        begin = len(self._chunks[-1]) - self._left
+        self._left -= count
+        return self._chunks[-1][begin : begin + count]
 
 
 class Weights:
-    """A model packed for ``core``. Owns all memory that ``model`` points to. ``embedding`` is ``[V, H]``."""
+    """A model packed for ``core``, by as many threads as decode. Owns all memory that ``model`` points to."""
 
     def __init__(
-        self,
-        core: structs.Core,
-        config: DecoderConfig,
-        weights: Mapping[str, Weight],
-        dtype: torch.dtype,
-        *,
-        int8: bool,
+        self, core: structs.Core, config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype
     ) -> None:
-        self._core, self._dtype, self._int8 = core, dtype, int8
+        self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
+        self._memory = Memory()
         self._held: list[Tensor] = []
-        arranged = Arranged(config, weights, dtype, _CPU, order=halves)
-        self.embedding = arranged.embedding.contiguous()
+        arranged = Arranged(config, weights, torch.float32)
+        with ThreadPoolExecutor(threads.count()) as self._pool:
+            self._jobs: list[Future[None]] = []
+            self.model = self._lay_out(arranged)
+        for job in self._jobs:
+            job.result()
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Rows of the embedding as numbers, float32 ``[N, H]``."""
+        rows_NH = torch.empty(len(ids), self._config.hidden_size)
+        for row, token in zip(rows_NH, ids, strict=True):
+            self._core.read(ctypes.byref(self.model.embedding), token, row.data_ptr())
+        return rows_NH
+
+    def __del__(self) -> None:
+        self._core.rest()  # a late thread may still read them
+
+    def _lay_out(self, arranged: Arranged) -> structs.Model:
+        config = self._config
         layers = (structs.Layer * config.num_layers)(
             *(self._layer(arranged.layer(index)) for index in range(config.num_layers))
         )
-        self.model = structs.Model(
+        head = self._linear(arranged.head)
+        return structs.Model(
             layers=config.num_layers,
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -45,52 +84,98 @@ class Weights:
             head_dim=config.head_dim,
             ffn=config.intermediate_size,
             vocab=config.vocab_size,
-            bf16=int(dtype == torch.bfloat16),
+            bf16=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._hold(self.embedding),
+            embedding=self._embedding(arranged, head),
             layer=layers,
-            final_norm=self._hold(arranged.final_norm.contiguous()),
-            head=self._linear(arranged.head),
+            final_norm=self._hold(arranged.final_norm),
+            head=head,
         )
-
-    def __del__(self) -> None:
-        self._core.rest()  # a late thread may still read them
 
     def _layer(self, layer: LayerWeights) -> structs.Layer:
-        norms = None if layer.qk_norm is None else self._hold(layer.qk_norm.contiguous())
+        query, key, value = (
+            self._linear(weight, None if layer.qkv_bias is None else layer.qkv_bias[part])
+            for part, weight in enumerate(layer.qkv)
+        )
         return structs.Layer(
-            qkv=self._linear(layer.qkv, layer.qkv_bias),
+            query=query,
+            key=key,
+            value=value,
             out=self._linear(layer.attention_out),
-            gate_up=self._linear(self._gated(layer.gate, layer.up)),
+            gate=self._linear(layer.gate),
+            up=self._linear(layer.up),
             down=self._linear(layer.down),
-            qk_norm=norms,
+            attention_norm=self._hold(layer.attention_norm),
+            feed_forward_norm=self._hold(layer.mlp_norm),
+            qk_norm=None if layer.qk_norm is None else self._hold(self._by_head(*layer.qk_norm)),
         )
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Half a panel of gates, then their ups, and so on; filled up with zeros."""
-        half = self._panel // 2
-        missing = -len(gate) % half
-        parts = [torch.nn.functional.pad(part, (0, 0, 0, missing)).view(-1, half, part.shape[1]) for part in (gate, up)]
-        return torch.cat(parts, 1).flatten(0, 1)
+    def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
+        return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
 
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> structs.Linear:
+    def _embedding(self, arranged: Arranged, head: structs.Linear) -> structs.Linear:
+        """Plain numbers lie in rows; of blocks, single rows are read where the head, or another packed copy, is."""
+        embedding = arranged.embedding
+        if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
+            return head if arranged.head is embedding else self._linear(embedding)
+        kind = self._kind(embedding)
+        out, inputs = embedding.shape
+        return structs.Linear(panels=self._hold(self._rows(embedding, kind)), inputs=inputs, outputs=out, kind=kind)
+
+    def _linear(self, weight: Operand, bias: Tensor | None = None) -> structs.Linear:
         out, inputs = weight.shape
-        scale = None
-        if self._int8:
-            weight, steps = quantized(weight)
-            scale = self._hold(self._padded(steps))
-        kind = structs.KINDS[str(weight.dtype).removeprefix("torch.")]
-        pair = self._dtype == torch.bfloat16
-        words = -(-inputs // 2) * 2 if pair else inputs
-        panels = zeros((-(-out // self._panel) * self._panel, words), weight.dtype, _CPU)
-        weight = weight.contiguous()
-        self._core.pack(kind, pair, weight.data_ptr(), out, inputs, self._hold(panels))
-        added = None if bias is None else self._hold(self._padded(bias.float()))
-        return structs.Linear(panels=panels.data_ptr(), scale=scale, bias=added, inputs=inputs, outputs=out, kind=kind)
+        kind = self._kind(weight)
+        linear = structs.Linear(inputs=inputs, outputs=out, kind=kind)
+        panels = -(-out // self._panel)
+        packed = self._memory.take(panels * int(self._core.panel_bytes(kind, inputs)))
+        linear.panels = packed.data_ptr()
+        if bias is not None:
+            linear.bias = self._padded(bias).data_ptr()
+        if isinstance(weight, Int8Weight):
+            steps = self._padded(torch.zeros(out))
+            linear.scale = steps.data_ptr()
+            self._do(lambda: self._pack(linear, _rounded(weight, steps)))
+        elif isinstance(weight, StoredTensor):
+            self._do(lambda: self._pack_stored(linear, weight))
+        else:
+            self._do(lambda: self._pack(linear, weight.to(self._dtype)))
+        return linear
+
+    def _kind(self, weight: Operand) -> int:
+        """The format to pack in: that of the file, but bfloat16 only where it is computed in."""
+        if isinstance(weight, Int8Weight):
+            return _INT8
+        if isinstance(weight, StoredTensor) and (weight.format is not Format.BF16 or self._dtype == torch.bfloat16):
+            return weight.format.number
+        return _PLAIN[self._dtype]
+
+    def _rows(self, weight: Operand, kind: int) -> Tensor:
+        if isinstance(weight, StoredTensor) and weight.format.number == kind:
+            return weight.data
+        return as_tensor(weight, self._dtype)
+
+    def _pack_stored(self, linear: structs.Linear, weight: StoredTensor) -> None:
+        with weight.reading():
+            self._pack(linear, self._rows(weight, linear.kind))
+
+    def _pack(self, linear: structs.Linear, rows: Tensor) -> None:
+        rows = rows.contiguous()
+        self._core.pack(linear.kind, rows.data_ptr(), linear.outputs, linear.inputs, linear.panels)
+
+    def _do(self, job: Callable[[], None]) -> None:
+        self._jobs.append(self._pool.submit(job))
 
     def _padded(self, numbers: Tensor) -> Tensor:
-        return torch.nn.functional.pad(numbers, (0, -len(numbers) % self._panel)).contiguous()
+        padded = torch.nn.functional.pad(numbers.float(), (0, -len(numbers) % self._panel)).contiguous()
+        self._held.append(padded)
+        return padded
 
     def _hold(self, tensor: Tensor) -> int:
-        self._held.append(tensor)
-        return tensor.data_ptr()
+        self._held.append(tensor.contiguous())
+        return self._held[-1].data_ptr()
+
+
+def _rounded(weight: Int8Weight, steps: Tensor) -> Tensor:
+    numbers, found = weight.quantized()
+    steps[: len(found)] = found
+    return numbers

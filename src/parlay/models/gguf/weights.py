@@ -49,7 +49,7 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
             if _RECOMPUTED.fullmatch(info.name):
                 continue
             name = _name(info.name)
-            weight: Weight = _vector(stored) if len(info.shape) == 1 else stored
+            weight = _vector(stored) if len(info.shape) == 1 else stored
             weights[name] = _halves(weight, config.head_dim) if family.interleaved and _TURNED.search(name) else weight
     expected = weight_shapes(config)
     check_weights(parts[0].path, expected, weights)
@@ -95,7 +95,7 @@ def _name(name: str) -> str:
     return name
 
 
-def _halves(weight: Weight, head_dim: int) -> Weight:
+def _halves(weight: Tensor | StoredTensor, head_dim: int) -> Tensor | StoredTensor:
     """Each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) back to halves; whole rows move."""
     if isinstance(weight, StoredTensor):
         return weight.with_rows(_halved(weight.data, head_dim))

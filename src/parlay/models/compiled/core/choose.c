@@ -6,31 +6,39 @@
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
 
-extern const Core parlay_plain;
+/* From the least to the widest. Each needs what the processor is asked for beside it. */
+#define PLAIN(ENTRY) ENTRY(plain, 1)
 #if defined(__x86_64__)
-extern const Core parlay_avx2, parlay_avx512, parlay_avx512_bf16;
+#define HAS(FEATURE) __builtin_cpu_supports(FEATURE)
+#define HAS_AVX2 (HAS("avx2") && HAS("fma") && HAS("f16c"))
+#define HAS_AVX512 (HAS_AVX2 && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"))
+#define X86(ENTRY)                                                                                                   \
+    ENTRY(avx2, HAS_AVX2)                                                                                            \
+    ENTRY(avx_vnni, HAS_AVX2 && HAS("avxvnni"))                                                                      \
+    ENTRY(avx512, HAS_AVX512)                                                                                        \
+    ENTRY(avx512_vnni, HAS_AVX512 && HAS("avx512vnni"))                                                              \
+    ENTRY(avx512_bf16, HAS_AVX512 && HAS("avx512vnni") && HAS("avx512bf16"))
+#else
+#define X86(ENTRY)
 #endif
+
+#define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME;
+PLAIN(DECLARE)
+X86(DECLARE)
 
 /* `widest`: the table that may be chosen at most, by name; null where there is none of that name. */
 const Core *parlay_core(const char *widest)
 {
-    const Core *const all[] = {&parlay_plain,
-#if defined(__x86_64__)
-                               &parlay_avx2, &parlay_avx512, &parlay_avx512_bf16
-#endif
-    };
-    int count = (int)(sizeof all / sizeof *all), best = 0, most = -1;
-    for (int i = 0; i < count; i++)
-        if (!strcmp(all[i]->name, widest)) most = i;
-    if (most < 0) return 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = 1;
-    if (best == 1 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        best = __builtin_cpu_supports("avx512bf16") ? 3 : 2;
 #endif
-    return all[most < best ? most : best];
+    const Core *best = 0;
+#define OFFER(NAME, NEEDS)                                                                                           \
+    if (NEEDS) best = &parlay_##NAME;                                                                                \
+    if (!strcmp(#NAME, widest)) return best;
+    PLAIN(OFFER)
+    X86(OFFER)
+    return 0;
 }
 
 /* Of which sources this library was built. */

@@ -10,26 +10,25 @@
 
 #define PAGE 16 /* tokens of a page of the cache */
 
-enum { WEIGHT_F32, WEIGHT_BF16, WEIGHT_I8 };
-
-/* y = W x (* scale) (+ bias). Outputs lie in panels of `panel` outputs, padded with zeros: [out / panel][in][panel]. */
+/* y = W x (* scale) (+ bias). Weights are packed in panels of `panel` outputs, the last filled up with zeros. */
 typedef struct {
     const void *panels;
     const float *scale; /* per output, for int8 weights; else null */
     const float *bias;  /* per output, or null */
-    int64_t in, out, kind;
+    int64_t in, out, kind; /* the number of their format: ggml's, as in GGUF files */
 } Linear;
 
 typedef struct {
-    Linear qkv, out, gate_up, down; /* each panel of gate_up: half of it gates, then their ups */
-    const float *qk_norm;           /* [heads + kv_heads][head_dim], or null */
+    Linear query, key, value, out, gate, up, down;
+    const float *attention_norm, *feed_forward_norm; /* [hidden] */
+    const float *qk_norm;                            /* [heads + kv_heads][head_dim], or null */
 } Layer;
 
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
-    int64_t bf16;         /* 1: activations that enter products, and cached keys and values, are bfloat16; 0: float32 */
+    int64_t bf16; /* 1: cached keys and values are bfloat16; 0: float32 */
     double eps;
-    const void *embedding; /* [vocab][hidden] in that type */
+    Linear embedding; /* of its panels only single rows are read; plain numbers lie in rows instead, [vocab][hidden] */
     const Layer *layer;
     const float *final_norm; /* [hidden] */
     Linear head;
@@ -60,7 +59,10 @@ typedef struct {
 typedef struct {
     const char *name;
     int64_t panel;
-    void (*pack)(int64_t kind, int64_t pair, const void *weight, int64_t out, int64_t in, void *panels);
+    int64_t (*panel_bytes)(int64_t kind, int64_t in); /* 0: a format that is not known */
+    void (*pack)(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels);
+    void (*read)(const Linear *embedding, int64_t row, float *values);
+    void (*multiply)(const Linear *, const float *x, int64_t rows, float *y); /* a product alone: x [rows][in], y [rows][out] */
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                            int64_t threads);
     void (*forward)(const Model *, const Batch *);

@@ -33,11 +33,35 @@ typedef struct {
 
 typedef struct {
     RowsTask after; /* what is made of the outputs once they are all there */
-    const Linear *linear;
-    Product to;
-    int64_t threads, each, pieces; /* panels of a piece; pieces of each thread's panels */
-    int bf16;
+    Product product;
+    int64_t rows, threads, panels;
+    int64_t unit, all, each, pieces; /* panels of a unit; units, of a piece too; pieces of each thread's units */
 } ProductTask;
+
+/* In which forms products want the rows that they share. */
+static int forms(const Linear *const linear[3])
+{
+    int wanted = 0;
+    for (int i = 0; i < 3 && linear[i]; i++) wanted |= format_of(linear[i])->input;
+    return wanted;
+}
+
+static Product attention_inputs(const Pass *pass, int64_t layer)
+{
+    const Layer *own = &pass->model->layer[layer];
+    return (Product){{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, pass->space->qkv,
+                     pass->space->qkv_stride};
+}
+
+static Product gates(const Pass *pass, int64_t layer)
+{
+    const Layer *own = &pass->model->layer[layer];
+    return (Product){.linear = {&own->gate, &own->up},
+                     .x = pass->space->normed,
+                     .ending = GATE,
+                     .gated = &pass->space->gated,
+                     .wanted = format_of(&own->down)->input};
+}
 
 static int64_t sublayers(const Pass *pass) { return 2 * pass->model->layers; }
 
@@ -60,9 +84,19 @@ static void norm_last(const Pass *pass, int64_t part, int64_t parts)
     for (int64_t row = batch->rows * part / parts; tap && row < batch->rows * (part + 1) / parts; row++)
         norm_row(space->hidden + row * model->hidden, model->hidden, floor, model->final_norm, 0,
                  tap + row * model->hidden);
+    int wanted = format_of(&model->head)->input;
     for (int64_t i = batch->wanted * part / parts; i < batch->wanted * (part + 1) / parts; i++)
-        norm_row(space->hidden + batch->wanted_rows[i] * model->hidden, model->hidden, floor, model->final_norm,
-                 (int)model->bf16, space->normed + i * space->normed_stride);
+        norm_input(model, space, model->final_norm, wanted, batch->wanted_rows[i], i);
+}
+
+/* Rows normed for the sub-layer that runs next. */
+static void norm_next(const Pass *pass, int64_t from, int64_t to)
+{
+    const Layer *own = &pass->model->layer[pass->next / 2];
+    Product product = pass->next % 2 ? gates(pass, pass->next / 2) : attention_inputs(pass, pass->next / 2);
+    const float *weight = pass->next % 2 ? own->feed_forward_norm : own->attention_norm;
+    int wanted = forms(product.linear);
+    for (int64_t row = from; row < to; row++) norm_input(pass->model, pass->space, weight, wanted, row, row);
 }
 
 /* Between two sub-layers: rows that enter a tapped layer are put aside, then normed for what runs next. */
@@ -74,7 +108,7 @@ static void enter_next(const Pass *pass, int64_t part, int64_t parts)
         if (batch->taps[layer])
             memcpy(batch->taps[layer] + from * hidden, pass->space->hidden + from * hidden, (size_t)((to - from) * hidden) * 4);
     if (pass->next < sublayers(pass))
-        norm_rows(pass->model, pass->space, from, to);
+        norm_next(pass, from, to);
     else
         norm_last(pass, part, parts);
 }
@@ -119,43 +153,43 @@ static int run_rows(const Pass *pass, Step *step)
 
 static int64_t first_panel(const ProductTask *task, int64_t piece)
 {
-    int64_t all = (task->linear->out + PANEL - 1) / PANEL, thread = piece / task->pieces;
-    int64_t first = all * thread / task->threads + piece % task->pieces * task->each;
-    int64_t end = all * (thread + 1) / task->threads;
-    return first < end ? first : end;
+    int64_t thread = piece / task->pieces, first = task->all * thread / task->threads + piece % task->pieces * task->each;
+    int64_t end = task->all * (thread + 1) / task->threads, panel = (first < end ? first : end) * task->unit;
+    return panel < task->panels ? panel : task->panels;
 }
 
 static void compute_product(const void *own, int64_t piece, Member *me)
 {
     const ProductTask *task = own;
     int64_t first = first_panel(task, piece), count = first_panel(task, piece + 1) - first;
-    float *sums = (float *)parlay_pool_private(me, (size_t)(task->each * PANEL * task->to.rows) * 4);
-    multiply_panels(task->linear, task->bf16, &task->to, first, count, sums);
+    float *sums = (float *)parlay_pool_private(me, (size_t)(task->each * task->unit * PANEL * task->rows) * 4);
+    multiply_panels(&task->product, task->rows, first, count, sums);
 }
 
 static void commit_product(const void *own, int64_t piece, Member *me)
 {
     const ProductTask *task = own;
     int64_t first = first_panel(task, piece), count = first_panel(task, piece + 1) - first;
-    finish_panels(task->linear, task->bf16, &task->to, first, count, (const float *)me->private);
+    finish_panels(&task->product, task->rows, first, count, (const float *)me->private);
 }
 
-/* An even number: two panels at a time are faster. */
-static int64_t panels_of_piece(const Linear *linear, int64_t rows, int64_t threads)
+static int64_t units_of_piece(const ProductTask *task)
 {
-    int64_t all = (linear->out + PANEL - 1) / PANEL, most = MOST_RESULTS / (PANEL * (rows > 0 ? rows : 1));
-    int64_t each = all / (threads * PIECES) < most ? all / (threads * PIECES) : most, least = 2 * all / MOST_PIECES + 1;
-    return ((each < least ? least : each) + 1) / 2 * 2;
+    int64_t most = MOST_RESULTS / (task->unit * PANEL * (task->rows > 0 ? task->rows : 1));
+    int64_t each = task->all / (task->threads * PIECES), least = 2 * task->all / MOST_PIECES + 1;
+    if (each > most) each = most;
+    return each < least ? least : each;
 }
 
-/* A product, then `after`, which may be null: by whoever ends the product where it is done at once. */
-static int run_product(const Pass *pass, const Linear *linear, const Product *to, Step *after)
+/* A product of so many rows, then `after`, which may be null: by whoever ends the product where it is done at once. */
+static int run_product(const Pass *pass, Product product, int64_t rows, Step *after)
 {
-    int64_t threads = pass->me->count, all = (linear->out + PANEL - 1) / PANEL, few = has_few_rows(pass);
-    ProductTask task = {{pass, after, 1}, linear, *to, threads, panels_of_piece(linear, to->rows, threads), 0, 0};
-    task.pieces = ((all + threads - 1) / threads + task.each - 1) / task.each;
-    task.bf16 = (int)pass->model->bf16;
-    Phase phase = {.pieces = threads * task.pieces,
+    int64_t few = has_few_rows(pass);
+    ProductTask task = {{pass, after, 1}, product, rows, pass->me->count, panels_of_product(&product), unit_of(&product)};
+    task.all = (task.panels + task.unit - 1) / task.unit;
+    task.each = units_of_piece(&task);
+    task.pieces = ((task.all + task.threads - 1) / task.threads + task.each - 1) / task.each;
+    Phase phase = {.pieces = task.threads * task.pieces,
                    .compute = compute_product,
                    .commit = commit_product,
                    .close = after && few ? close_with_rows : 0,
@@ -209,14 +243,24 @@ static void store_tile(const Pass *pass, const Tile *tile, int64_t thread)
     const Space *space = pass->space;
     const Segment *segment = &pass->batch->segment[tile->segment];
     int64_t dim = model->head_dim, group = group_of(model), count = (tile->to - tile->from) * group;
+    int wanted = format_of(&model->layer[pass->here / 2].out)->input;
     const float *mixed = (const float *)(space->threads + thread * space->thread_bytes +
                                          line(queries_of_tile(model, space->columns) * space->columns * 4));
     for (int64_t q = 0; q < count; q++, mixed += dim + LANES) {
         int64_t row = segment->begin + tile->from + q / group, head = tile->head * group + q % group, i = 0;
-        char *out = (char *)(space->normed + row * space->normed_stride) + head * dim * (model->bf16 ? 2 : 4);
-        for (; i + LANES <= dim; i += LANES) store_as((int)model->bf16, out, i, load(mixed + i));
-        for (; i < dim; i++) store_one((int)model->bf16, out, i, mixed[i]);
+        int64_t at = head * dim;
+        for (; i + LANES <= dim; i += LANES) put_input(&space->normed, wanted, row, at + i, load(mixed + i));
+        for (; i < dim; i++) put_one_input(&space->normed, wanted, row, at + i, mixed[i]);
+        if (dim % BLOCK == 0) put_codes(&space->normed, wanted, row, at, dim);
     }
+}
+
+/* Heads that end within a block: what they make together gets its codes when all are there. */
+static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
+{
+    int64_t rows = pass->batch->rows;
+    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
+        put_codes(&pass->space->normed, CODES, row, 0, pass->model->heads * pass->model->head_dim);
 }
 
 /* Beyond MOST_PIECES tiles a piece is several of them: the first is computed already. */
@@ -234,24 +278,23 @@ static void commit_tiles(const void *own, int64_t piece, Member *me)
 
 static int run_attention(const Pass *pass)
 {
-    const Layer *own = &pass->model->layer[pass->here / 2];
-    const Space *space = pass->space;
+    const Model *model = pass->model;
+    const Linear *last = &model->layer[pass->here / 2].out;
     int64_t rows = pass->batch->rows, tiles = pass->tiles < MOST_PIECES ? pass->tiles : MOST_PIECES;
-    Product qkv = {space->normed, space->normed_stride, rows, space->qkv, space->qkv_stride, KEEP};
-    Product out = {space->normed, space->normed_stride, rows, space->hidden, pass->model->hidden, ADD};
+    Product out = {{last}, pass->space->normed, ADD, pass->space->hidden, model->hidden};
     Phase attention = {.pieces = tiles, .compute = compute_tile, .commit = commit_tiles, .task = pass};
-    return run_product(pass, &own->qkv, &qkv, prepare_attention) && parlay_pool_phase(pass->me, &attention) &&
-           run_product(pass, &own->out, &out, enter_next);
+    int apart = format_of(last)->input == CODES && model->head_dim % BLOCK;
+    return run_product(pass, attention_inputs(pass, pass->here / 2), rows, prepare_attention) &&
+           parlay_pool_phase(pass->me, &attention) && (!apart || run_rows(pass, put_mixed_codes)) &&
+           run_product(pass, out, rows, enter_next);
 }
 
 static int run_feed_forward(const Pass *pass)
 {
-    const Layer *own = &pass->model->layer[pass->here / 2];
-    const Space *space = pass->space;
-    int64_t rows = pass->batch->rows;
-    Product gate = {space->normed, space->normed_stride, rows, space->gated, space->gated_stride, GATE};
-    Product down = {space->gated, space->gated_stride, rows, space->hidden, pass->model->hidden, ADD};
-    return run_product(pass, &own->gate_up, &gate, 0) && run_product(pass, &own->down, &down, enter_next);
+    const Linear *last = &pass->model->layer[pass->here / 2].down;
+    Product down = {{last}, pass->space->gated, ADD, pass->space->hidden, pass->model->hidden};
+    return run_product(pass, gates(pass, pass->here / 2), pass->batch->rows, 0) &&
+           run_product(pass, down, pass->batch->rows, enter_next);
 }
 
 static void run(const void *context, Member *me)
@@ -267,9 +310,8 @@ static void run(const void *context, Member *me)
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
     if (!goes_on || !pass.batch->wanted) return;
-    Product head = {pass.space->normed, pass.space->normed_stride, pass.batch->wanted, pass.batch->logits,
-                    pass.model->vocab, KEEP};
-    run_product(&pass, &pass.model->head, &head, 0);
+    Product head = {{&pass.model->head}, pass.space->normed, KEEP, pass.batch->logits, pass.model->vocab};
+    run_product(&pass, head, pass.batch->wanted, 0);
 }
 
 static void forward(const Model *model, const Batch *batch)

@@ -1,7 +1,44 @@
 /* Compiled once for each instruction set: CORE names the table. */
+#include <stdlib.h>
+
 #include "forward.h"
 
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
 
-const Core CORE = {QUOTED(LABEL), PANEL, pack, space_bytes, forward, parlay_pool_rest};
+static int64_t panel_bytes(int64_t kind, int64_t in)
+{
+    const Format *format = find_format(kind);
+    return format ? format->panel_bytes(in) : 0;
+}
+
+static void pack(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels)
+{
+    find_format(kind)->pack(rows, out, in, panels);
+}
+
+static void read_row(const Linear *embedding, int64_t row, float *values)
+{
+    format_of(embedding)->read(embedding->panels, row, embedding->in, values);
+}
+
+static void multiply_alone(const Linear *linear, const float *x, int64_t rows, float *y)
+{
+    char *none = 0;
+    lay_out_inputs(rows, linear->in, &none);
+    int64_t all = panels_of(linear), bytes = none - (char *)0;
+    char *space = aligned_alloc(64, (size_t)(bytes + line(all * rows * PANEL * 4))), *at = space;
+    Inputs inputs = lay_out_inputs(rows, linear->in, &at);
+    int wanted = format_of(linear)->input;
+    memset(space, 0, (size_t)bytes);
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t i = 0; i < linear->in; i++) put_one_input(&inputs, wanted, row, i, x[row * linear->in + i]);
+        put_codes(&inputs, wanted, row, 0, linear->in);
+    }
+    Product product = {{linear}, inputs, KEEP, y, linear->out};
+    multiply_panels(&product, rows, 0, all, (float *)at);
+    finish_panels(&product, rows, 0, all, (const float *)at);
+    free(space);
+}
+
+const Core CORE = {QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, parlay_pool_rest};

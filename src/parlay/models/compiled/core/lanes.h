@@ -37,6 +37,21 @@ INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
 INLINE vf as_floats(vu v) { return (vf)v; }
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+INLINE vf load_halves(const char *at) /* numbers of half precision */
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#else
+    vh half;
+    memcpy(&half, at, sizeof half);
+    vu word = __builtin_convertvector(half, vu);
+    vf size = (vf)((word & 0x7fff) << 13) * 0x1p112f;
+    return (vf)((vu)size | (word & 0x8000) << 16);
+#endif
+}
+
 INLINE float widen(uint16_t x) { uint32_t word = (uint32_t)x << 16; float y; memcpy(&y, &word, 4); return y; }
 
 /* Always in this order: halves, quarters, ... */
@@ -127,29 +142,6 @@ INLINE vf exponential(vf x)
     vi power = ((vi)shifted - (vi)splat(12582912.0f)) << 23;
     vf result = choose(x < -87.0f, (vf){0}, (vf)((vi)series + power));
     return choose(x == x, result, x);
-#endif
-}
-
-/* LANES words of int8 weights, each of one number (float32 inputs) or two (bfloat16 inputs), as words of those. */
-INLINE vu expand(int bf16, const int8_t *at)
-{
-    if (!bf16) {
-        vb bytes;
-        memcpy(&bytes, at, sizeof bytes);
-        return (vu)__builtin_convertvector(bytes, vf);
-    }
-#if defined(__AVX512BF16__)
-    __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at));
-    __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at + 16)));
-    const __m512i upper = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
-                                           23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    return (vu)_mm512_permutex2var_epi16((__m512i)_mm512_cvtepi32_ps(low), upper, (__m512i)_mm512_cvtepi32_ps(high));
-#else
-    int16_t pairs __attribute__((vector_size(LANES * 2)));
-    memcpy(&pairs, at, sizeof pairs);
-    vi word = __builtin_convertvector(pairs, vi);
-    vu second = (vu)__builtin_convertvector(word >> 8, vf), first = (vu)__builtin_convertvector((word << 24) >> 24, vf);
-    return (first >> 16) | (second & 0xffff0000u); /* whole numbers up to 127 are bfloat16 numbers */
 #endif
 }
 

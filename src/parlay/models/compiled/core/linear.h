@@ -1,154 +1,194 @@
-/* Products of rows with packed weights: memory is read once, in order, for every TILE rows out of the nearest cache. */
+/* Products of rows with packed weights: memory is read once, in order, for as many rows as there are registers. */
 #ifndef PARLAY_LINEAR_H
 #define PARLAY_LINEAR_H
 
 #include "core.h"
-#include "lanes.h"
+#include "dense.h"
 
-#define AHEAD 3072 /* bytes of weights fetched before they are needed */
-
+/* Rows that enter products, in the forms that these want. */
 typedef struct {
-    vf rows[TILE][BLOCKS];
-} Sums; /* of one panel */
+    float *floats;      /* [rows][stride] */
+    uint16_t *brains;   /* the same */
+    InputBlock *blocks; /* [stride / BLOCK][rows] */
+    int64_t stride, rows;
+} Inputs;
 
-INLINE int64_t weight_bytes(int kind, int bf16) { return kind == WEIGHT_I8 ? (bf16 ? 2 : 1) : 4; } /* of a word */
-
-/* `panels` neighbouring panels, `apart` bytes from each other, times `rows` rows of `words` words each, `stride` words
- * apart. */
-INLINE void multiply(const int kind, const int bf16, const int rows, const int panels, const char *panel, int64_t apart,
-                     const uint32_t *x, int64_t stride, int64_t words, Sums *total)
-{
-    const int64_t size = LANES * weight_bytes(kind, bf16);
-    vf sums[TILE][2 * BLOCKS] = {{{0}}};
-    for (int64_t k = 0; k < words; k++) {
-        vu weights[2 * BLOCKS];
-        UNROLL for (int p = 0; p < panels; p++)
-            UNROLL for (int b = 0; b < BLOCKS; b++) {
-                const char *at = panel + p * apart + (k * BLOCKS + b) * size;
-                if (b * size % 64 == 0) __builtin_prefetch(at + AHEAD);
-                weights[p * BLOCKS + b] = kind == WEIGHT_I8 ? expand(bf16, (const int8_t *)at) : load_words(at);
-            }
-        UNROLL for (int i = 0; i < rows; i++) {
-            vu input = splat_word(x[i * stride + k]);
-            UNROLL for (int b = 0; b < panels * BLOCKS; b++) sums[i][b] = dot(bf16, sums[i][b], weights[b], input);
-        }
-    }
-    UNROLL for (int p = 0; p < panels; p++)
-        UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int b = 0; b < BLOCKS; b++) total[p].rows[i][b] = sums[i][p * BLOCKS + b];
-}
-
-#define ROWS(COUNT, KIND, BF16)                                                                                      \
-    if (COUNT <= TILE && rows <= COUNT) {                                                                            \
-        if (panels == 1)                                                                                             \
-            multiply(KIND, BF16, COUNT <= TILE ? COUNT : 1, 1, panel, apart, x, stride, words, total);               \
-        else                                                                                                         \
-            multiply(KIND, BF16, COUNT <= TILE / 2 ? COUNT : 1, 2, panel, apart, x, stride, words, total);           \
-        return;                                                                                                      \
-    }
-
-/* Up to TILE rows, of two panels up to half as many; some rows more are read where there is no code for their number. */
-#define MULTIPLY(NAME, KIND, BF16)                                                                                   \
-    static void NAME(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x, int64_t stride,  \
-                     int64_t words, Sums *total)                                                                     \
-    {                                                                                                                \
-        ROWS(1, KIND, BF16)                                                                                          \
-        ROWS(2, KIND, BF16)                                                                                          \
-        ROWS(3, KIND, BF16)                                                                                          \
-        ROWS(4, KIND, BF16)                                                                                          \
-        ROWS(6, KIND, BF16)                                                                                          \
-        ROWS(8, KIND, BF16)                                                                                          \
-        ROWS(10, KIND, BF16)                                                                                         \
-        ROWS(12, KIND, BF16)                                                                                         \
-    }
-
-MULTIPLY(multiply_f32, WEIGHT_F32, 0)
-MULTIPLY(multiply_bf16, WEIGHT_BF16, 1)
-MULTIPLY(multiply_i8_f32, WEIGHT_I8, 0)
-MULTIPLY(multiply_i8_bf16, WEIGHT_I8, 1)
-
-/* What becomes of the outputs of a product. */
+/* What becomes of the outputs of a product: they are put, or added to what is there, or two products make silu(first) *
+ * second, which enters a third. */
 typedef enum { KEEP, ADD, GATE } Ending;
 
-/* The shared input of a product, with TILE rows more than count, and where its outputs go: float32 rows, or for GATE rows of the activation type. */
+/* What a thread needs to compute sums is here or lives as long as the model, for it may come late to its piece. */
 typedef struct {
-    const uint32_t *x;
-    int64_t x_stride, rows;
-    void *y;
-    int64_t y_stride;
+    const Linear *linear[3]; /* side by side; null from some on */
+    Inputs x;
     Ending ending;
+    float *y; /* [rows][stride], but for GATE */
+    int64_t stride;
+    const Inputs *gated;
+    int wanted; /* forms of it */
 } Product;
 
-INLINE void finish(const Linear *linear, int bf16, const Product *to, int64_t row, int64_t column, vf sums[BLOCKS])
+typedef struct {
+    const Linear *linear;
+    int64_t index;  /* among its panels */
+    int64_t column; /* of the product's outputs: where it begins */
+} Panel;
+
+INLINE const Format *format_of(const Linear *linear) { return find_format(linear->kind); }
+
+INLINE int64_t panels_of(const Linear *linear) { return (linear->out + PANEL - 1) / PANEL; }
+
+static int64_t panels_of_product(const Product *product)
 {
-    if (linear->scale)
-        UNROLL for (int b = 0; b < BLOCKS; b++) sums[b] *= load(linear->scale + column + b * LANES);
-    if (linear->bias)
-        UNROLL for (int b = 0; b < BLOCKS; b++) sums[b] += load(linear->bias + column + b * LANES);
-    if (to->ending == GATE) { /* silu(gate) * up */
-        char *y = (char *)to->y + row * to->y_stride * 4;
-        UNROLL for (int b = 0; b < BLOCKS / 2; b++) {
-            vf value = sums[b] / (1.0f + exponential(choose(sums[b] < -87.0f, splat(87.0f), -sums[b])));
-            store_as(bf16, y, column / 2 + b * LANES, value * sums[b + BLOCKS / 2]);
-        }
-        return;
+    int64_t count = 0;
+    for (int i = 0; i < 3 && product->linear[i]; i++) count += panels_of(product->linear[i]);
+    return count;
+}
+
+/* As many neighbouring panels stay together: two are faster, a gate and its up need each other, and gates must make up
+ * whole blocks of the next product's inputs. */
+static int64_t unit_of(const Product *product)
+{
+    return product->ending == GATE && PANEL < BLOCK ? 2 * BLOCK / PANEL : 2;
+}
+
+static Panel panel_at(const Product *product, int64_t index)
+{
+    if (product->ending == GATE) return (Panel){product->linear[index % 2], index / 2, index / 2 * PANEL};
+    int64_t column = 0;
+    int i = 0;
+    for (; index >= panels_of(product->linear[i]); i++) {
+        index -= panels_of(product->linear[i]);
+        column += product->linear[i]->out;
     }
-    float *y = (float *)to->y + row * to->y_stride + column;
-    if (column + PANEL <= linear->out) {
-        UNROLL for (int b = 0; b < BLOCKS; b++)
-            store(y + b * LANES, to->ending == ADD ? load(y + b * LANES) + sums[b] : sums[b]);
-    } else {
-        float last[PANEL];
-        for (int b = 0; b < BLOCKS; b++) store(last + b * LANES, sums[b]);
-        for (int64_t i = 0; i < linear->out - column; i++) y[i] = to->ending == ADD ? y[i] + last[i] : last[i];
+    return (Panel){product->linear[i], index, column + index * PANEL};
+}
+
+INLINE const char *weights_of(const Panel *panel)
+{
+    return (const char *)panel->linear->panels + panel->index * format_of(panel->linear)->panel_bytes(panel->linear->in);
+}
+
+/* One panel times all rows, in blocks, to out [rows][PANEL]. */
+static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, float *out)
+{
+    const Format *format = format_of(panel->linear);
+    int64_t blocks = (panel->linear->in + BLOCK - 1) / BLOCK, strip = format->panel_bytes(panel->linear->in) / BLOCKS;
+    int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
+    for (int64_t b = 0; b < BLOCKS; b++)
+        for (int64_t row = 0; row < rows; row += each) {
+            int64_t count = rows - row < each ? rows - row : each;
+            vf sums[STRIP_ROWS];
+            format->strip(weights_of(panel) + b * strip, x->blocks + row, x->rows, blocks, count, sums);
+            for (int64_t i = 0; i < count; i++) store(out + (row + i) * PANEL + b * LANES, sums[i]);
+        }
+}
+
+/* One panel, or two of the same format and length, times all rows, to out [panels][rows][PANEL]. */
+static void multiply_words(const Panel *panel, int panels, const Inputs *x, int64_t rows, float *out)
+{
+    const Format *format = format_of(panel->linear);
+    int64_t passes = (rows + TILE - 1) / TILE, each = passes ? (rows + passes - 1) / passes : 1;
+    int64_t pair = format->input == BRAINS ? 2 : 1, words = (panel->linear->in + pair - 1) / pair;
+    const uint32_t *inputs = pair == 2 ? (const uint32_t *)x->brains : (const uint32_t *)x->floats;
+    int64_t apart = panels == 2 ? weights_of(panel + 1) - weights_of(panel) : 0;
+    for (int64_t row = 0; row < rows; row += each) {
+        int64_t count = rows - row < each ? rows - row : each, stride = x->stride / pair;
+        vf sums[2][TILE][BLOCKS];
+        format->words(count, panels, weights_of(panel), apart, inputs + row * stride, stride, words, sums);
+        for (int p = 0; p < panels; p++)
+            memcpy(out + (p * rows + row) * PANEL, sums[p], (size_t)(count * PANEL) * 4);
     }
 }
 
 /* `count` panels from `first` on for all rows, as they come out of the sums: `out` is [count][rows][PANEL]. Two panels
  * at a time where few rows leave registers free. */
-static void multiply_panels(const Linear *linear, int bf16, const Product *to, int64_t first, int64_t count, float *out)
+static void multiply_panels(const Product *product, int64_t rows, int64_t first, int64_t count, float *out)
 {
-    int kind = (int)linear->kind;
-    int64_t words = bf16 ? (linear->in + 1) / 2 : linear->in, panel_bytes = words * PANEL * weight_bytes(kind, bf16);
-    int64_t passes = (to->rows + TILE - 1) / TILE, each = passes ? (to->rows + passes - 1) / passes : 1;
-    void (*tile)(int64_t, int, const char *, int64_t, const uint32_t *, int64_t, int64_t, Sums *) =
-        kind == WEIGHT_I8 ? (bf16 ? multiply_i8_bf16 : multiply_i8_f32) : bf16 ? multiply_bf16 : multiply_f32;
-    for (int64_t panel = 0, panels; panel < count; panel += panels) {
-        const char *weights = (const char *)linear->panels + (first + panel) * panel_bytes;
-        panels = to->rows <= TILE / 2 && panel + 1 < count ? 2 : 1;
-        for (int64_t row = 0; row < to->rows; row += each) {
-            int64_t rows = to->rows - row < each ? to->rows - row : each;
-            Sums sums[2];
-            tile(rows, (int)panels, weights, panel_bytes, to->x + row * to->x_stride, to->x_stride, words, sums);
-            for (int64_t p = 0; p < panels; p++)
-                memcpy(out + ((panel + p) * to->rows + row) * PANEL, sums[p].rows, (size_t)(rows * PANEL) * 4);
+    for (int64_t i = 0, panels; i < count; i += panels, out += panels * rows * PANEL) {
+        Panel panel[2] = {panel_at(product, first + i), panel_at(product, first + (i + 1 < count ? i + 1 : i))};
+        const Linear *one = panel[0].linear, *other = panel[1].linear;
+        panels = 1;
+        if (format_of(one)->strip)
+            multiply_blocks(panel, &product->x, rows, out);
+        else {
+            panels = rows <= TILE / 2 && i + 1 < count && one->kind == other->kind && one->in == other->in ? 2 : 1;
+            multiply_words(panel, (int)panels, &product->x, rows, out);
         }
     }
 }
 
-/* What `multiply_panels` left in `sums`, to where the product's outputs go. */
-static void finish_panels(const Linear *linear, int bf16, const Product *to, int64_t first, int64_t count,
-                          const float *sums)
+INLINE void load_outputs(const Panel *panel, const float *sums, vf outputs[BLOCKS])
 {
-    for (int64_t panel = first; panel < first + count; panel++)
-        for (int64_t row = 0; row < to->rows; row++, sums += PANEL) {
-            vf own[BLOCKS];
-            for (int b = 0; b < BLOCKS; b++) own[b] = load(sums + b * LANES);
-            finish(linear, bf16, to, row, panel * PANEL, own);
-        }
+    const Linear *linear = panel->linear;
+    UNROLL for (int b = 0; b < BLOCKS; b++) {
+        outputs[b] = load(sums + b * LANES);
+        if (linear->scale) outputs[b] *= load(linear->scale + panel->index * PANEL + b * LANES);
+        if (linear->bias) outputs[b] += load(linear->bias + panel->index * PANEL + b * LANES);
+    }
 }
 
-/* weight [out][in] of numbers of `kind`, to panels; `pair`: inputs come two to a word. */
-static void pack(int64_t kind, int64_t pair, const void *weight, int64_t out, int64_t in, void *panels)
+INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, const vf outputs[BLOCKS])
 {
-    int64_t size = kind == WEIGHT_F32 ? 4 : kind == WEIGHT_BF16 ? 2 : 1, each = pair ? 2 : 1;
-    int64_t words = (in + each - 1) / each, padded = (out + PANEL - 1) / PANEL * PANEL;
-    memset(panels, 0, (size_t)(padded * words * each * size));
-    for (int64_t o = 0; o < out; o++)
-        for (int64_t i = 0; i < in; i++) {
-            int64_t place = ((o / PANEL * words + i / each) * PANEL + o % PANEL) * each + i % each;
-            memcpy((char *)panels + place * size, (const char *)weight + (o * in + i) * size, (size_t)size);
-        }
+    float *y = to->y + row * to->stride + panel->column;
+    int64_t left = panel->linear->out - panel->index * PANEL;
+    if (left >= PANEL) {
+        UNROLL for (int b = 0; b < BLOCKS; b++)
+            store(y + b * LANES, to->ending == ADD ? load(y + b * LANES) + outputs[b] : outputs[b]);
+    } else {
+        float last[PANEL];
+        for (int b = 0; b < BLOCKS; b++) store(last + b * LANES, outputs[b]);
+        for (int64_t i = 0; i < left; i++) y[i] = to->ending == ADD ? y[i] + last[i] : last[i];
+    }
+}
+
+INLINE void put_input(const Inputs *inputs, int wanted, int64_t row, int64_t index, vf value)
+{
+    if (wanted & (FLOATS | CODES)) store(inputs->floats + row * inputs->stride + index, value);
+    if (wanted & BRAINS) store_as(1, inputs->brains + row * inputs->stride, index, value);
+}
+
+INLINE void put_one_input(const Inputs *inputs, int wanted, int64_t row, int64_t index, float value)
+{
+    if (wanted & (FLOATS | CODES)) inputs->floats[row * inputs->stride + index] = value;
+    if (wanted & BRAINS) inputs->brains[row * inputs->stride + index] = round_one(value);
+}
+
+/* Numbers `from` on, at the beginning of a block, of those that a row has put; behind its end there are zeros. */
+INLINE void put_codes(const Inputs *inputs, int wanted, int64_t row, int64_t from, int64_t count)
+{
+    if (wanted & CODES)
+        QUANTISE(inputs->floats + row * inputs->stride + from, count, inputs->blocks + from / BLOCK * inputs->rows + row,
+                 inputs->rows);
+}
+
+/* What `multiply_panels` left in `sums`, to where the product's outputs go. */
+static void finish_panels(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
+{
+    int64_t unit = unit_of(to);
+    for (int64_t i = 0; i < count; i += unit, sums += unit * rows * PANEL) {
+        int64_t panels = count - i < unit ? count - i : unit;
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t p = 0; p < panels; p++) {
+                Panel panel = panel_at(to, first + i + p);
+                vf outputs[BLOCKS], ups[BLOCKS];
+                load_outputs(&panel, sums + (p * rows + row) * PANEL, outputs);
+                if (to->ending != GATE) {
+                    put_outputs(to, &panel, row, outputs);
+                    continue;
+                }
+                Panel up = panel_at(to, first + i + ++p);
+                load_outputs(&up, sums + (p * rows + row) * PANEL, ups);
+                UNROLL for (int b = 0; b < BLOCKS; b++) {
+                    vf e = exponential(choose(outputs[b] < -87.0f, splat(87.0f), -outputs[b]));
+                    put_input(to->gated, to->wanted, row, panel.column + b * LANES, outputs[b] / (1.0f + e) * ups[b]);
+                }
+                if (p + 1 == panels) {
+                    int64_t from = panel_at(to, first + i).column;
+                    put_codes(to->gated, to->wanted, row, from, up.column + PANEL - from);
+                }
+            }
+    }
 }
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "space.h"
 
-/* x / sqrt(|x|^2 + floor) (* weight), into the activation type or float32. */
+/* x / sqrt(|x|^2 + floor) * weight, into bfloat16 or float32. */
 INLINE void norm_row(const float *x, int64_t size, float floor, const float *weight, int bf16, void *out)
 {
     vf squares = {0};
@@ -15,30 +15,32 @@ INLINE void norm_row(const float *x, int64_t size, float floor, const float *wei
     float scale = 1.0f / __builtin_sqrtf(sum(squares) + rest + floor);
     for (int64_t i = 0; i < whole; i += LANES) {
         vf value = load(x + i) * scale;
-        store_as(bf16, out, i, weight ? value * load(weight + i) : value);
+        store_as(bf16, out, i, value * load(weight + i));
     }
-    for (int64_t i = whole; i < size; i++) store_one(bf16, out, i, weight ? x[i] * scale * weight[i] : x[i] * scale);
+    for (int64_t i = whole; i < size; i++) store_one(bf16, out, i, x[i] * scale * weight[i]);
+}
+
+/* A row of the hidden states, normed, into row `to` of the inputs of products that want them in some forms. */
+INLINE void norm_input(const Model *model, const Space *space, const float *weight, int wanted, int64_t row, int64_t to)
+{
+    const float *x = space->hidden + row * model->hidden, floor = (float)(model->hidden * model->eps);
+    const Inputs *inputs = &space->normed;
+    if (wanted & (FLOATS | CODES))
+        norm_row(x, model->hidden, floor, weight, 0, inputs->floats + to * inputs->stride);
+    if (wanted & BRAINS) norm_row(x, model->hidden, floor, weight, 1, inputs->brains + to * inputs->stride);
+    put_codes(inputs, wanted, to, 0, model->hidden);
 }
 
 static void embed(const Model *model, const Batch *batch, const Space *space, int64_t from, int64_t to)
 {
+    const Linear *embedding = &model->embedding;
     for (int64_t row = from; row < to; row++) {
         float *out = space->hidden + row * model->hidden;
         if (batch->inputs)
             memcpy(out, batch->inputs + row * model->hidden, (size_t)model->hidden * 4);
-        else if (model->bf16) {
-            const uint16_t *in = (const uint16_t *)model->embedding + batch->ids[row] * model->hidden;
-            for (int64_t i = 0; i < model->hidden; i++) out[i] = widen(in[i]);
-        } else
-            memcpy(out, (const float *)model->embedding + batch->ids[row] * model->hidden, (size_t)model->hidden * 4);
+        else
+            format_of(embedding)->read(embedding->panels, batch->ids[row], model->hidden, out);
     }
-}
-
-static void norm_rows(const Model *model, const Space *space, int64_t from, int64_t to)
-{
-    for (int64_t row = from; row < to; row++)
-        norm_row(space->hidden + row * model->hidden, model->hidden, (float)(model->hidden * model->eps), 0,
-                 (int)model->bf16, space->normed + row * space->normed_stride);
 }
 
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */

@@ -10,13 +10,13 @@
 /* The parts of a forward's memory. Strides count 32-bit words. */
 typedef struct {
     float *hidden;    /* [rows][hidden] */
-    uint32_t *normed; /* [max(rows, wanted) + TILE][normed_stride]: inputs of a product */
-    uint32_t *gated;  /* [rows + TILE][gated_stride] */
+    Inputs normed;    /* of as many rows as there are or want logits, whichever is more */
+    Inputs gated;
     float *qkv;       /* [rows][qkv_stride] */
     uint32_t *queries; /* [rows][heads * head words] */
     Tile *tiles;
     char *threads;    /* per thread: scores, mixed values, slots of a path */
-    int64_t normed_stride, gated_stride, qkv_stride, head_words, columns, thread_bytes, bytes;
+    int64_t qkv_stride, head_words, columns, thread_bytes, bytes;
 } Space;
 
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -29,24 +29,33 @@ static int64_t queries_of_tile(const Model *model, int64_t columns)
     return (rows < 1 ? 1 : rows > MOST_ROWS ? MOST_ROWS : rows) * group_of(model);
 }
 
+/* Products read some rows more than there are. */
+static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
+{
+    Inputs inputs = {.stride = up_to(numbers, 2 * BLOCK), .rows = rows};
+    inputs.floats = (float *)*at, *at += line((rows + TILE) * inputs.stride * 4);
+    inputs.brains = (uint16_t *)*at, *at += line((rows + TILE) * inputs.stride * 2);
+    inputs.blocks = (InputBlock *)*at;
+    *at += line((inputs.stride / BLOCK * rows + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
+    return inputs;
+}
+
 /* `longest`: keys of the sequence that has most, with its new rows. */
 static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                      int64_t threads, char *at)
 {
-    int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim, most = (rows > wanted ? rows : wanted) + TILE;
+    int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim;
     int64_t mixed = model->heads * dim > model->hidden ? model->heads * dim : model->hidden;
     Space s;
     char *start = at;
-    s.normed_stride = up_to(mixed, 2 * LANES) / each;
-    s.gated_stride = up_to(model->ffn + PANEL, 2 * LANES) / each;
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
     s.head_words = (dim + each - 1) / each;
     s.columns = up_to(longest, STRIP) + STRIP;
     int64_t queries = queries_of_tile(model, s.columns);
     s.thread_bytes = line(queries * s.columns * 4) + line(queries * (dim + LANES) * 4) + line(longest * 8);
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
-    s.normed = (uint32_t *)at, at += line(most * s.normed_stride * 4);
-    s.gated = (uint32_t *)at, at += line((rows + TILE) * s.gated_stride * 4);
+    s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
+    s.gated = lay_out_inputs(rows, model->ffn, &at);
     s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
     s.queries = (uint32_t *)at, at += line(rows * model->heads * s.head_words * 4);
     s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));

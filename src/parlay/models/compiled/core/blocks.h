@@ -1,0 +1,122 @@
+/* Products with weights in blocks. A row's sums have the same bits whatever rows are beside it: whole numbers are added
+ * exactly within a block, blocks in order, by the same operations for any number of rows. */
+#ifndef PARLAY_BLOCKS_H
+#define PARLAY_BLOCKS_H
+
+#include "codes.h"
+#include "formats.h"
+
+#define AHEAD 4096 /* bytes of weights fetched before they are needed */
+#define SHARE 8 /* blocks that share a K block's numbers */
+
+INLINE vf multiply_add(vf a, vf b, vf c)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vf load_brains(const char *at)
+{
+    vh half;
+    memcpy(&half, at, sizeof half);
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+}
+
+INLINE vf load_small(const char *at) /* whole numbers of eight bits */
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+#else
+    vb bytes;
+    memcpy(&bytes, at, sizeof bytes);
+    return __builtin_convertvector(bytes, vf);
+#endif
+}
+
+INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
+INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == K_MINIMUM; }
+
+INLINE int64_t shared_bytes(const Form form) { return shares(form) ? LANES * (form.scales == K_MINIMUM ? 4 : 2) : 0; }
+
+INLINE int64_t block_bytes(const Form form)
+{
+    static const int of_scales[] = {0, 2, 4, 2, 1, 2, 2};
+    return code_bytes(form.bits) + LANES * of_scales[form.scales];
+}
+
+INLINE int64_t strip_bytes(const Form form, int64_t blocks)
+{
+    return blocks * block_bytes(form) + blocks / SHARE * shared_bytes(form);
+}
+
+typedef struct {
+    vf step[2]; /* what a code is worth, in each half of the block */
+    vf minimum; /* added to every weight */
+} Worth;
+
+/* `at` the scales of a block; `shared`: the numbers that it shares. */
+INLINE Worth worth(const Form form, const char *at, const vf shared[2])
+{
+    Worth w = {{{0}, {0}}, {0}};
+    switch (form.scales) {
+    case NO_SCALE: break;
+    case HALF: w.step[0] = load_halves(at); break;
+    case HALF_AND_MINIMUM: w.step[0] = load_halves(at), w.minimum = load_halves(at + 2 * LANES); break;
+    case BRAIN: w.step[0] = load_brains(at); break;
+    case K_SCALE: w.step[0] = shared[0] * load_small(at); break;
+    case K_MINIMUM: w.step[0] = shared[0] * load_small(at), w.minimum = -(shared[1] * load_small(at + LANES)); break;
+    case K_HALVES: w.step[0] = shared[0] * load_small(at), w.step[1] = shared[0] * load_small(at + LANES); break;
+    }
+    return w;
+}
+
+INLINE vf add_block(const Form form, const Codes *codes, const Worth *worth, const InputBlock *x, vf total)
+{
+    if (form.scales == NO_SCALE)
+        return multiply_add(dot_codes(form, codes, x, 0, GROUPS), splat(x->scale), total);
+    if (form.scales == K_HALVES) {
+        vf part = dot_codes(form, codes, x, 0, GROUPS / 2) * worth->step[0];
+        part = multiply_add(dot_codes(form, codes, x, GROUPS / 2, GROUPS), worth->step[1], part);
+        return multiply_add(part, splat(x->scale), total);
+    }
+    vf part = dot_codes(form, codes, x, 0, GROUPS) * worth->step[0];
+    if (has_minimum(form)) part = multiply_add(worth->minimum, splat(x->sum), part);
+    return multiply_add(part, splat(x->scale), total);
+}
+
+/* What the next blocks share; where the first of them begins. */
+INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
+{
+    shared[0] = load_halves(at);
+    if (form.scales == K_MINIMUM) shared[1] = load_halves(at + LANES * 2);
+    return at + shared_bytes(form);
+}
+
+/* One strip times `rows` rows; x [blocks][stride]. */
+INLINE void multiply_strip(const Form form, const int rows, const char *at, const InputBlock *x, int64_t stride,
+                           int64_t blocks, vf *total)
+{
+    vf sums[STRIP_ROWS], shared[2] = {{0}, {0}};
+    UNROLL for (int i = 0; i < rows; i++) sums[i] = (vf){0};
+    for (int64_t b = 0; b < blocks; b++, x += stride) {
+        if (shares(form) && b % SHARE == 0) at = load_shared(form, at, shared);
+        UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(at + AHEAD + byte);
+        Codes codes;
+        unpack(form, at, &codes);
+        Worth now = worth(form, at + code_bytes(form.bits), shared);
+        UNROLL for (int i = 0; i < rows; i++) sums[i] = add_block(form, &codes, &now, x + i, sums[i]);
+        at += block_bytes(form);
+    }
+    UNROLL for (int i = 0; i < rows; i++) total[i] = sums[i];
+}
+#endif

@@ -1,0 +1,62 @@
+/* The formats of weights in blocks, compiled once for each instruction set without contracting what is written as two
+ * operations: how many roundings a sum has may not depend on what a compiler finds at one place or another. */
+#include "formats.h"
+#include "stored.h"
+
+void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
+{
+    for (int64_t i = 0; i < count; i += BLOCK, blocks += stride)
+        quantise_block(x + i, count - i < BLOCK ? count - i : BLOCK, blocks);
+}
+
+#define ROWS(FORM, COUNT)                                                                                            \
+    if (COUNT <= STRIP_ROWS && rows <= COUNT) {                                                                      \
+        multiply_strip(FORM, COUNT <= STRIP_ROWS ? COUNT : 1, strip, x, stride, blocks, sums);                       \
+        return;                                                                                                      \
+    }
+
+#define FORMAT(NAME, KIND, ...)                                                                                      \
+    static int64_t bytes_##NAME(int64_t in)                                                                          \
+    {                                                                                                                \
+        return BLOCKS * strip_bytes((Form){__VA_ARGS__}, (in + BLOCK - 1) / BLOCK);                                  \
+    }                                                                                                                \
+    static void pack_##NAME(const uint8_t *rows, int64_t out, int64_t in, char *strips)                              \
+    {                                                                                                                \
+        pack_rows(KIND, (Form){__VA_ARGS__}, rows, out, in, strips);                                                 \
+    }                                                                                                                \
+    static void read_##NAME(const char *strips, int64_t row, int64_t in, float *values)                              \
+    {                                                                                                                \
+        read_row((Form){__VA_ARGS__}, strips, row, in, values);                                                      \
+    }                                                                                                                \
+    static void multiply_##NAME(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, \
+                                vf *sums)                                                                            \
+    {                                                                                                                \
+        const Form form = {__VA_ARGS__};                                                                             \
+        ROWS(form, 1)                                                                                                \
+        ROWS(form, 2)                                                                                                \
+        ROWS(form, 4)                                                                                                \
+        ROWS(form, 6)                                                                                                \
+        ROWS(form, 8)                                                                                                \
+        ROWS(form, 12)                                                                                               \
+        ROWS(form, 16)                                                                                               \
+    }                                                                                                                \
+    static const Format NAME = {CODES, bytes_##NAME, pack_##NAME, read_##NAME, 0, multiply_##NAME};
+
+/*     name    number  bits zero table scales */
+FORMAT(q4_0,   Q4_0,   4,   8,   0,    HALF)
+FORMAT(q4_1,   Q4_1,   4,   0,   0,    HALF_AND_MINIMUM)
+FORMAT(q5_0,   Q5_0,   5,   16,  0,    HALF)
+FORMAT(q5_1,   Q5_1,   5,   0,   0,    HALF_AND_MINIMUM)
+FORMAT(q8_0,   Q8_0,   8,   128, 0,    HALF)
+FORMAT(q4_k,   Q4_K,   4,   0,   0,    K_MINIMUM)
+FORMAT(q5_k,   Q5_K,   5,   0,   0,    K_MINIMUM)
+FORMAT(q6_k,   Q6_K,   6,   32,  0,    K_HALVES)
+FORMAT(iq4_nl, IQ4_NL, 4,   128, 1,    HALF)
+FORMAT(iq4_xs, IQ4_XS, 4,   128, 1,    K_SCALE)
+FORMAT(mxfp4,  MXFP4,  4,   128, 2,    BRAIN)
+FORMAT(i8,     I8,     8,   128, 0,    NO_SCALE)
+
+const Format *const BLOCK_FORMATS[MOST_FORMATS] = {
+    [Q4_0] = &q4_0, [Q4_1] = &q4_1, [Q5_0] = &q5_0, [Q5_1] = &q5_1,     [Q8_0] = &q8_0,     [Q4_K] = &q4_k,
+    [Q5_K] = &q5_k, [Q6_K] = &q6_k, [I8] = &i8,     [IQ4_NL] = &iq4_nl, [IQ4_XS] = &iq4_xs, [MXFP4] = &mxfp4,
+};

@@ -1,0 +1,42 @@
+/* What products have to know about a format of weights: one table entry each. */
+#ifndef PARLAY_FORMATS_H
+#define PARLAY_FORMATS_H
+
+#include "quantise.h"
+
+/* Numbers of formats, as in GGUF files. */
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14,
+       IQ4_NL = 20, IQ4_XS = 23, I8 = 24, BF16 = 30, MXFP4 = 39, MOST_FORMATS = 40 };
+
+/* In which forms rows enter products: bits, for weights that share their inputs may want different ones. */
+enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* blocks of eight bits */ };
+
+#if LANES == 16
+#define STRIP_ROWS 16 /* rows that are multiplied with a strip at a time: their sums fill half of the registers */
+#else
+#define STRIP_ROWS 4
+#endif
+
+/* Up to TILE rows of words times one panel, or up to half as many times two that lie `apart` bytes from each other. */
+typedef void MultiplyWords(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x,
+                           int64_t stride, int64_t words, vf (*sums)[TILE][BLOCKS]);
+
+/* Up to STRIP_ROWS rows of blocks x [blocks][stride] times a strip: LANES outputs, half a panel. Sums of some rows more
+ * are written where there is no code for their number, of what lies behind x. */
+typedef void MultiplyStrip(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
+                           vf *sums);
+
+typedef struct {
+    int input;                                                                       /* the form it wants */
+    int64_t (*panel_bytes)(int64_t in);
+    void (*pack)(const uint8_t *rows, int64_t out, int64_t in, char *panels);        /* stored rows to panels */
+    void (*read)(const char *panels, int64_t row, int64_t in, float *values);        /* one row as numbers */
+    MultiplyWords *words;
+    MultiplyStrip *strip;
+} Format;
+
+/* In a file of their own, which is compiled without contraction. */
+extern const Format *const BLOCK_FORMATS[MOST_FORMATS] __attribute__((visibility("hidden")));
+void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride) __attribute__((visibility("hidden")));
+
+#endif

@@ -1,0 +1,175 @@
+/* Blocks as files store them (ggml's layouts), taken apart and laid into strips. */
+#ifndef PARLAY_STORED_H
+#define PARLAY_STORED_H
+
+#include "blocks.h"
+
+/* Bytes of a stored block. */
+INLINE int64_t stored_bytes(const int kind)
+{
+    static const uint8_t bytes[] = {[Q4_0] = 18, [Q4_1] = 20, [Q5_0] = 22, [Q5_1] = 24, [Q8_0] = 34, [Q4_K] = 144,
+                                    [Q5_K] = 176, [Q6_K] = 210, [IQ4_NL] = 18, [IQ4_XS] = 136, [I8] = 32, [MXFP4] = 17};
+    return bytes[kind];
+}
+
+/* 32 weights of one row. */
+typedef struct {
+    uint32_t codes[GROUPS];  /* four to a word */
+    uint16_t step, minimum;  /* in 16 bits; those of K blocks count for all that share them */
+    int8_t small[2];         /* of K blocks: times step, and times minimum or step of the second half */
+} StoredBlock;
+
+INLINE uint32_t word_at(const uint8_t *at) { uint32_t word; memcpy(&word, at, 4); return word; }
+INLINE uint16_t half_at(const uint8_t *at) { uint16_t half; memcpy(&half, at, 2); return half; }
+INLINE uint32_t each_byte(uint32_t byte) { return byte * 0x01010101u; }
+
+/* 16 bytes hold the codes of 16 inputs in their low halves, of 16 more in the high ones. */
+INLINE void take_nibbles(const uint8_t *at, StoredBlock *block)
+{
+    UNROLL for (int g = 0; g < GROUPS / 2; g++) {
+        block->codes[g] = word_at(at + 4 * g) & each_byte(15);
+        block->codes[g + GROUPS / 2] = word_at(at + 4 * g) >> 4 & each_byte(15);
+    }
+}
+
+/* Bit i of a word is the fifth of code i. */
+INLINE void take_fifth_bits(uint32_t bits, StoredBlock *block)
+{
+    UNROLL for (int g = 0; g < GROUPS; g++)
+        block->codes[g] |= ((bits >> 4 * g & 15) * 0x00204081u & each_byte(1)) << 4;
+}
+
+/* Six bits each of scale and minimum, of eight parts in twelve bytes. */
+INLINE void take_k_scales(const uint8_t *at, int part, StoredBlock *block)
+{
+    if (part < 4) {
+        block->small[0] = at[part] & 63, block->small[1] = at[part + 4] & 63;
+    } else {
+        block->small[0] = (at[part + 4] & 15) | (at[part - 4] >> 6) << 4;
+        block->small[1] = at[part + 4] >> 4 | (at[part] >> 6) << 4;
+    }
+}
+
+/* Parts 2 n and 2 n + 1 lie in the low and high halves of 32 bytes. */
+INLINE void take_k_nibbles(const uint8_t *at, int part, StoredBlock *block)
+{
+    UNROLL for (int g = 0; g < GROUPS; g++)
+        block->codes[g] = word_at(at + part / 2 * 32 + 4 * g) >> (part % 2 * 4) & each_byte(15);
+}
+
+INLINE void take_q6_k(const uint8_t *at, int part, StoredBlock *block)
+{
+    const uint8_t *low = at + part / 4 * 64 + part % 2 * 32, *high = at + 128 + part / 4 * 32;
+    UNROLL for (int g = 0; g < GROUPS; g++)
+        block->codes[g] = (word_at(low + 4 * g) >> (part % 4 / 2 * 4) & each_byte(15)) |
+                          (word_at(high + 4 * g) >> (part % 4 * 2) & each_byte(3)) << 4;
+    memcpy(block->small, at + 192 + 2 * part, 2);
+    block->step = half_at(at + 208);
+}
+
+/* 2^(exponent - 128), in bfloat16: the two smallest are subnormal. */
+INLINE uint16_t power_of_two(uint8_t exponent)
+{
+    return exponent < 2 ? (uint16_t)(0x20 << exponent) : (uint16_t)((exponent - 1) << 7);
+}
+
+/* Part `part` of the block at `at`: what it holds of 32 weights. */
+INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block)
+{
+    switch (kind) {
+    case Q4_0: case IQ4_NL: block->step = half_at(at), take_nibbles(at + 2, block); break;
+    case Q4_1: block->step = half_at(at), block->minimum = half_at(at + 2), take_nibbles(at + 4, block); break;
+    case Q5_0: block->step = half_at(at), take_nibbles(at + 6, block), take_fifth_bits(word_at(at + 2), block); break;
+    case Q5_1:
+        block->step = half_at(at), block->minimum = half_at(at + 2), take_nibbles(at + 8, block);
+        take_fifth_bits(word_at(at + 4), block);
+        break;
+    case Q8_0:
+        block->step = half_at(at);
+        UNROLL for (int g = 0; g < GROUPS; g++) block->codes[g] = word_at(at + 2 + 4 * g) ^ each_byte(128);
+        break;
+    case I8:
+        UNROLL for (int g = 0; g < GROUPS; g++) block->codes[g] = word_at(at + 4 * g) ^ each_byte(128);
+        break;
+    case Q5_K:
+    case Q4_K:
+        block->step = half_at(at), block->minimum = half_at(at + 2), take_k_scales(at + 4, part, block);
+        take_k_nibbles(at + (kind == Q5_K ? 48 : 16), part, block);
+        if (kind == Q5_K)
+            UNROLL for (int g = 0; g < GROUPS; g++)
+                block->codes[g] |= (word_at(at + 16 + 4 * g) >> part & each_byte(1)) << 4;
+        break;
+    case Q6_K: take_q6_k(at, part, block); break;
+    case IQ4_XS:
+        block->step = half_at(at), take_nibbles(at + 8 + 16 * part, block);
+        block->small[0] = (int8_t)(((at[4 + part / 2] >> part % 2 * 4 & 15) | (half_at(at + 2) >> 2 * part & 3) << 4) - 32);
+        break;
+    case MXFP4: block->step = power_of_two(at[0]), take_nibbles(at + 1, block); break;
+    }
+}
+
+/* Into one lane of a strip's block at `at`, whose shared numbers are at `shared`. */
+INLINE void put(const Form form, const StoredBlock *block, int lane, char *shared, char *at)
+{
+    uint32_t words[GROUPS] = {0};
+    const int more = form.bits - 4, count = form.bits;
+    if (form.bits == 8) {
+        memcpy(words, block->codes, sizeof words);
+    } else {
+        UNROLL for (int i = 0; i < GROUPS / 2; i++)
+            words[i] = (block->codes[i] & each_byte(15)) | (block->codes[i + GROUPS / 2] & each_byte(15)) << 4;
+        UNROLL for (int g = 0; more && g < GROUPS; g++)
+            words[4 + g * more / 8] |= (block->codes[g] >> 4 & each_byte((1 << more) - 1)) << g * more % 8;
+    }
+    UNROLL for (int i = 0; i < count; i++) memcpy(at + (i * LANES + lane) * 4, words + i, 4);
+    char *scales = at + code_bytes(form.bits);
+    if (shares(form)) {
+        memcpy(shared + lane * 2, &block->step, 2);
+        if (form.scales == K_MINIMUM) memcpy(shared + (LANES + lane) * 2, &block->minimum, 2);
+        scales[lane] = block->small[0];
+        if (form.scales != K_SCALE) scales[LANES + lane] = block->small[1];
+    } else if (form.scales != NO_SCALE) {
+        memcpy(scales + lane * 2, &block->step, 2);
+        if (form.scales == HALF_AND_MINIMUM) memcpy(scales + (LANES + lane) * 2, &block->minimum, 2);
+    }
+}
+
+INLINE void pack_rows(const int kind, const Form form, const uint8_t *rows, int64_t out, int64_t in, char *strips)
+{
+    const int64_t parts = shares(form) ? SHARE : 1, bytes = stored_bytes(kind), blocks = (in + BLOCK - 1) / BLOCK;
+    const int64_t row_bytes = kind == I8 ? in : in / (BLOCK * parts) * bytes, strip = strip_bytes(form, blocks);
+    memset(strips, 0, (size_t)((out + PANEL - 1) / PANEL * BLOCKS * strip));
+    for (int64_t o = 0; o < out; o++, rows += row_bytes) {
+        char *at = strips + o / LANES * strip, *shared = at;
+        for (int64_t b = 0; b < blocks; b++, at += block_bytes(form)) {
+            if (shares(form) && b % SHARE == 0) shared = at, at += shared_bytes(form);
+            StoredBlock block;
+            uint8_t last[BLOCK] = {0};
+            const uint8_t *from = rows + b / parts * bytes;
+            if (kind == I8 && in - b * BLOCK < BLOCK) from = memcpy(last, from, (size_t)(in - b * BLOCK));
+            take(kind, from, (int)(b % parts), &block);
+            put(form, &block, (int)(o % LANES), shared, at);
+        }
+    }
+}
+
+/* The weights of one row, each as ggml computes it. */
+INLINE void read_row(const Form form, const char *strips, int64_t row, int64_t in, float *values)
+{
+    const int64_t blocks = (in + BLOCK - 1) / BLOCK, lane = row % LANES;
+    const char *at = strips + row / LANES * strip_bytes(form, blocks);
+    vf shared[2] = {{0}, {0}};
+    for (int64_t b = 0; b < blocks; b++, at += block_bytes(form)) {
+        if (shares(form) && b % SHARE == 0) at = load_shared(form, at, shared);
+        Codes codes;
+        unpack(form, at, &codes);
+        Worth now = worth(form, at + code_bytes(form.bits), shared);
+        for (int64_t i = 0; i < BLOCK && b * BLOCK + i < in; i++) {
+            int code = ((const uint8_t *)&codes.of[i / 4])[lane * 4 + i % 4] - form.zero;
+            float step = form.scales == NO_SCALE ? 1.0f : now.step[form.scales == K_HALVES && i >= BLOCK / 2][lane];
+            values[b * BLOCK + i] = step * (float)code + (has_minimum(form) ? now.minimum[lane] : 0.0f);
+        }
+    }
+}
+
+#endif
