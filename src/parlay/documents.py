@@ -9,6 +9,8 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from parlay.encoding import encode
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -123,4 +125,4 @@ def _encode(text: str, tokenizer: PreTrainedTokenizerBase | None, name: str) -> 
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"a {name} is not valid Unicode text") from None
-    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+    return tuple(encode(tokenizer, text, special=False))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from parlay.documents import Document, Ids
+from parlay.encoding import Encoder
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.grammars import Grammar, Grammars
@@ -159,6 +160,7 @@ class RequestFactory:
         vocab_size: int,
     ) -> None:
         self._tokenizer = tokenizer
+        self._encoder = Encoder(tokenizer, max_context) if tokenizer is not None else None
         self._strategy = strategy
         self._prediction_strategy = prediction_strategy
         self._eos_ids = frozenset(eos_ids)
@@ -219,28 +221,24 @@ class RequestFactory:
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):
             return None, tuple(int(token) for token in prompt["prompt_token_ids"])
-        if self._tokenizer is None:
+        if self._encoder is None:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
         if not prompt:  # a tokenizer that puts a token before every text would make it look like one
             raise ValueError("the prompt is empty: give some text, or token ids")
-        return prompt, tuple(self._tokenizer.encode(prompt))
+        return prompt, self._encoder.encode(prompt)
 
     def chat(self, messages: Messages, tools: Tools = ()) -> Prompt:
         """The conversation in the model's own chat format, ready for the assistant's turn.
 
         ``tools`` are for templates that know of them. Raises ParlayError for a conversation that the template refuses.
         """
-        if self._tokenizer is None or not self._tokenizer.chat_template:
+        if self._encoder is None or self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
         try:
-            ids = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
-        return TokensPrompt(prompt_token_ids=ids)
+        return TokensPrompt(prompt_token_ids=self._encoder.encode(text, special=False))

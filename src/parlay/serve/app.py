@@ -19,12 +19,14 @@ from parlay.serve.metrics import Recorder
 from parlay.serve.registry import Registry
 from parlay.serve.routes import chat, completions, health, models, page, tokens
 from parlay.serve.settings import Settings
+from parlay.serve.workers import Workers
 
 
 def create_app(served: Mapping[str, AsyncLLM], settings: Settings | None = None) -> FastAPI:
     """An ASGI application for the models by their names, which it closes when it shuts down.
 
-    ``app.state`` holds ``registry``, ``settings``, ``recorder`` and ``gate``. Raises ValueError for no models.
+    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``gate`` and ``workers``. Raises ValueError for no
+    models.
     """
     settings = settings or Settings()
     registry = Registry(served)
@@ -42,6 +44,7 @@ def create_app(served: Mapping[str, AsyncLLM], settings: Settings | None = None)
     app.state.settings = settings
     app.state.recorder = Recorder(registry)
     app.state.gate = Gate(settings)
+    app.state.workers = Workers(settings.retry_after)
     _add_routes(app)
     _add_middleware(app, settings)
     errors.install(app, settings.retry_after)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from fastapi import Request
 
+from parlay.encoding import PromptTooLong
 from parlay.requests import Job, Messages, Prompt, RequestOptions, Tools
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
@@ -110,6 +111,8 @@ def prepare(
     """
     try:
         job = served.engine.llm.job(prompt, params, options, tools)
+    except PromptTooLong as error:
+        raise ApiError(400, str(error), field, "context_length_exceeded") from None
     except (ValueError, ParlayError) as error:
         raise refused(error, known) from None
     check_length(len(job.samples[0].request.prompt), served, settings, field)

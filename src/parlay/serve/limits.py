@@ -88,6 +88,7 @@ class BodyLimit:
             return await broken.response()(scope, receive, send)
         if self._log_prompts and body:
             prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
+        scope.setdefault("state", {})["body_bytes"] = len(body)
         await self._app(scope, _replay(body, receive), send)
 
     def _check_announced(self, length: str) -> None:

@@ -22,7 +22,7 @@ class Settings:
     keys: tuple[str, ...] = field(default=(), repr=False)
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: int = 4 * 1024 * 1024
     max_prompt_tokens: int | None = None
     max_tokens: int | None = None
     max_n: int = 16

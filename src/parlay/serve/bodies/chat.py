@@ -188,6 +188,11 @@ class ChatBody(GenerationBody):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property
+    def structured(self) -> bool:
+        """See `GenerationBody`; tools and formats are held to forms too."""
+        return self.structured_outputs is not None or self.response_format is not None or bool(self.tools)
+
+    @property
     def callable_tools(self) -> list[Tool]:
         """The tools that the answer may call; none under ``tool_choice`` none."""
         if self.tool_choice == "none":

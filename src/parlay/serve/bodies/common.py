@@ -188,6 +188,11 @@ class GenerationBody(Body):
             self.structured_outputs.check()
 
     @property
+    def structured(self) -> bool:
+        """Whether a form has to be compiled."""
+        return self.structured_outputs is not None
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)

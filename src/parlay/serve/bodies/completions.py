@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from parlay.serve.bodies.common import Count, GenerationBody, TokenId, conflict
-from parlay.serve.fields import WHOLE
+from parlay.serve.bodies.common import INT_LIMIT, Count, GenerationBody, conflict
+from parlay.serve.fields import ALL_WHOLE, WHOLE
 
 PROMPTS_LIMIT = 1024
 
@@ -22,7 +22,7 @@ def _shape(value: Any) -> str:
     return "tokens" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
 
 
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0, le=INT_LIMIT)]], Field(min_length=1), ALL_WHOLE]
 PromptField = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_LIMIT), Tag("texts")]

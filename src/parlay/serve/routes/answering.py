@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
 
 from parlay.outputs import RequestOutput
+from parlay.serve.bodies.common import GenerationBody
 from parlay.serve.errors import responses
 from parlay.serve.running import ClientGone, Run, while_client_waits
 from parlay.serve.sse import MEDIA_TYPE, Chunks, EventStream
+from parlay.serve.workers import Workers
+
+T = TypeVar("T")
 
 _CLIENT_GONE = 499  # for the log: nobody reads the answer
+
+
+async def in_thread(request: Request, body: GenerationBody, prepare: Callable[[], T]) -> T:
+    """What ``prepare`` returns or raises, called in a thread: encoding and compiling take time. Raises ApiError."""
+    workers: Workers = request.app.state.workers
+    return await workers.call(request, prepare, heavy=body.structured)
 
 
 async def answer_whole(request: Request, run: Run, reply: Callable[[list[RequestOutput]], Response]) -> Response:

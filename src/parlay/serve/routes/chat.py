@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from parlay.requests import Job
@@ -12,7 +11,7 @@ from parlay.serve.jobs import prepare, request_options, sampling_params, structu
 from parlay.serve.registry import Registry, Served
 from parlay.serve.replies.chat import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
-from parlay.serve.routes.answering import answer_streamed, answer_whole, described
+from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
 from parlay.serve.tools import answer_form, conversation
@@ -29,7 +28,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         served = registry.get(body.model)
-        job, shape = await run_in_threadpool(_prepare, served, body, request, settings)
+        job, shape = await in_thread(request, body, lambda: _prepare(served, body, request, settings))
         run = make_run(served, [job], body, request, settings)
         if body.stream:
             return await answer_streamed(run, ChatChunks(job, shape, wants_usage=body.wants_usage))

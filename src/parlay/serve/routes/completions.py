@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from parlay.requests import Job, Prompt, TokensPrompt
@@ -14,7 +13,7 @@ from parlay.serve.infill import infill_prompt
 from parlay.serve.jobs import check_count, check_length, prepare, request_options, sampling_params, structure
 from parlay.serve.registry import Registry, Served
 from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
-from parlay.serve.routes.answering import answer_streamed, answer_whole, described
+from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
 
@@ -30,7 +29,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = registry.get(body.model)
-        jobs, shape = await run_in_threadpool(_prepare, served, body, request, settings)
+        jobs, shape = await in_thread(request, body, lambda: _prepare(served, body, request, settings))
         run = make_run(served, jobs, body, request, settings)
         if body.stream:
             return await answer_streamed(run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from parlay.encoding import encode
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.fields import Integer
+from parlay.serve.fields import ALL_WHOLE
 from parlay.serve.registry import Registry, Served
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Tokens(BaseModel):
 
 
 class Detokenize(_Body):
-    tokens: list[Annotated[Integer, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], ALL_WHOLE]
 
 
 class Text(BaseModel):
@@ -73,18 +74,19 @@ def router(registry: Registry) -> APIRouter:
     failures = responses(400, 404, 408, 413, 429, 503)
 
     @routes.post("/tokenize", summary="From text to token ids", responses=failures)
-    def tokenize(body: Tokenize) -> Tokens:
+    async def tokenize(body: Tokenize, request: Request) -> Tokens:
         served = registry.get(body.model)
-        ids = _prompt_ids(served, body) if isinstance(body, TokenizePrompt) else _chat_ids(served, body)
+        ids = await request.app.state.workers.call(request, lambda: _ids(served, body))
         return Tokens(tokens=ids, count=len(ids), max_model_len=served.max_model_len)
 
     @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
-    def detokenize(body: Detokenize) -> Text:
+    async def detokenize(body: Detokenize, request: Request) -> Text:
         served = registry.get(body.model)
         foreign = next((token for token in body.tokens if token >= served.vocab_size), None)
         if foreign is not None:
             raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
-        return Text(prompt=_tokenizer(served).decode(body.tokens))
+        tokenizer = _tokenizer(served)
+        return Text(prompt=await request.app.state.workers.call(request, lambda: tokenizer.decode(body.tokens)))
 
     return routes
 
@@ -97,23 +99,24 @@ def _bound(registry: Registry) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
 
 
-def _prompt_ids(served: Served, body: TokenizePrompt) -> list[int]:
-    ids: list[int] = _tokenizer(served).encode(body.prompt, add_special_tokens=body.add_special_tokens)
-    return ids
+def _ids(served: Served, body: TokenizePrompt | TokenizeMessages) -> list[int]:
+    text = body.prompt if isinstance(body, TokenizePrompt) else _chat_text(served, body)
+    return encode(_tokenizer(served), text, special=body.add_special_tokens)
 
 
-def _chat_ids(served: Served, body: TokenizeMessages) -> list[int]:
-    """The ids that a chat completion of these messages would start from."""
+def _chat_text(served: Served, body: TokenizeMessages) -> str:
+    """The text that a chat completion of these messages would start from."""
     tokenizer = _tokenizer(served)
     if not tokenizer.chat_template:
         raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
     messages = [message.model_dump() for message in body.messages]
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=body.add_generation_prompt, tokenize=False)
+        text: str = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=body.add_generation_prompt, tokenize=False
+        )
     except Exception as error:  # a template is a program: it can fail in any way
         raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
-    return ids
+    return text
 
 
 def _tokenizer(served: Served) -> PreTrainedTokenizerBase:

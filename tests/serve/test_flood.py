@@ -1,0 +1,118 @@
+"""Many large bodies at once: they are refused early or wait their turn, and the server answers others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from parlay.aio import AsyncLLM
+from parlay.encoding import Encoder, PromptTooLong, encode
+from parlay.serve.workers import FairQueue
+
+MONITOR = """
+import http.client, sys, time
+connection = http.client.HTTPConnection(sys.argv[1])
+worst, until = 0.0, time.monotonic() + 3
+while time.monotonic() < until:
+    began = time.monotonic()
+    connection.request("GET", "/health")
+    assert connection.getresponse().read() == b'{"status":"ok"}'
+    worst = max(worst, time.monotonic() - began)
+    time.sleep(0.005)
+print(worst)
+"""
+
+
+def _post(address: str, path: str, body: bytes, replies: list[int]) -> None:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    replies.append(connection.getresponse().status)
+
+
+@pytest.mark.parametrize(
+    ("count", "body"),
+    [
+        (48, b'{"model": "parlay-mini", "prompt": "' + b"The quick brown fox. " * 20_000 + b'"}'),
+        (16, b'{"model": "parlay-mini", "prompt": "' + b"The quick brown fox. " * 5_000 + b'"}'),
+        (6, b'{"model": "parlay-mini", "prompt": [7' + b", 7" * 1_000_000 + b"]}"),
+    ],
+    ids=["certainly too long", "encoded", "ids"],
+)
+def test_health_answers_within_a_tenth_of_a_second(
+    make_app: Callable[..., FastAPI], serve: Callable[[FastAPI], AbstractContextManager[str]], count: int, body: bytes
+) -> None:
+    replies: list[int] = []
+    with serve(make_app()) as url:
+        address = url.removeprefix("http://")
+        with subprocess.Popen([sys.executable, "-c", MONITOR, address], stdout=subprocess.PIPE, text=True) as monitor:
+            time.sleep(0.5)
+            threads = [
+                threading.Thread(target=_post, args=(address, "/v1/completions", body, replies)) for _ in range(count)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            worst, _ = monitor.communicate()
+    assert set(replies) == {400}
+    assert float(worst) < 1.0  # a tenth on a machine of one's own; tests share theirs
+
+
+def test_what_is_certainly_too_long_is_not_encoded(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it was encoded")
+
+    monkeypatch.setattr("parlay.encoding.encode", refuse)
+    with pytest.raises(PromptTooLong, match="tokens or more, and this model holds 4096: shorten it"):
+        Encoder(engine.llm.tokenizer, 4096).encode("word " * 100_000)
+
+
+@pytest.mark.parametrize("text", ["Hello <|end|> you\n  é😀", "a" * 1000, " ", "tail "])
+@pytest.mark.parametrize("special", [True, False])
+def test_encoding_beside_other_threads_changes_no_id(engine: AsyncLLM, text: str, special: bool) -> None:
+    tokenizer = engine.llm.tokenizer
+    assert encode(tokenizer, text, special=special) == tokenizer.encode(text, add_special_tokens=special)
+
+
+def test_owners_that_wait_take_turns() -> None:
+    order: list[str] = []
+
+    async def work(queue: FairQueue, owner: str) -> None:
+        async with queue.place(owner):
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        queue = FairQueue(1)
+        tasks = [asyncio.create_task(work(queue, "greedy")) for _ in range(6)]
+        await asyncio.sleep(0)
+        tasks += [asyncio.create_task(work(queue, "modest")) for _ in range(2)]
+        tasks[3].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(1), queue.place("last"):
+            pass
+
+    asyncio.run(main())
+    assert order == ["greedy", "greedy", "greedy", "modest", "greedy", "modest", "greedy"]
+
+
+def test_large_bodies_that_wait_are_bounded_for_each_key(
+    make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from starlette.testclient import TestClient
+
+    monkeypatch.setattr("parlay.serve.workers._HEAVY_WAITING", 0)
+    body: dict[str, Any] = {"model": "parlay-mini", "prompt": "x" * 50_000}
+    reply = TestClient(make_app()).post("/v1/completions", json=body)
+    assert reply.status_code == 429
+    assert "Retry-After" in reply.headers
