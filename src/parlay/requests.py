@@ -41,7 +41,8 @@ class RequestOptions:
 
     ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
     ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
-    prefixes and stores are its own. Lower ``priority`` is more urgent.
+    prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
+    ``priority`` is more urgent.
     """
 
     strategy: str | StrategySpec | None = None
@@ -49,6 +50,7 @@ class RequestOptions:
     prediction: Document | None = None
     store: bool = True
     salt: str = ""
+    owner: str = ""
     priority: int = 0
 
 
@@ -200,6 +202,7 @@ class RequestFactory:
             stop_ids=eos | frozenset(params.stop_token_ids),
             references=(prediction, *references) if prediction else references,
             salt=options.salt,
+            owner=options.owner,
             store=options.store,
             group=name if params.n > 1 else "",
             priority=options.priority,

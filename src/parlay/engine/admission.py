@@ -62,9 +62,10 @@ class Admission:
     def settle(self, turns: list[Turn]) -> None:
         """Steps 7 and 8, for the drafts of the whole step."""
         drafted = [turn for turn in turns if turn.draft.tree.tokens]
-        self._share = min(self._max_draft_rows, max(1, self._max_draft_rows // (len(drafted) or 1)))
-        if sum([len(turn.draft.tree.tokens) for turn in drafted]) > self._max_draft_rows:
-            _share_rows(drafted, self._max_draft_rows)
+        rows = self._scheduler.draft_rows(self._max_draft_rows)
+        self._share = min(rows, max(1, rows // (len(drafted) or 1)))
+        if sum([len(turn.draft.tree.tokens) for turn in drafted]) > rows:
+            _share_rows(drafted, rows)
         for turn in drafted:
             if not self._fits(turn):
                 turn.draft = trees.without_probes(turn.draft) if turn.draft.probes else NO_DRAFT

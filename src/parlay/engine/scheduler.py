@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from parlay.engine import shares
 from parlay.engine.sequence import Sequence
 from parlay.engine.turn import Turn
 from parlay.types import OutOfRoom, Runner
@@ -45,7 +46,8 @@ class Scheduler:
     A sequence's rank is its place of arrival plus ``patience`` places per level of priority, and never changes. So no
     sequence starves: of those that arrive later and are d levels more urgent, fewer than ``patience * d`` overtake it,
     and none of the others do. The first in rank is admitted first, gets rows in each step and is never preempted, so
-    it ends, and then another is first. A preempted sequence loses its cache but not its tokens: it waits at its old
+    it ends, and then another is first. All this holds among the requests of one owner: owners share places, rows and
+    memory evenly (`parlay.engine.shares`). A preempted sequence loses its cache but not its tokens: it waits at its old
     rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside it are.
     """
 
@@ -58,6 +60,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_tokens_asked = self.prefix_tokens_found = 0
         self._refused: tuple[Sequence, int] | None = None
+        self._shares = shares.Shares()
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=self._rank)
@@ -71,23 +74,33 @@ class Scheduler:
 
     def next(self) -> list[Turn]:
         """The turns of the next step. A sequence that can never go on gets a turn with the reason as its fault."""
+        self._make_place()
         room, preemptions = self._limits.max_rows, self.preemptions
         turns: list[Turn] = []
         failed: list[Turn] = []
-        for sequence in self._decoding_first():
-            if room and sequence.is_open:
-                turn = _turn(sequence, room)
+        for sequence in self._shares.begin(self._decoding_first()):
+            rows = self._shares.rows(sequence, room)
+            if rows and sequence.is_open:
+                turn = _turn(sequence, rows)
                 if self._has_room(turn, failed):
                     turns.append(turn)
+                    self._shares.take(sequence, len(turn.pending))
                     room -= len(turn.pending)
         if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a turn already
             return [turn for turn in turns if turn.sequence.is_open] + failed
         while room and (admitted := self._admit(failed)) is not None:
-            turns.append(_turn(admitted, room))
-            room -= len(turns[-1].pending)
+            rows = self._shares.rows(admitted, room)
+            if rows:
+                turns.append(_turn(admitted, rows))
+                self._shares.take(admitted, len(turns[-1].pending))
+                room -= len(turns[-1].pending)
         if not turns and not failed and self.waiting and not self.running:
             failed.append(_failed(self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
         return turns + failed
+
+    def draft_rows(self, limit: int) -> int:
+        """How many rows of drafts the step may have, at most ``limit``."""
+        return self._shares.draft_rows(limit)
 
     def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
         """Whether the cache can hold a draft of so many nodes too, without preempting a sequence."""
@@ -102,7 +115,7 @@ class Scheduler:
         tokens = sequence.cached + len(turn.pending)
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
-                victim = self.running[-1]
+                victim = shares.victim(self.running)
                 self._preempt(victim)
                 if victim is sequence:
                     return False
@@ -111,11 +124,18 @@ class Scheduler:
             return False
         return True
 
+    def _make_place(self) -> None:
+        """Where every place is taken, one is freed for an owner that has none."""
+        if self.waiting and len(self.running) >= self._limits.max_sequences:
+            newcomer = shares.first_waiting(self.waiting, self.running)
+            if shares.gives_way(self.running, newcomer):
+                self._preempt(shares.victim(self.running))
+
     def _admit(self, failed: list[Turn]) -> Sequence | None:
         """Start the first waiting sequence, if there is a place and memory for its whole text now."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
-        sequence = self.waiting[0]
+        sequence = shares.first_waiting(self.waiting, self.running)
         leader = self._leader(sequence)
         if leader is not None and leader.cached < leader.prompt_length:
             return None  # a sample of the same prompt is in prefill: wait, then fork it

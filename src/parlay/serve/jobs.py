@@ -73,6 +73,7 @@ def request_options(body: GenerationBody, request: Request) -> RequestOptions:
         documents=body.documents or (),
         store=body.store is not False,
         salt=tenant(request, body.cache_salt),
+        owner=tenant(request),
         priority=body.priority or 0,
         prediction=foretold or None,
     )

@@ -73,6 +73,8 @@ class Request:
     constraint: Constraint | None = None
     references: tuple[tuple[int, ...], ...] = ()
     salt: str = ""
+    owner: str = ""
+    """Whose request it is: owners share the engine evenly, whatever they send."""
     store: bool = True
     group: str = ""
     """Samples of one prompt carry one name here: they may share its cache."""
