@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli.flags import add_option_flags, add_strategy_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
-from parlay.serve.settings import PROMPT_LOG, Settings
+from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -60,7 +60,11 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
     group.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="API keys, one on each line; requests must carry one of them"
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="API keys, one on each line; requests must carry one of them. Limits of its own may follow a key, as in: "
+        "KEY requests=4 tokens=100000 priority=0",
     )
     group.add_argument(
         "--api-key",
@@ -94,6 +98,9 @@ _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
     ("--max-tokens", int, "N", _DEFAULTS.max_tokens, "tokens of an output, below what the model holds"),
     ("--max-n", int, "N", _DEFAULTS.max_n, "samples of a request"),
     ("--max-concurrency", int, "N", _DEFAULTS.concurrency, "requests under way at once"),
+    ("--key-requests", int, "N", None, "requests of one API key under way at once"),
+    ("--key-tokens", int, "N", None, "tokens of prompts and outputs that one API key may use a minute"),
+    ("--key-priority", int, "N", _DEFAULTS.key_limits.priority, "the most urgent priority that an API key may ask for"),
     ("--max-waiting", int, "N", 256, "samples that may wait for a place in a step"),
     ("--timeout", float, "SECONDS", _DEFAULTS.request_timeout, "time for one request"),
     ("--drain-seconds", float, "SECONDS", _DEFAULTS.drain_seconds, "time for running requests when told to stop"),
@@ -182,7 +189,9 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
 
 def settings(options: argparse.Namespace) -> Settings:
     """What the flags allow. Raises ValueError for a limit out of range, and for a door left open by accident."""
-    keys = _keys(options)
+    default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
+    own = _keys(options, default)
+    keys = tuple(own)
     local = _is_loopback(options.host)
     if keys and options.no_auth:
         raise ValueError("there are API keys and --no-auth: choose one")
@@ -193,6 +202,8 @@ def settings(options: argparse.Namespace) -> Settings:
         )
     return Settings(
         keys=keys,
+        key_limits=default,
+        own_limits=own,
         hosts=(*LOOPBACK_NAMES, options.host) if not keys and not options.no_auth else (),
         cors_origins=tuple(options.cors_origin),
         max_body_bytes=options.max_body_bytes,
@@ -206,25 +217,27 @@ def settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def _keys(options: argparse.Namespace) -> tuple[str, ...]:
-    keys = list(options.api_key)
+def _keys(options: argparse.Namespace, default: KeyLimits) -> dict[str, KeyLimits]:
+    """Each key with its limits."""
+    keys = dict.fromkeys(options.api_key, default)
     if KEY_VARIABLE in os.environ:
-        keys.append(os.environ[KEY_VARIABLE])
+        keys[os.environ[KEY_VARIABLE]] = default
     if options.api_key_file is not None:
-        keys += _read_keys(options.api_key_file)
-    return tuple(keys)
+        keys |= _read_keys(options.api_key_file, default)
+    return keys
 
 
-def _read_keys(path: Path) -> list[str]:
+def _read_keys(path: Path, default: KeyLimits) -> dict[str, KeyLimits]:
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ValueError(f"can't read the API keys in {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} holds no API keys: it is not text") from None
-    if not lines:
+    words = [line.split() for line in lines if line.strip()]
+    if not words:
         raise ValueError(f"there is no API key in {path}: write one on each line")
-    return lines
+    return {key: default.but(limits) for key, *limits in words}
 
 
 def _is_loopback(host: str) -> bool:

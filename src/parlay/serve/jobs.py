@@ -12,7 +12,7 @@ from parlay.requests import Job, Messages, Prompt, RequestOptions, Tools
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.errors import ApiError
-from parlay.serve.limits import check_prompt, limit_params
+from parlay.serve.limits import Gate, check_prompt, limit_params
 from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
 from parlay.serve.strategy import read_strategy
@@ -65,8 +65,10 @@ def sampling_params(
 
 
 def request_options(body: GenerationBody, request: Request) -> RequestOptions:
-    """Raises ApiError for a strategy that a request may not name."""
+    """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
     strategy = None if body.strategy is None else read_strategy(body.strategy)
+    gate: Gate = request.app.state.gate
+    gate.quotas.check_priority(tenant(request), body.priority or 0)
     foretold = text_of(body.prediction.content) if body.prediction is not None else ""
     return RequestOptions(
         strategy=strategy,

@@ -11,7 +11,9 @@ from dataclasses import replace
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from parlay.serve.auth import digest
 from parlay.serve.errors import ApiError, too_many, unavailable
+from parlay.serve.quotas import Quotas
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import SamplingParams
 
@@ -25,18 +27,22 @@ class Gate:
     def __init__(self, settings: Settings) -> None:
         self._limit = settings.concurrency
         self._retry_after = settings.retry_after
+        own = {digest(key): limits for key, limits in settings.own_limits.items()}
+        self.quotas = Quotas(settings.key_limits, own, settings.retry_after)
         self.active = 0
         self.shut = False
 
-    def enter(self) -> None:
-        """Raises ApiError for one request too many, or too late."""
+    def enter(self, owner: str) -> None:
+        """Raises ApiError for one request too many, of all or of its key, or too late."""
         if self.shut:
             raise unavailable(self._retry_after)
         if self.active >= self._limit:
             raise too_many(self._retry_after, f"{self._limit} requests are under way, which is all at once: try later")
+        self.quotas.enter(owner)
         self.active += 1
 
-    def leave(self) -> None:
+    def leave(self, owner: str) -> None:
+        self.quotas.leave(owner)
         self.active -= 1
 
 
@@ -50,14 +56,15 @@ class Admission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
+        owner = scope["state"]["tenant"]
         try:
-            self._gate.enter()
+            self._gate.enter(owner)
         except ApiError as error:
             return await error.response()(scope, receive, send)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._gate.leave()
+            self._gate.leave(owner)
 
 
 class BodyLimit:

@@ -6,38 +6,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 
 from parlay.serve.errors import ApiError, too_many
-
-MOST_URGENT = -16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyLimits:
-    """None is no limit. ``tokens`` counts those of prompts and outputs a minute, ``priority`` is the most urgent one.
-
-    Raises ValueError for a value that can't be used.
-    """
-
-    requests: int | None = None
-    tokens: int | None = None
-    priority: int = MOST_URGENT
-
-    def __post_init__(self) -> None:
-        for name, value in (("requests", self.requests), ("tokens", self.tokens)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} of a key must be at least 1, got {value}")
-
-    def but(self, words: list[str]) -> KeyLimits:
-        """These limits with changes, each as ``name=number``. Raises ValueError."""
-        changes: dict[str, int] = {}
-        for word in words:
-            name, equals, number = word.partition("=")
-            if not equals or name not in {known.name for known in fields(self)} or not number.lstrip("-").isdecimal():
-                raise ValueError(f"{word!r} is no limit of a key: write requests=N, tokens=N or priority=N")
-            changes[name] = int(number)
-        return replace(self, **changes)
+from parlay.serve.settings import KeyLimits
 
 
 @dataclass(slots=True)
@@ -83,7 +55,8 @@ class Quotas:
         """Raises ApiError for a request that is more urgent than the key allows."""
         most = self.of(owner).priority
         if priority < most:
-            raise ApiError(400, f"priority is {priority}, and this key may ask for {most} at the most urgent", "priority")
+            message = f"priority is {priority}, and {most} is the most urgent that this key may ask for"
+            raise ApiError(400, message, "priority")
 
     def _tokens(self, owner: str, limit: int) -> float:
         used, when = self._used.get(owner, (0.0, 0.0))

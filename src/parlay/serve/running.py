@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from fastapi import Request
 from parlay.aio import Busy, Closed, JobStream
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
+from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.jobs import refused
@@ -43,6 +45,8 @@ class Run:
     timeout: float | None
     known: Collection[str]
     """Names of fields that errors may begin with."""
+    charge: Callable[[int], None]
+    """Is told of the tokens that a job has taken."""
     began: float = field(default_factory=time.monotonic)
     _streams: list[JobStream] = field(default_factory=list)
     _bell: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,6 +125,7 @@ class Run:
         decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
         first = self._firsts.get(place, max(0.0, seconds - decoding))
         self.recorder.finished(self.served.name, output, first, seconds)
+        self.charge(len(output.prompt_token_ids) + sum(len(sample.token_ids) for sample in output.outputs))
 
     def _check(self, place: int, index: int, stream: JobStream) -> None:
         sample = self.jobs[place].samples[index]
@@ -139,7 +144,8 @@ class Run:
 
 
 def make_run(served: Served, jobs: Sequence[Job], body: GenerationBody, request: Request, settings: Settings) -> Run:
-    return Run(served, jobs, request.app.state.recorder, settings.request_timeout, type(body).model_fields)
+    charge = partial(request.app.state.gate.quotas.charge, tenant(request))
+    return Run(served, jobs, request.app.state.recorder, settings.request_timeout, type(body).model_fields, charge)
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:

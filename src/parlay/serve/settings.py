@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 
 PROMPT_LOG = "parlay.serve.prompts"
 """The logger that is told of requests' bodies, at level info, where the settings say so."""
+
+
+MOST_URGENT = -16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """None is no limit. ``tokens`` counts those of prompts and outputs a minute, ``priority`` is the most urgent one.
+
+    Raises ValueError for a value that can't be used.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    priority: int = MOST_URGENT
+
+    def __post_init__(self) -> None:
+        for name, value in (("requests", self.requests), ("tokens", self.tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} of a key must be at least 1, got {value}")
+
+    def but(self, words: list[str]) -> KeyLimits:
+        """These limits with changes, each as ``name=number``. Raises ValueError."""
+        changes: dict[str, int] = {}
+        for word in words:
+            name, equals, number = word.partition("=")
+            if not equals or name not in {known.name for known in fields(self)} or not number.lstrip("-").isdecimal():
+                raise ValueError(f"{word!r} is no limit of a key: write requests=N, tokens=N or priority=N")
+            changes[name] = int(number)
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +44,7 @@ class Settings:
     """Limits, keys and flags of one server; sizes in bytes, times in seconds, None for no limit of its own.
 
     ``keys``: one of them must come with every request that runs or tells something; none given, none asked for.
+    ``key_limits`` are those of each key, ``own_limits`` those of single keys instead.
     ``hosts``: names that the Host header may carry, so that no web page reaches a server without keys under a name
     of its own (DNS rebinding); none given, any name. ``concurrency`` counts requests under way, those that wait in
     the engine's queue included. ``request_timeout`` limits a request from arrival to last token, ``body_timeout``
@@ -20,6 +52,8 @@ class Settings:
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    own_limits: Mapping[str, KeyLimits] = field(default_factory=dict, repr=False)
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 4 * 1024 * 1024
