@@ -29,7 +29,7 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | TokensPrompt
 Messages = Sequence[Mapping[str, Any]]
-"""A conversation: {"role": ..., "content": ...} each."""
+"""A conversation: {"role": ..., "content": ...} each. Content is a text, or a list of {"type": "text", "text": ...}."""
 
 Tools = Sequence[Mapping[str, Any]]
 """Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
@@ -233,15 +233,30 @@ class RequestFactory:
     def chat(self, messages: Messages, tools: Tools = ()) -> Prompt:
         """The conversation in the model's own chat format, ready for the assistant's turn.
 
-        ``tools`` are for templates that know of them. Raises ParlayError for a conversation that the template refuses.
+        ``tools`` are for templates that know of them. Raises ParlayError for a conversation that the template refuses,
+        ValueError for content that is no text.
         """
         if self._encoder is None or self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                plain_messages(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         return TokensPrompt(prompt_token_ids=self._encoder.encode(text, special=False))
+
+
+def plain_messages(messages: Messages) -> list[dict[str, Any]]:
+    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is no text."""
+    return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
+
+
+def _joined(content: object, place: int) -> object:
+    if not isinstance(content, list | tuple):
+        return content
+    for number, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"messages.{place}.content.{number} is no text: give {{'type': 'text', 'text': ...}}")
+    return "".join(part["text"] for part in content)

@@ -31,14 +31,16 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
-            self._check_host(Headers(scope=scope).get("host", ""))
+            self._check_host(Headers(scope=scope).getlist("host"))
             scope.setdefault("state", {})["tenant"] = self._tenant(scope)
         except ApiError as error:
             return await error.response()(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def _check_host(self, header: str) -> None:
-        named = _HOST.fullmatch(header)
+    def _check_host(self, headers: list[str]) -> None:
+        if len(headers) > 1:
+            raise ApiError(400, "the request has two Host headers: send one")
+        named = _HOST.fullmatch(headers[0] if headers else "")
         if self._hosts and (named is None or named["name"].lower() not in self._hosts):
             allowed = ", ".join(sorted(self._hosts))
             raise ApiError(403, f"this server answers under these names only: {allowed}", code="unknown_host")

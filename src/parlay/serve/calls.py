@@ -61,10 +61,12 @@ class CallReader:
     """Takes an answer piece by piece and tells which of it is text and which are calls of ``names``.
 
     What merely resembles a call, or calls something else, is text; so is everything after the first call when
-    ``single``. The result does not depend on where pieces end, but for how it is cut.
+    ``single``. A call that is cut off before its arguments is left out where it can be nothing else: after a mark, or
+    where an answer that begins like a call is ``certain`` to be one. The result does not depend on where pieces end,
+    but for how it is cut.
     """
 
-    def __init__(self, shape: Format, names: Collection[str], *, single: bool = False) -> None:
+    def __init__(self, shape: Format, names: Collection[str], *, single: bool = False, certain: bool = False) -> None:
         space, name = r"\s*", r"(?P<name>[\w-]{0,64})"
         key = [space, ",", space, *_letters(f'"{shape.arguments}"'), space, ":", space, r"\{"]
         named = [r"\{", space, *_letters('"name"'), space, ":", space, '"', name, '"']
@@ -73,6 +75,7 @@ class CallReader:
         self._begin = shape.begin
         self._names = names
         self._single = single
+        self._certain = certain or bool(shape.begin)
         self._buffer = ""
         self._calls = 0
         self._state = self._search if shape.begin else self._read_head
@@ -94,6 +97,8 @@ class CallReader:
         """What is left when the answer is over."""
         rest, self._buffer = self._buffer, ""
         if self._state == self._read_tail or (self.found and not rest.strip()):
+            return []
+        if self._certain and self._state == self._read_head and len(rest) > len(self._begin):
             return []
         return [Text(rest)] if rest else []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 from fastapi import Request
 
@@ -117,7 +118,7 @@ def prepare(
     except PromptTooLong as error:
         raise ApiError(400, str(error), field, "context_length_exceeded") from None
     except (ValueError, ParlayError) as error:
-        raise refused(error, known) from None
+        raise refused(error, known, served) from None
     check_length(len(job.samples[0].request.prompt), served, settings, field)
     return job
 
@@ -143,9 +144,16 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
         raise ApiError(400, message, field, "context_length_exceeded")
 
 
-def refused(error: Exception, known: Collection[str]) -> ApiError:
-    """The error of a request that can't run. Its field is the first word of the message, if that is among ``known``."""
+def refused(error: Exception, known: Collection[str], served: Served | None = None) -> ApiError:
+    """The error of a request that can't run. Its field is the first word of the message, if that is among ``known``.
+
+    Paths of models on this machine are not the client's business: their names stand instead.
+    """
     message = str(error)
+    if served is not None:
+        message = message.replace(served.engine.llm.runner.spec.name, served.name)
+        for draft in served.engine.llm.draft_models:
+            message = message.replace(draft, Path(draft).name)
     word = re.match(r"(?:the )?(\w*)", message)
     assert word is not None
     return ApiError(400, message, word[1] if word[1] in known else None)

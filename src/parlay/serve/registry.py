@@ -39,7 +39,12 @@ class Registry:
         return iter(self._models.values())
 
     def get(self, name: str | None) -> Served:
-        """The model of that name; None asks for the first. Raises ApiError 404 for a name that is not there."""
+        """The model of that name; None asks for the only one.
+
+        Raises ApiError 404 for a name that is not there, 400 for none where there are several.
+        """
+        if name is None and len(self._models) > 1:
+            raise ApiError(400, f"there are several models: name one of {', '.join(self._models)}", "model")
         if name is None:
             return next(iter(self))
         model = self._models.get(name)

@@ -65,7 +65,7 @@ class Run:
         except BaseException as error:
             await self.close()
             if isinstance(error, ValueError | ParlayError) and not isinstance(error, Busy | Closed):
-                raise refused(error, self.known) from None
+                raise refused(error, self.known, self.served) from None
             raise
 
     async def outputs(self) -> list[RequestOutput]:

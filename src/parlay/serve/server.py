@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from parlay.serve.app import shut_down
+from parlay.serve.connection import Connection
 
 _LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
 
@@ -32,6 +33,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=_LAST_WORDS,
             server_header=False,
             ws="none",
+            http=Connection,
         )
         super().__init__(config)
         self._app = app

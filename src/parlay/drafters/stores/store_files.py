@@ -46,7 +46,10 @@ class StoreFile:
     strategy: str
 
     def load(self) -> Lists:
-        """What the file holds; nothing if there is none. UsageError for one that is not wholly what it should be."""
+        """What the file holds; nothing if there is none. A damaged one is set aside, with a warning.
+
+        Raises UsageError for one that holds something else.
+        """
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -55,11 +58,10 @@ class StoreFile:
             return {}
         except OSError as error:
             raise self._refuse(f"it can't be read ({error.strerror})") from None
-        payload = self._payload(data)
         try:
-            lists = _decode(payload)
+            lists = _decode(self._payload(data))
         except (struct.error, UnicodeDecodeError, ValueError):
-            raise self._refuse("it is damaged; delete it to start afresh") from None
+            return self._set_aside()
         for entries in (entries for tenant in lists.values() for entries in tenant if len(entries)):
             if min(entries) < 0 or max(entries) >= self.vocab_size:
                 raise self._refuse(f"it has a token outside the vocabulary of {self.vocab_size}")
@@ -93,8 +95,20 @@ class StoreFile:
         if vocab_size != self.vocab_size:
             raise self._refuse(f"it is for a vocabulary of {vocab_size}, this target has {self.vocab_size}")
         if len(payload) != length or zlib.crc32(payload) != checksum:
-            raise self._refuse("it is damaged; delete it to start afresh")
+            raise ValueError("damaged")
         return payload
+
+    def _set_aside(self) -> Lists:
+        """Start afresh, and keep the file under another name for whoever wants to look at it."""
+        aside = self.path.with_name(f"{self.path.name}.damaged")
+        try:
+            os.replace(self.path, aside)
+        except OSError as error:
+            raise self._refuse(f"it is damaged, and can't be renamed ({error.strerror})") from None
+        logger.warning(
+            "strategy %s: store=%s is damaged; it is now %s, and a new one begins", self.strategy, self.path, aside
+        )
+        return {}
 
     def _refuse(self, reason: str) -> UsageError:
         return UsageError(f"strategy {self.strategy}: store={self.path} can't be used: {reason}")

@@ -156,7 +156,7 @@ class ChatBody(GenerationBody):
         asked = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(asked) > 1:
             raise conflict("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise conflict("top_logprobs needs logprobs to be true", "top_logprobs")
         formatted = self.response_format is not None and self.response_format.type != "text"
         if self.structured_outputs is not None and (formatted or self.callable_tools):

@@ -78,7 +78,7 @@ class TextPart(Body):
 
 
 def _shape(value: Any) -> str:
-    return "text" if isinstance(value, str) else "parts"
+    return "parts" if isinstance(value, list) else "text"
 
 
 Content = Annotated[Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_shape)]
@@ -134,7 +134,7 @@ StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 class GenerationBody(Body):
     """The fields of both kinds. Null is as good as absent. ``user`` and ``metadata`` are taken and have no effect."""
 
-    model: str
+    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     n: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
     top_p: Probability | None = None

@@ -23,9 +23,10 @@ def _shape(value: Any) -> str:
 
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=INT_LIMIT)]], Field(min_length=1), ALL_WHOLE]
+Text = Annotated[str, Field(min_length=1)]
 PromptField = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_LIMIT), Tag("texts")]
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT), Tag("texts")]
     | Annotated[Tokens, Tag("tokens")]
     | Annotated[list[Tokens], Field(min_length=1, max_length=PROMPTS_LIMIT), Tag("token_lists")],
     Discriminator(_shape),

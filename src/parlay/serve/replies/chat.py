@@ -70,11 +70,15 @@ class ChatShape:
     calls: Format | None = None
     names: Collection[str] = ()
     single: bool = False
+    certain: bool = False
+    """See `CallReader`."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def reader(self) -> CallReader | None:
-        return CallReader(self.calls, self.names, single=self.single) if self.calls is not None else None
+        if self.calls is None:
+            return None
+        return CallReader(self.calls, self.names, single=self.single, certain=self.certain)
 
     def logprobs_of(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         return chat_logprobs(entries, self.speller) if self.logprobs else None

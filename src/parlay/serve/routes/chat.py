@@ -68,6 +68,7 @@ def _prepare(served: Served, body: ChatBody, request: Request, settings: Setting
         calls=form.calls,
         names=frozenset(tool.function.name for tool in body.callable_tools),
         single=body.parallel_tool_calls is False,
+        certain=body.must_call or body.response_format is None,
     )
     return job, shape
 

@@ -55,6 +55,7 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     """What anyone may ask; none of it tells of requests."""
     routes = APIRouter(tags=["server"])
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
         dead = [served.name for served in registry if not served.engine.alive]
@@ -62,12 +63,14 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
             raise ApiError(503, f"the engine of {', '.join(dead)} has stopped: start the server again", code="dead")
         return Status()
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", summary="Does the server take requests?", responses=responses(503))
     async def ready() -> Status:
         if gate.shut or not all(served.engine.alive for served in registry):
             raise unavailable(settings.retry_after)
         return Status()
 
+    @routes.head("/version", include_in_schema=False)
     @routes.get("/version", summary="Which Parlay this is")
     async def version() -> Version:
         return Version(version=__version__)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = Field(None, description="which model's tokenizer; the first one's when left out")
+    model: str | None = Field(None, description="which model's tokenizer; may be left out where there is one model")
 
 
 class TokenizePrompt(_Body):
