@@ -238,9 +238,10 @@ class RequestFactory:
         """
         if self._encoder is None or self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
+        plain = plain_messages(messages)
         try:
             text = self._tokenizer.apply_chat_template(
-                plain_messages(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                plain, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__

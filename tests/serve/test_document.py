@@ -11,11 +11,13 @@ from fastapi import FastAPI
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
+from parlay.aio import AsyncLLM
+from parlay.serve.app import create_app
 from parlay.serve.errors import ErrorBody
+from parlay.serve.settings import Settings
 
 KEY = "sesame"
 ALWAYS_REFUSABLE = {"/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/metrics", "/strategies"}
-
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 MOST_TOKENS = 16
@@ -95,8 +97,9 @@ def _check(event: events.ScenarioFinished) -> None:
 
 
 @pytest.fixture
-def app(make_app: Callable[..., FastAPI]) -> FastAPI:
-    return make_app(keys=(KEY,))
+def app(engine: AsyncLLM) -> FastAPI:
+    """Of two models, so that a request that names none ends at the lookup too."""
+    return create_app({"parlay-mini": engine, "other": engine}, Settings(keys=(KEY,)))
 
 
 def test_answers_are_as_documented(app: FastAPI) -> None:

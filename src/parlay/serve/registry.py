@@ -41,10 +41,11 @@ class Registry:
     def get(self, name: str | None) -> Served:
         """The model of that name; None asks for the only one.
 
-        Raises ApiError 404 for a name that is not there, 400 for none where there are several.
+        Raises ApiError 404 for a name that is not there, and for none where there are several.
         """
         if name is None and len(self._models) > 1:
-            raise ApiError(400, f"there are several models: name one of {', '.join(self._models)}", "model")
+            message = f"there are several models here: name one of {', '.join(self._models)}"
+            raise ApiError(404, message, "model", "model_not_found")
         if name is None:
             return next(iter(self))
         model = self._models.get(name)

@@ -60,7 +60,9 @@ class StoreFile:
             raise self._refuse(f"it can't be read ({error.strerror})") from None
         try:
             lists = _decode(self._payload(data))
-        except (struct.error, UnicodeDecodeError, ValueError):
+        except UsageError:
+            raise
+        except (struct.error, ValueError):  # UnicodeDecodeError is a ValueError
             return self._set_aside()
         for entries in (entries for tenant in lists.values() for entries in tenant if len(entries)):
             if min(entries) < 0 or max(entries) >= self.vocab_size:
