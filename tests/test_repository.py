@@ -17,7 +17,7 @@ from parlay.cli import COMMANDS
 from parlay.options import options_of
 from parlay.requests import RequestOptions
 from parlay.strategies.catalogue import catalogue
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "parlay"
@@ -123,7 +123,7 @@ def test_the_engine_knows_no_text_and_no_transformers() -> None:
         assert not re.search(r"tokenizer|transformers", path.read_text(encoding="utf-8"), re.IGNORECASE), path
 
 
-def home(entry: Entry) -> Path:
+def home(entry: StrategyEntry) -> Path:
     """The file that declares the options of an entry's drafter, and its name."""
     return ROOT / "src" / Path(*entry.options.__module__.split(".")).with_suffix(".py")
 

@@ -10,7 +10,7 @@ from benchmarks.figures.results import Row
 from benchmarks.strategies.report import cell, gap_table, heading, line, table_head
 from parlay.strategies.accept_rules import RULES
 from parlay.strategies.catalogue import catalogue
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 INTRODUCTION = """\
 A strategy is named `NAME[:KEY=VALUE,...]`, on the command line, in the Python API, per request. `parlay strategies`
@@ -80,12 +80,12 @@ def measured(rows: Sequence[Row], name: str) -> tuple[Sequence[Row], str] | None
     return None if spec is None else (rows, spec)
 
 
-def what(entry: Entry) -> str:
+def what(entry: StrategyEntry) -> str:
     """Summary and source."""
     return f"{entry.summary} ({entry.reference})" if entry.reference else entry.summary
 
 
-def not_run(entry: Entry, count: int) -> list[str]:
+def not_run(entry: StrategyEntry, count: int) -> list[str]:
     """What stands in the row of an entry that needs more than the built-in models."""
     return [f"not run: needs {entry.needs}", *[""] * (count - 1)] if count else []
 

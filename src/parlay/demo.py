@@ -20,7 +20,7 @@ from parlay.bench.rounds import Rounds
 from parlay.bench.summary import Summary, summary
 from parlay.bench.wave import Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Message
-from parlay.demo_prompts import CALL, COPY, EDIT, PROSE, Workload
+from parlay.demo_prompts import CALL, COPY, EDIT, PROSE, DemoPrompt
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.outputs import CompletionOutput
 from parlay.strategies.catalogue import catalogue
@@ -136,7 +136,7 @@ class Stage:
         speed = max(Stage(llm, rounds, PROBE_TOKENS).plain_speed(PROSE) for _ in range(PROBES))
         return Stage(llm, rounds, next(tokens for least, tokens in LENGTHS if speed >= least))
 
-    def prepare(self, workload: Workload) -> Prepared:
+    def prepare(self, workload: DemoPrompt) -> Prepared:
         """A plain answer sets the length: it ends where the text begins to repeat itself."""
         ids = self.prompt(workload)
         text = self._plainly(ids).token_ids
@@ -156,11 +156,11 @@ class Stage:
                 break
         return race
 
-    def plain_speed(self, workload: Workload) -> float:
+    def plain_speed(self, workload: DemoPrompt) -> float:
         """Tokens per second of one plain answer."""
         return self._plainly(self.prompt(workload)).metrics.tokens_per_second
 
-    def prompt(self, workload: Workload) -> Ids:
+    def prompt(self, workload: DemoPrompt) -> Ids:
         if not workload.is_chat:
             return text_ids(self.llm, workload.text)
         return conversation_ids(self.llm, [Message(*turn) for turn in workload.turns])
@@ -183,7 +183,7 @@ def _always_drafting() -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- reporting
 
 
-def _row(workload: Workload, race: Race) -> str:
+def _row(workload: DemoPrompt, race: Race) -> str:
     plain = summary(race.plain, race.plain)
     tokens = race.fast[0].tokens // max(race.fast[0].requests, 1)
     return f"{workload.name:12}{tokens:>8}{_speed(plain)}{_results(race)}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class DemoPrompt:
     """A conversation as (role, text) turns, or a text to go on from when there is a single turn with no role."""
 
     name: str
@@ -54,10 +54,10 @@ _ADDONS = (
     '["Whole Milk", "Oat Milk", "Almond Milk"]}]}'
 )
 
-EDIT = Workload(
+EDIT = DemoPrompt(
     "edit", (("user", f"Rename the variable value to number in this code.\n\n[code]\n{_FUNCTION}\n[/code]"),)
 )
-CALL = Workload(
+CALL = DemoPrompt(
     "JSON call",
     (
         ("system", "You take coffee orders. Answer with a JSON call, or with a short reply."),
@@ -68,9 +68,9 @@ CALL = Workload(
         ("tool", _ADDONS),
     ),
 )
-COPY = Workload(
+COPY = DemoPrompt(
     "copy", (("user", f"Repeat the following text exactly:\n\n[text]\n{' '.join(_PASSAGE.splitlines())}\n[/text]"),)
 )
-PROSE = Workload(
+PROSE = DemoPrompt(
     "prose", (("", "It was late in the autumn when the stranger came to the village. He had walked all day, and"),)
 )

@@ -13,7 +13,7 @@ from parlay.options import Options, UsageError, option
 from parlay.strategies import plugins
 from parlay.strategies.building import build, resolve
 from parlay.strategies.catalogue import catalogue, find, listing
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 from tests.drafters.sight import no_runner
@@ -82,7 +82,7 @@ class Clashing(Echo):
         """Never made."""
 
 
-MADE = Entry(
+MADE = StrategyEntry(
     name="made",
     family="toys",
     training="none",

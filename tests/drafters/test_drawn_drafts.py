@@ -14,7 +14,7 @@ import torch
 
 from parlay import trees
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, Spot, conditioned
+from parlay.drafters.draft_models.drawn_trees import Beam, Bud, Distinct, conditioned
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.laws import law
@@ -126,7 +126,7 @@ def test_siblings_come_in_the_order_of_drawing_without_replacement(sprout: Any) 
     draws, counts = 4000, Counter[tuple[int, ...]]()
     for seed in range(draws):
         view = Sight(0, [1], replace(SAMPLED, key=NoiseKey(seed)))
-        counts[tuple(child.token for child in sprout.children(view, 0, [Spot(-1, law_V)], 0))] += 1
+        counts[tuple(child.token for child in sprout.children(view, 0, [Bud(-1, law_V)], 0))] += 1
     statistic = 0.0
     for order in permutations(range(4), 3):
         chance, left = 1.0, 1.0

@@ -14,7 +14,7 @@ from parlay import trees
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.fixed_point import lookahead, ngram_pool
 from parlay.drafters.fixed_point.jacobi import Jacobi
-from parlay.drafters.fixed_point.lookahead import Lookahead, Window
+from parlay.drafters.fixed_point.lookahead import GuessWindow, Lookahead
 from parlay.drafters.fixed_point.ngram_pool import NgramPool
 from parlay.drafters.fixed_point.options import JacobiOptions, LookaheadOptions
 from parlay.drafters.resources import Resources
@@ -123,7 +123,7 @@ def say(token: int) -> int:
 
 def test_a_window_step_by_hand() -> None:
     """W=3, N=3, target 3t+1 mod 10, root 2: a row is added, then trigrams come out, one per column."""
-    window = Window([4, 5, 6], ngram=3)
+    window = GuessWindow([4, 5, 6], ngram=3)
     assert window.nodes(0) == ([4, 5, 6], [-1, 0, 1])
     assert window.advance(2, [say(token) for token in (2, 4, 5, 6)]) == []
     assert window.rows == [[5, 6], [3, 6, 9]]
@@ -133,7 +133,7 @@ def test_a_window_step_by_hand() -> None:
 
 
 def test_the_smallest_window_is_a_bigram_at_the_root() -> None:
-    window = Window([], ngram=2)
+    window = GuessWindow([], ngram=2)
     assert window.nodes(0) == ([], [])
     assert window.advance(2, [7]) == [(2, 7)]
     assert window.rows == [[]]
@@ -142,7 +142,7 @@ def test_the_smallest_window_is_a_bigram_at_the_root() -> None:
 @pytest.mark.parametrize(("columns", "ngram"), [(3, 4), (1, 5), (6, 2), (2, 3)])
 def test_a_node_of_the_window_sees_row_0_up_to_its_column_and_its_column_above_it(columns: int, ngram: int) -> None:
     """The mask of the paper, and its position l + i, come out of the tree; the guesses are seen by none of it."""
-    window = Window(list(range(columns + ngram - 3)), ngram)
+    window = GuessWindow(list(range(columns + ngram - 3)), ngram)
     for _ in range(ngram - 2):
         window.advance(0, [0] * (len(window.rows[-1]) + (len(window.rows) == 1)))
     guesses = 5

@@ -1,4 +1,4 @@
-"""LLMA copies from references after a match; with ``resync`` it follows a foretold output through its changes."""
+"""LLMA copies from references after a match; with ``resync`` it follows a predicted output through its changes."""
 
 from __future__ import annotations
 

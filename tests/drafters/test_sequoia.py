@@ -57,15 +57,15 @@ def every_tree(nodes: int) -> Iterator[tuple[int, ...]]:
 
 def expected(parents: Sequence[int], acceptance: Sequence[Sequence[float]], levels: int) -> float:
     """1 + sum of the products of acceptance along every path, straight from F4; 0 for a tree out of bounds."""
-    reach, depth, siblings = {-1: 1.0}, {-1: 0}, dict.fromkeys(range(-1, len(parents)), 0)
+    path_prob, depth, siblings = {-1: 1.0}, {-1: 0}, dict.fromkeys(range(-1, len(parents)), 0)
     for node, parent in enumerate(parents):
         rank = siblings[parent]
         siblings[parent] += 1
         depth[node] = depth[parent] + 1
         if depth[node] > levels or rank >= len(acceptance[0]):
             return 0.0
-        reach[node] = reach[parent] * acceptance[depth[parent]][rank]
-    return sum(reach.values())
+        path_prob[node] = path_prob[parent] * acceptance[depth[parent]][rank]
+    return sum(path_prob.values())
 
 
 @pytest.mark.parametrize("levels", [1, 2, 3, 6])
@@ -131,7 +131,7 @@ def test_a_tree_is_closed_under_ancestors_and_earlier_siblings_and_its_beginning
         taken.add((parent, rank))
     smaller = best_tree([RANKS] * 6, 13, 6)
     assert smaller.parents == shape.parents[:13]
-    assert list(shape.reaches) == sorted(shape.reaches, reverse=True)
+    assert list(shape.path_probs) == sorted(shape.path_probs, reverse=True)
 
 
 def test_where_only_the_first_guess_is_ever_right_the_tree_is_a_chain() -> None:

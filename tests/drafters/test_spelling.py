@@ -11,7 +11,7 @@ import pytest
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
 from parlay.strategies.building import build
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 from parlay.strategies.spelling import DEPTH, parse
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
 from tests.drafters.sight import no_runner
@@ -46,7 +46,7 @@ class SnakeOptions(Options):
     of: tuple[str, ...] = option(("toy_nested:SNAKE",), "itself", strategies=True)
 
 
-SNAKE = Entry(
+SNAKE = StrategyEntry(
     name="snake",
     family="toys",
     training="none",

@@ -16,7 +16,7 @@ from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.suffix_decoding import SuffixDecoding
 from parlay.drafters.stores.suffix_decoding import SuffixDecodingOptions as Options
-from parlay.drafters.stores.suffix_tree import NOTHING, Growth, Speculation, grow, speculate
+from parlay.drafters.stores.suffix_tree import NOTHING, Growth, SuffixDraft, grow, speculate
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
 from parlay.strategies.building import build
@@ -247,4 +247,4 @@ def test_parameters_out_of_range_are_refused(wrong: str) -> None:
 
 
 def test_an_empty_speculation_is_no_draft() -> None:
-    assert Speculation().draft("made") == NO_DRAFT
+    assert SuffixDraft().draft("made") == NO_DRAFT

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.resources import Resources
-from parlay.drafters.self_speculation.skipping import Plan
+from parlay.drafters.self_speculation.skipping import ChainDraft
 from parlay.drafters.self_speculation.swift import Swift, comb
 from parlay.engine import Engine
 from parlay.options import UsageError
@@ -171,7 +171,7 @@ def test_the_search_touches_nothing_that_is_committed(stage: str) -> None:
 
 def test_a_comb_is_the_chain_with_its_alternatives_likeliest_path_first() -> None:
     view = Sight(0, [0])
-    plan = Plan(
+    plan = ChainDraft(
         view, budget=5, threshold=0, tokens=[1, 4], levels=[[(1, 0.6), (2, 0.3), (3, 0.1)], [(4, 0.8), (5, 0.2)]]
     )
     draft = comb(plan)
@@ -179,11 +179,11 @@ def test_a_comb_is_the_chain_with_its_alternatives_likeliest_path_first() -> Non
     assert draft.tree.parents == (-1, 0, -1, 0, -1)
     assert draft.scores == (0.6, 0.8, 0.3, 0.2, 0.1)
     assert comb(replace(plan, budget=3)).tree == trees.first(draft, 3).tree
-    assert comb(Plan(view, 5, 0)) == NO_DRAFT
+    assert comb(ChainDraft(view, 5, 0)) == NO_DRAFT
 
 
 def test_a_sampled_step_keeps_the_drawn_token_as_the_spine_though_another_is_likelier() -> None:
-    plan = Plan(Sight(0, [0]), 4, 0, [1, 4], [[(1, 0.1), (2, 0.9)], [(4, 0.0), (5, 1.0)]])
+    plan = ChainDraft(Sight(0, [0]), 4, 0, [1, 4], [[(1, 0.1), (2, 0.9)], [(4, 0.0), (5, 1.0)]])
     draft = comb(plan)
     assert sorted(zip(draft.tree.tokens, draft.tree.parents, strict=True)) == [(1, -1), (2, -1), (4, 1), (5, 1)]
     assert draft.tree.tokens[1] == 1

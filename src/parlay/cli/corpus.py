@@ -24,7 +24,7 @@ _BATCH = 1_000_000  # bytes that are tokenised together
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CorpusSource:
     """One file to read, or standard input. ``named``: the user asked for this very file, so it must be text."""
 
     path: Path
@@ -35,15 +35,15 @@ class Source:
         return 0 if self.path == STDIN else self.path.stat().st_size
 
 
-def sources(names: Sequence[str]) -> list[Source]:
+def sources(names: Sequence[str]) -> list[CorpusSource]:
     """The files, those of folders included, hidden ones left out. Raises ValueError for what is not there."""
-    found: list[Source] = []
+    found: list[CorpusSource] = []
     for path in map(Path, names):
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*") if file.is_file())
-            found += [Source(file, False) for file in inside if not _hidden(file.relative_to(path))]
+            found += [CorpusSource(file, False) for file in inside if not _hidden(file.relative_to(path))]
         elif path == STDIN or path.exists():
-            found.append(Source(path, True))
+            found.append(CorpusSource(path, True))
         else:
             raise ValueError(f"no file or folder {path}: name text files, .jsonl files, folders of them, or -")
     if STDIN in [source.path for source in found] and sys.stdin.isatty():
@@ -55,7 +55,7 @@ Document = tuple[str, int]
 """A text, and how many bytes of its source it stands for."""
 
 
-def documents(source: Source) -> Iterator[Document] | None:
+def documents(source: CorpusSource) -> Iterator[Document] | None:
     """One for each line of a .jsonl file, else one in all. None: no text, and not asked for by name.
 
     Raises ValueError for a file that was asked for and is not UTF-8, and for lines that hold no text.

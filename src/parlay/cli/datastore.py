@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from transformers import PreTrainedTokenizerBase
 
-    from parlay.cli.corpus import Document, Source
+    from parlay.cli.corpus import CorpusSource, Document
     from parlay.drafters.stores.datastore_file import Datastore
 
 
@@ -74,11 +74,11 @@ def _check_output(path: Path) -> None:
         raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
 
 
-def _make(sources: list[Source], tokenizer: PreTrainedTokenizerBase, name: str) -> Datastore:
+def _make(sources: list[CorpusSource], tokenizer: PreTrainedTokenizerBase, name: str) -> Datastore:
     from parlay.cli import corpus
     from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
 
-    skipped: list[Source] = []
+    skipped: list[CorpusSource] = []
 
     def texts() -> Iterator[Document]:
         for source in sources:

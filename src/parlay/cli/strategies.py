@@ -11,7 +11,7 @@ from itertools import groupby
 from parlay.options import Option, options_of
 from parlay.strategies.accept_rules import RULES, RuleEntry
 from parlay.strategies.catalogue import catalogue, find, listing
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 from parlay.types import Exactness
 
 WIDTH = 80
@@ -44,7 +44,7 @@ def _find(name: str) -> str:
     return _describe_rule(RULES[name]) if name in RULES else _describe(find(name))
 
 
-def _overview(entries: list[Entry]) -> None:
+def _overview(entries: list[StrategyEntry]) -> None:
     """A line or two for each strategy, by family, and for each accept rule."""
     for family, members in groupby(entries, key=lambda entry: entry.family):
         print(f"{family}:")
@@ -62,7 +62,7 @@ def _brief(name: str, summary: str) -> str:
     return _wrap(f"{name:{_NAME_WIDTH}} {summary}", hang=_NAME_WIDTH + 3)
 
 
-def _describe(entry: Entry) -> str:
+def _describe(entry: StrategyEntry) -> str:
     facts = f"family {entry.family}; exactness {entry.exactness}; training: {entry.training}; needs: {entry.needs}"
     lines = [entry.name, _wrap(entry.summary)]
     if entry.when:

@@ -70,7 +70,7 @@ def request_options(body: GenerationBody, request: Request) -> RequestOptions:
     strategy = None if body.strategy is None else read_strategy(body.strategy)
     gate: Gate = request.app.state.gate
     gate.quotas.check_priority(tenant(request), body.priority or 0)
-    foretold = text_of(body.prediction.content) if body.prediction is not None else ""
+    prediction = text_of(body.prediction.content) if body.prediction is not None else ""
     return RequestOptions(
         strategy=strategy,
         documents=body.documents or (),
@@ -78,7 +78,7 @@ def request_options(body: GenerationBody, request: Request) -> RequestOptions:
         salt=tenant(request, body.cache_salt),
         owner=tenant(request),
         priority=body.priority or 0,
-        prediction=foretold or None,
+        prediction=prediction or None,
     )
 
 

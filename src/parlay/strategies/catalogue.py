@@ -25,7 +25,7 @@ from parlay.strategies.entries import (
     stores,
     trees,
 )
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 _ENTRIES = (
     *plain.ENTRIES,
@@ -43,12 +43,12 @@ _ENTRIES = (
 _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
 
-def catalogue() -> Mapping[str, Entry]:
+def catalogue() -> Mapping[str, StrategyEntry]:
     """The built-in strategies by name, in the order of the list."""
     return _BY_NAME
 
 
-def find(name: str) -> Entry:
+def find(name: str) -> StrategyEntry:
     """The entry of that name: built in, an entry point of the group `plugins.GROUP`, or ``package.module:Class``.
 
     Raises UsageError for a name that none of them has.

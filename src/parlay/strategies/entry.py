@@ -23,7 +23,7 @@ class BudgetOptions(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class StrategyEntry:
     """One strategy of the catalogue.
 
     ``factory`` is ``module:Class``, imported on first use; empty: nothing drafts. It is called with `Resources` and, if

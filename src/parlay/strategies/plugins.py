@@ -2,7 +2,7 @@
 
 What such a class offers: the `Drafter` protocol; a constructor ``(resources)``, or ``(resources, options: MyOptions)``
 where ``MyOptions`` is a frozen dataclass derived from `parlay.options.Options`, whose fields become the strategy's
-parameters; a docstring, whose first line is its summary. Whoever wants to say more names an `Entry` instead of a class.
+parameters; a docstring, whose first line is its summary. A `StrategyEntry` can be named in its place, to say more.
 It is imported when it is named.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
 from parlay.options import Options, UsageError, nearest, options_of
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 GROUP = "parlay.drafters"
 
@@ -23,22 +23,22 @@ _PROTOCOL = ("needs", "propose", "observe", "release")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Entry points by name; none of them is loaded by this."""
+    """StrategyEntry points by name; none of them is loaded by this."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def from_entry_point(point: EntryPoint) -> Entry:
+def from_entry_point(point: EntryPoint) -> StrategyEntry:
     """The entry that an installed package offers under ``point.name``."""
     return replace(from_path(point.value), name=point.name)
 
 
-def from_path(path: str) -> Entry:
-    """The entry for ``package.module:Class``, or for ``package.module:NAME`` of an `Entry`.
+def from_path(path: str) -> StrategyEntry:
+    """The entry for ``package.module:Class``, or for ``package.module:NAME`` of an `StrategyEntry`.
 
     Raises UsageError for anything else.
     """
     found = _load(path)
-    if isinstance(found, Entry):
+    if isinstance(found, StrategyEntry):
         entry = replace(found, name=path)
     elif inspect.isclass(found):
         entry = _described(path, found)
@@ -48,11 +48,11 @@ def from_path(path: str) -> Entry:
     return entry
 
 
-def _described(path: str, found: type) -> Entry:
+def _described(path: str, found: type) -> StrategyEntry:
     missing = [name for name in _PROTOCOL if name not in dir(found)]
     if missing:
         raise UsageError(f"{path} is no drafter: it lacks {', '.join(missing)}")
-    return Entry(
+    return StrategyEntry(
         name=path,
         family="third party",
         training="see its documentation",
@@ -89,7 +89,7 @@ def _options(path: str, found: type) -> type[Options]:
     return declared
 
 
-def _check_options(path: str, entry: Entry) -> None:
+def _check_options(path: str, entry: StrategyEntry) -> None:
     try:
         own = options_of(entry.options)
         shared = replace(entry, options=Options).parameters

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
-from parlay.drafters.draft_models.followers import Follower, Followers
+from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.sampler import ranked, rows
@@ -43,13 +43,13 @@ class ModelLevel:
         self.needs = below.needs
         self._manner = manner
         self._rule = SharedNoise()
-        self._followers = Followers(runner)
+        self._sequences = DraftSequences(runner)
         self._views = ExtendedViews()
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         texts = {
-            place: _Text(self._views.of(job.view), job.follower, job.budget, self._manner)
-            for place, job in self._followers.jobs(views, budgets).items()
+            place: _WrittenText(self._views.of(job.view), job.sequence, job.budget, self._manner)
+            for place, job in self._sequences.jobs(views, budgets).items()
         }
         unfinished = list(texts.values())
         while unfinished:
@@ -61,16 +61,16 @@ class ModelLevel:
         self._below.observe(observations)
 
     def release(self, sequence: int) -> None:
-        self._followers.release(sequence)
+        self._sequences.release(sequence)
         self._views.release(sequence)
         self._below.release(sequence)
 
-    def _advance(self, texts: Sequence[_Text]) -> None:
+    def _advance(self, texts: Sequence[_WrittenText]) -> None:
         """One forward of the model over all texts and what the level below proposes for each."""
         drafts = self._below.propose([text.view for text in texts], [text.left - 1 for text in texts])
         if self._runner.spec.tree == "chain":
             drafts = [trees.best_chain(draft) for draft in drafts]
-        segments = [text.follower.segment(one.tree, len(one) + 1) for text, one in zip(texts, drafts, strict=True)]
+        segments = [text.sequence.segment(one.tree, len(one) + 1) for text, one in zip(texts, drafts, strict=True)]
         out = self._runner.forward(segments)
         roots = out.starts[:-1]
         verdicts = self._rule.accept([text.view for text in texts], drafts, out.logits_RV, roots)
@@ -78,11 +78,11 @@ class ModelLevel:
         guesses = self._guesses(texts, walks, out.logits_RV, roots)
         for text, draft, walk, rows_of_text in zip(texts, drafts, walks, guesses, strict=True):
             path = text.write(draft, walk, rows_of_text)
-            self._followers.keep(text.follower, path, draft.tree)
-            text.follower.pending = tuple(text.view.tokens[len(text.follower.history.tokens) :])
+            self._sequences.keep(text.sequence, path, draft.tree)
+            text.sequence.pending = tuple(text.view.tokens[len(text.sequence.history.tokens) :])
 
     def _guesses(
-        self, texts: Sequence[_Text], walks: Sequence[Verdict], logits_RV: Tensor, roots: Sequence[int]
+        self, texts: Sequence[_WrittenText], walks: Sequence[Verdict], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[list[list[Guess]]]:
         """Per text and row of its walk: the token drawn there, then the best others, each with its probability."""
         views = [text.view for text, walk in zip(texts, walks, strict=True) for _ in walk.sampled]
@@ -98,12 +98,12 @@ class ModelLevel:
         return [[next(guesses) for _ in walk.sampled] for walk in walks]
 
 
-class _Text:
+class _WrittenText:
     """What a level writes after one sequence: a chain, and beside it guesses that may be worth a node."""
 
-    def __init__(self, view: ExtendedView, follower: Follower, limit: int, manner: Manner) -> None:
+    def __init__(self, view: ExtendedView, sequence: DraftSequence, limit: int, manner: Manner) -> None:
         self.view = view
-        self.follower = follower
+        self.sequence = sequence
         self.left = limit  # tokens that the chain may still get
         self.finished = False
         self._limit = limit
@@ -112,7 +112,7 @@ class _Text:
         self._parents: list[int] = []
         self._scores: list[float] = []
         self._sources: list[str] = []
-        self._reaches: list[float] = []  # probability of the path to each node
+        self._path_probs: list[float] = []  # probability of the path to each node
         self._tip = -1  # the last node of the chain
 
     def write(self, draft: Draft, walk: Verdict, guesses: Sequence[Sequence[Guess]]) -> tuple[int, ...]:
@@ -132,9 +132,9 @@ class _Text:
     def _grow(self, row: Sequence[Guess], sources: Sequence[str]) -> bool:
         """Nodes for a row's guesses; whether the chain has grown by the first, the token drawn there."""
         tip = self._tip
-        reach = self._reaches[tip] if tip >= 0 else 1.0
+        path_prob = self._path_probs[tip] if tip >= 0 else 1.0
         for place, ((token, probability), source) in enumerate(zip(row, sources, strict=True)):
-            if reach * probability < self._manner.min_p:
+            if path_prob * probability < self._manner.min_p:
                 continue
             if place == 0:
                 self._tip = len(self._tokens)
@@ -144,7 +144,7 @@ class _Text:
             self._parents.append(tip)
             self._scores.append(probability)
             self._sources.append(source)
-            self._reaches.append(reach * probability)
+            self._path_probs.append(path_prob * probability)
         return self._tip != tip
 
     def draft(self) -> Draft:
@@ -153,7 +153,7 @@ class _Text:
             return NO_DRAFT
         tree = Tree(tuple(self._tokens), tuple(self._parents))
         whole = Draft(tree, sources=tuple(self._sources), scores=tuple(self._scores))
-        ranks = sorted(range(len(whole)), key=lambda node: -self._reaches[node])
+        ranks = sorted(range(len(whole)), key=lambda node: -self._path_probs[node])
         return trees.subtree(whole, sorted(ranks[: self._limit]))
 
 

@@ -36,7 +36,7 @@ class Union:
             raise UsageError(f"strategy {SOURCE}: of={'+'.join(options.of)} must name two or more different drafters")
         self._members = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._members, outcomes=True)
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, _MemberRecords] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""
@@ -68,11 +68,11 @@ class Union:
         for member in self._members:
             member.release(sequence)
 
-    def _state(self, sequence: int) -> _State:
-        return self._states.setdefault(sequence, _State(len(self._members)))
+    def _state(self, sequence: int) -> _MemberRecords:
+        return self._states.setdefault(sequence, _MemberRecords(len(self._members)))
 
 
-class _State:
+class _MemberRecords:
     """The members' records in one sequence, and which of them proposed the nodes of its latest draft."""
 
     def __init__(self, count: int) -> None:

@@ -1,1 +1,1 @@
-"""Drafters that copy from the prompt, the output, references or a foretold text."""
+"""Drafters that copy from the prompt, the output, references or a predicted text."""

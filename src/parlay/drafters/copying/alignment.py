@@ -14,7 +14,7 @@ LOST = -1
 _SURE = 3  # tokens that must agree before a place is more than a coincidence
 
 
-class Spot(NamedTuple):
+class SourcePlace(NamedTuple):
     """Where the output stands in the source after one of its tokens."""
 
     place: int
@@ -60,20 +60,20 @@ class Alignment:
         self.source = source
         self._reenter = reenter
         self._prompt_length = prompt_length
-        self._trail = Trail(Spot(0, 0, 0), self._next, prompt_length)
+        self._trail = Trail(SourcePlace(0, 0, 0), self._next, prompt_length)
 
-    def follow(self, tokens: Sequence[int]) -> Spot:
+    def follow(self, tokens: Sequence[int]) -> SourcePlace:
         """Where the output, which is what stands after the prompt in ``tokens``, has come to."""
         return self._trail.follow(tokens)
 
-    def _next(self, spot: Spot, tokens: Sequence[int], at: int) -> Spot:
+    def _next(self, spot: SourcePlace, tokens: Sequence[int], at: int) -> SourcePlace:
         place, run, anchor = spot
         if place != LOST and self.source.text[place] == tokens[at]:
             place, run = place + 1, run + 1
         else:
             latest = tokens[max(self._prompt_length, at + 1 - self.source.longest) : at + 1]
             place, run = self._reenter(self.source, latest, anchor)
-        return Spot(place, run, place if run >= _SURE else anchor)
+        return SourcePlace(place, run, place if run >= _SURE else anchor)
 
 
 def chance(run: int) -> float:

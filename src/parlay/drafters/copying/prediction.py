@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from parlay import trees
 from parlay.drafters.combined import members
 from parlay.drafters.copying.alignment import LOST, Trail, chance
-from parlay.drafters.copying.foretold import Foretold, Spot
+from parlay.drafters.copying.predicted_text import PredictedText, PredictionPlace
 from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
 from parlay.drafters.resources import Resources
@@ -54,8 +54,8 @@ class Prediction:
         self._letters = Letters(resources.tokenizer)
         tokenizer = resources.tokenizer
         self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
-        self._foretold: WeakValueDictionary[Ids, Foretold] = WeakValueDictionary()
-        self._copies: dict[int, _Copy] = {}
+        self._texts: WeakValueDictionary[Ids, PredictedText] = WeakValueDictionary()
+        self._copies: dict[int, _PredictionCopy] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
@@ -70,32 +70,32 @@ class Prediction:
         if budget <= 0 or not view.request.references:
             return NO_DRAFT, False
         copy = self._copy(view)
-        foretold, spot = copy.foretold, copy.trail.follow(view.tokens)
+        predicted, spot = copy.predicted, copy.trail.follow(view.tokens)
         if spot.place == LOST:
             return NO_DRAFT, False
-        ids = foretold.continuation(spot.place, view.tokens, budget, self._codec)
+        ids = predicted.continuation(spot.place, view.tokens, budget, self._codec)
         tokens = list(takewhile(self._is_known, ids))
-        agreed = foretold.tokens_agreed(spot)
+        agreed = predicted.tokens_agreed(spot)
         scores = [chance(agreed + depth) for depth in range(len(tokens))]
-        return trees.chain(tokens, SOURCE, scores), foretold.is_sure(spot)
+        return trees.chain(tokens, SOURCE, scores), predicted.is_sure(spot)
 
     def _is_known(self, token: int) -> bool:
         """A tokenizer may know more ids than its model."""
         return token < self._vocab_size
 
-    def _copy(self, view: View) -> _Copy:
+    def _copy(self, view: View) -> _PredictionCopy:
         copy = self._copies.get(view.sequence)
         if copy is None or copy.references != view.request.references:
-            copy = _Copy(view, self._source(view.request.references[0]))
+            copy = _PredictionCopy(view, self._source(view.request.references[0]))
             self._copies[view.sequence] = copy
         return copy
 
-    def _source(self, ids: Ids) -> Foretold:
+    def _source(self, ids: Ids) -> PredictedText:
         """Made once and kept while a sequence has it."""
-        foretold = self._foretold.get(ids)
-        if foretold is None:
-            foretold = self._foretold[ids] = Foretold(ids, self._letters)
-        return foretold
+        predicted = self._texts.get(ids)
+        if predicted is None:
+            predicted = self._texts[ids] = PredictedText(ids, self._letters)
+        return predicted
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for fallback in self._fallback:
@@ -122,13 +122,13 @@ def _joined(copy: Draft, other: Draft, budget: int) -> Draft:
     return trees.first(trees.merge([begin, other, copy]), budget)
 
 
-class _Copy:
+class _PredictionCopy:
     """What is held for one sequence."""
 
-    __slots__ = ("foretold", "references", "trail")
+    __slots__ = ("predicted", "references", "trail")
 
-    def __init__(self, view: View, foretold: Foretold) -> None:
+    def __init__(self, view: View, predicted: PredictedText) -> None:
         self.references = view.request.references
-        self.foretold = foretold
-        step = partial(foretold.after, begin=view.prompt_length)
-        self.trail: Trail[Spot] = Trail(foretold.beginning, step, view.prompt_length)
+        self.predicted = predicted
+        step = partial(predicted.after, begin=view.prompt_length)
+        self.trail: Trail[PredictionPlace] = Trail(predicted.beginning, step, view.prompt_length)

@@ -51,12 +51,12 @@ class PromptLookup(OneByOne):
         shortest = options.min_ngram
         self._sizes = sorted({shortest, max(shortest, min(_ANCHOR, options.max_ngram))}, reverse=True)
         self._leftmost = options.pick == "leftmost"
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _CopiedText] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:
         text = self._texts.get(view.sequence)
         if text is None or text.references != view.request.references:
-            text = self._texts[view.sequence] = _Text(self._sizes, view.request.references)
+            text = self._texts[view.sequence] = _CopiedText(self._sizes, view.request.references)
         text.follow(view.tokens)
         place, length = text.match(self._longest, self._leftmost)
         if length == 0:
@@ -74,7 +74,7 @@ def _scores(matched: int, count: int) -> tuple[float, ...]:
     return tuple(matching / (matching + 2) for matching in range(matched, matched + count))
 
 
-class _Text:
+class _CopiedText:
     """What may be copied for one sequence: its references, each closed by `_END`, then the sequence itself."""
 
     def __init__(self, sizes: Sequence[int], references: tuple[tuple[int, ...], ...]) -> None:

@@ -37,7 +37,7 @@ class ReferenceCopy(OneByOne):
     ``k`` tokens after it are the draft, cut at the document's end. The paper's settings: matches of 5 tokens down to
     1, and blocks of k = 20, of which the first token is the root, so 19 nodes.
 
-    ``resync`` is for references that foretell the output itself (an edited file, OpenAI's predicted outputs): copying
+    ``resync`` is for references that predict the output itself (an edited file, OpenAI's predicted outputs): copying
     begins at the first reference's beginning, before there is any output to match. It goes on where it is while the
     output agrees; when the output has left the reference, the longest match is taken that is nearest behind the place
     where it left, or else nearest before it. So a line that occurs often is copied from where the output has got to.
@@ -52,7 +52,7 @@ class ReferenceCopy(OneByOne):
         self._shortest = options.min_ngram
         self._resync = options.resync
         self._indexes = Indexes(options.max_ngram, resources.vocab_size)
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, _ReferenceCopyState] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:
         if not view.request.references:
@@ -67,20 +67,20 @@ class ReferenceCopy(OneByOne):
         tokens = copy.index.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
 
-    def _copy(self, view: View) -> _Copy:
+    def _copy(self, view: View) -> _ReferenceCopyState:
         copy = self._copies.get(view.sequence)
         if copy is None or copy.references != view.request.references:
             index = self._indexes.of(view.request.references)
             reenter = partial(_nearest, shortest=self._shortest)
             alignment = Alignment(index, reenter, view.prompt_length) if self._resync else None
-            copy = self._copies[view.sequence] = _Copy(view.request.references, index, alignment)
+            copy = self._copies[view.sequence] = _ReferenceCopyState(view.request.references, index, alignment)
         return copy
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
 
 
-class _Copy:
+class _ReferenceCopyState:
     """What is held for one sequence."""
 
     __slots__ = ("alignment", "index", "references")

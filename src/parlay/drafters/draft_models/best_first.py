@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.draft_models.followers import Followers, Job
+from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.types import NO_DRAFT, Draft, Runner, Tree
 
@@ -14,43 +14,43 @@ from parlay.types import NO_DRAFT, Draft, Runner, Tree
 class BestChains:
     """One continuation of each sequence, token by token."""
 
-    def __init__(self, runner: Runner, followers: Followers, source: str, min_p: float) -> None:
+    def __init__(self, runner: Runner, sequences: DraftSequences, source: str, min_p: float) -> None:
         self._runner = runner
-        self._followers = followers
+        self._sequences = sequences
         self._source = source
         self._min_p = min_p
 
-    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         """Drafted tokens join the draft model's cache as if committed."""
-        plans = [Plan(job, self._min_p) for job in jobs]
+        plans = [TreeDraft(job, self._min_p) for job in jobs]
         active = plans
         while active:
-            out = self._runner.forward([plan.follower.segment() for plan in active])
+            out = self._runner.forward([plan.sequence.segment() for plan in active])
             paths = [plan.tokens for plan in active]
             guesses = best_guesses(out.logits_RV, [plan.view for plan in active], paths, 1)
             for plan, guess in zip(active, guesses, strict=True):
-                self._followers.keep(plan.follower)
+                self._sequences.keep(plan.sequence)
                 plan.offer(len(plan.tokens) - 1, guess)
-                plan.follower.pending = tuple(plan.grow(1))
-            active = [plan for plan in active if plan.follower.pending and len(plan.tokens) < plan.budget]
+                plan.sequence.pending = tuple(plan.grow(1))
+            active = [plan for plan in active if plan.sequence.pending and len(plan.tokens) < plan.budget]
         return [plan.draft(self._source) for plan in plans]
 
 
 class BestTrees:
     """The ``width`` likeliest nodes of a tree run at once, and each offers as many children."""
 
-    def __init__(self, runner: Runner, followers: Followers, source: str, width: int, min_p: float) -> None:
+    def __init__(self, runner: Runner, sequences: DraftSequences, source: str, width: int, min_p: float) -> None:
         self._runner = runner
-        self._followers = followers
+        self._sequences = sequences
         self._source = source
         self._width = width
         self._min_p = min_p
 
-    def write(self, jobs: Sequence[Job]) -> list[Draft]:
-        plans = [Plan(job, self._min_p) for job in jobs]
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
+        plans = [TreeDraft(job, self._min_p) for job in jobs]
         active = plans
         while active:
-            out = self._runner.forward([plan.follower.level(plan.tree, len(plan.newest)) for plan in active])
+            out = self._runner.forward([plan.sequence.level(plan.tree, len(plan.newest)) for plan in active])
             rows = [(plan, node) for plan in active for node in plan.newest]
             views = [plan.view for plan, _ in rows]
             paths = [plan.path_tokens(node) for plan, node in rows]
@@ -59,31 +59,31 @@ class BestTrees:
             active = [plan for plan in active if not self._finished(plan)]
         return [plan.draft(self._source) for plan in plans]
 
-    def _finished(self, plan: Plan) -> bool:
+    def _finished(self, plan: TreeDraft) -> bool:
         """Grow the plan; when no further forward can help it, its likeliest path stays in the draft model's cache."""
         ran = plan.tree
         left = plan.budget - len(ran)
         if left > self._width and plan.grow(self._width):
             return False
-        self._followers.keep(plan.follower, plan.likeliest_path(), ran)
+        self._sequences.keep(plan.sequence, plan.likeliest_path(), ran)
         plan.grow(left)
         return True
 
 
-class Plan:
+class TreeDraft:
     """A draft in the making: nodes so far, and candidates for more of them, the likeliest path first."""
 
-    def __init__(self, job: Job, min_p: float) -> None:
+    def __init__(self, job: DraftJob, min_p: float) -> None:
         self.view = job.view
-        self.follower = job.follower
+        self.sequence = job.sequence
         self.budget = job.budget
         self.tokens: list[int] = []
         self.newest: list[int] = [-1]  # nodes that have not run yet; at first the root
         self._min_p = min_p
         self._parents: list[int] = []
         self._scores: list[float] = []
-        self._reach: list[float] = []  # probability of the path to each node
-        self._candidates: list[tuple[float, int, int, int, float]] = []  # -reach, order, parent, token, score
+        self._path_probs: list[float] = []  # probability of the path to each node
+        self._candidates: list[tuple[float, int, int, int, float]] = []  # -path_prob, order, parent, token, score
         self._offered = 0
 
     @property
@@ -92,21 +92,21 @@ class Plan:
 
     def offer(self, parent: int, guesses: Sequence[Guess]) -> None:
         """Candidates for children of ``parent``; those below ``min_p`` are dropped."""
-        reach = self._reach[parent] if parent >= 0 else 1.0
+        path_prob = self._path_probs[parent] if parent >= 0 else 1.0
         for token, probability in guesses:
-            if reach * probability >= self._min_p:
+            if path_prob * probability >= self._min_p:
                 self._offered += 1
-                heapq.heappush(self._candidates, (-reach * probability, self._offered, parent, token, probability))
+                heapq.heappush(self._candidates, (-path_prob * probability, self._offered, parent, token, probability))
 
     def grow(self, count: int) -> list[int]:
         """Turn up to ``count`` candidates into nodes; returns their tokens."""
         first = len(self.tokens)
         for _ in range(min(count, len(self._candidates))):
-            reach, _, parent, token, score = heapq.heappop(self._candidates)
+            path_prob, _, parent, token, score = heapq.heappop(self._candidates)
             self.tokens.append(token)
             self._parents.append(parent)
             self._scores.append(score)
-            self._reach.append(-reach)
+            self._path_probs.append(-path_prob)
         self.newest = list(range(first, len(self.tokens)))
         return self.tokens[first:]
 
@@ -118,7 +118,7 @@ class Plan:
         families = trees.children(self.tree)
         node, path = -1, []
         while families[node]:
-            node = max(families[node], key=self._reach.__getitem__)
+            node = max(families[node], key=self._path_probs.__getitem__)
             path.append(node)
         return tuple(path)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from parlay.drafters.draft_models.followers import Follower, Followers
+from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
 from parlay.types import Request, Runner, View
 
 
@@ -37,11 +37,11 @@ class Chain:
     """One continuation, in the draft model's ids, with the probability of each."""
 
     sight: Sight
-    follower: Follower
+    sequence: DraftSequence
     budget: int
     ids: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
-    reach: float = 1.0
+    path_prob: float = 1.0
 
 
 Choose = Callable[[Tensor, Sequence[Chain]], list[tuple[int, float] | None]]
@@ -55,37 +55,37 @@ class ChainWriter:
         self._runner = runner
         self._min_p = min_p
         self._choose = choose
-        self._followers = Followers(runner)
+        self._sequences = DraftSequences(runner)
 
     def write(self, sights: Sequence[Sight], budgets: Sequence[int]) -> list[Chain | None]:
         """One chain each; None where the draft model has no room or nothing to read."""
         readable = [budget if sight.tokens else 0 for sight, budget in zip(sights, budgets, strict=True)]
-        jobs = self._followers.jobs(sights, readable)
-        chains = {place: Chain(sights[place], job.follower, job.budget) for place, job in jobs.items()}
+        jobs = self._sequences.jobs(sights, readable)
+        chains = {place: Chain(sights[place], job.sequence, job.budget) for place, job in jobs.items()}
         self._run(list(chains.values()))
         return [chains.get(place) for place in range(len(sights))]
 
     def _run(self, chains: Sequence[Chain]) -> None:
         """Token by token, all chains at once. Drafted ids join the draft model's cache as if committed."""
         while chains:
-            out = self._runner.forward([chain.follower.segment() for chain in chains])
+            out = self._runner.forward([chain.sequence.segment() for chain in chains])
             choices = self._choose(out.logits_RV, chains)
             growing = []
             for chain, choice in zip(chains, choices, strict=True):
-                self._followers.keep(chain.follower)
+                self._sequences.keep(chain.sequence)
                 if choice is not None and self._grow(chain, *choice):
                     growing.append(chain)
             chains = growing
 
     def _grow(self, chain: Chain, token: int, probability: float) -> bool:
         """Whether the chain, with this token if it is likely enough, goes on."""
-        chain.reach *= probability
-        if not chain.reach >= self._min_p:  # written so that NaN ends the chain
+        chain.path_prob *= probability
+        if not chain.path_prob >= self._min_p:  # written so that NaN ends the chain
             return False
         chain.ids.append(token)
         chain.probabilities.append(probability)
-        chain.follower.pending = (token,)
+        chain.sequence.pending = (token,)
         return len(chain.ids) < chain.budget
 
     def release(self, sequence: int) -> None:
-        self._followers.release(sequence)
+        self._sequences.release(sequence)

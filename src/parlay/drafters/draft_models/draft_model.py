@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from parlay.drafters.draft_models.best_first import BestChains, BestTrees
+from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
-from parlay.drafters.draft_models.followers import Followers
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.draft_models.options import DraftModelOptions
@@ -46,7 +46,7 @@ class DraftModel:
 
     def __init__(self, resources: Resources, options: DraftModelOptions, *, lane: int = 0) -> None:
         runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
-        self._followers = Followers(runner)
+        self._sequences = DraftSequences(runner)
         rule, shape = resources.rule, _shape(resources.rule, options.shape)
         self._one_chain = shape == "chain" and rule not in ("k-seq", "multi-candidate")
         if not self._one_chain and runner.spec.tree != "tree":
@@ -56,7 +56,7 @@ class DraftModel:
             raise UsageError(
                 f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"
             )
-        parts = (runner, self._followers, SOURCE)
+        parts = (runner, self._sequences, SOURCE)
         if rule not in _SHAPES:
             self._writer: Writer = (
                 BestChains(*parts, options.min_p)
@@ -70,7 +70,7 @@ class DraftModel:
             self._writer = DrawnTrees(*parts, sprout, options.min_p)
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        jobs = self._followers.jobs(views, budgets)
+        jobs = self._sequences.jobs(views, budgets)
         drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
         return [drafts.get(place, NO_DRAFT) for place in range(len(views))]
 
@@ -78,7 +78,7 @@ class DraftModel:
         """Learns nothing here: `propose` compares its cache with the committed tokens."""
 
     def release(self, sequence: int) -> None:
-        self._followers.release(sequence)
+        self._sequences.release(sequence)
 
 
 def _shape(rule: str, shape: str) -> str:

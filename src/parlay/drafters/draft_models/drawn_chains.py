@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.drafters.draft_models.followers import Followers, Job
+from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.sampling import noise
 from parlay.sampling.laws import law, pick
 from parlay.sampling.noise import Purpose
@@ -22,34 +22,34 @@ class DrawnChains:
     for one sequence together differ in ``lane``, and so in all they draw.
     """
 
-    def __init__(self, runner: Runner, followers: Followers, source: str, min_p: float, lane: int = 0) -> None:
+    def __init__(self, runner: Runner, sequences: DraftSequences, source: str, min_p: float, lane: int = 0) -> None:
         self._runner = runner
-        self._followers = followers
+        self._sequences = sequences
         self._source = source
         self._min_p = min_p
         self._lane = lane
 
-    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         """Drawn tokens join the draft model's cache as if committed."""
         plans = [_Chain(job, self._lane) for job in jobs]
         active = plans
         while active:
-            out = self._runner.forward([plan.job.follower.segment() for plan in active])
+            out = self._runner.forward([plan.job.sequence.segment() for plan in active])
             for plan, logits_V in zip(active, out.logits_RV, strict=True):
-                self._followers.keep(plan.job.follower)
-                plan.job.follower.pending = plan.draw(logits_V)
+                self._sequences.keep(plan.job.sequence)
+                plan.job.sequence.pending = plan.draw(logits_V)
             active = [plan for plan in active if plan.goes_on(self._min_p)]
         return [plan.draft(self._source) for plan in plans]
 
 
 class _Chain:
-    def __init__(self, job: Job, lane: int) -> None:
+    def __init__(self, job: DraftJob, lane: int) -> None:
         self.job = job
         self._lane = lane
         self._tokens: list[int] = []
         self._laws: list[Tensor] = []
         self._scores: list[float] = []
-        self._reach = 1.0
+        self._path_prob = 1.0
 
     def draw(self, logits_V: Tensor) -> tuple[int, ...]:
         """One more token; none where the logits are unusable."""
@@ -60,11 +60,11 @@ class _Chain:
         self._tokens.append(token)
         self._laws.append(law_V)
         self._scores.append(float(law_V[token]))
-        self._reach *= self._scores[-1]
+        self._path_prob *= self._scores[-1]
         return (token,)
 
     def goes_on(self, min_p: float) -> bool:
-        return bool(self.job.follower.pending) and len(self._tokens) < self.job.budget and self._reach >= min_p
+        return bool(self.job.sequence.pending) and len(self._tokens) < self.job.budget and self._path_prob >= min_p
 
     def draft(self, source: str) -> Draft:
         if not self._tokens:

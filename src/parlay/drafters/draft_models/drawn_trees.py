@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from parlay import trees
+from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.drawn_chains import draw_token, drawable, stream
-from parlay.drafters.draft_models.followers import Followers, Job
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Law, Runner, Tree, View
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class Bud:
     """A place where the tree may go on: a node (-1: the root), the law after it, the log-probability of its path.
 
     ``value`` is that log-probability disturbed by noise, which only beams need.
@@ -26,7 +26,7 @@ class Spot:
 
     node: int
     law_V: Tensor
-    reach: float = 0.0
+    path_logprob: float = 0.0
     value: float = 0.0
 
 
@@ -35,7 +35,7 @@ class Child:
     """A drawn node: its token, and where it was drawn."""
 
     token: int
-    parent: Spot
+    parent: Bud
     value: float = 0.0
 
     @property
@@ -49,7 +49,7 @@ class Sprout(Protocol):
     @property
     def law(self) -> Law: ...
 
-    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         """Children of the ``spots``, ``depth`` levels below the root; the first child will be node ``first``."""
         ...
 
@@ -61,37 +61,37 @@ class DrawnTrees:
     chance under ``min_p`` nothing is drawn; the node itself stays.
     """
 
-    def __init__(self, runner: Runner, followers: Followers, source: str, sprout: Sprout, min_p: float) -> None:
+    def __init__(self, runner: Runner, sequences: DraftSequences, source: str, sprout: Sprout, min_p: float) -> None:
         self._runner = runner
-        self._followers = followers
+        self._sequences = sequences
         self._source = source
         self._sprout = sprout
         self._min_p = min_p
 
-    def write(self, jobs: Sequence[Job]) -> list[Draft]:
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         plans = [_Tree(job, self._sprout, math.log(self._min_p) if self._min_p else -math.inf) for job in jobs]
         active = plans
         while active:
-            out = self._runner.forward([plan.job.follower.level(plan.tree, len(plan.newest)) for plan in active])
+            out = self._runner.forward([plan.job.sequence.level(plan.tree, len(plan.newest)) for plan in active])
             starts = out.starts
             for place, plan in enumerate(active):
                 ran = plan.tree
                 plan.grow(out.logits_RV[starts[place] : starts[place + 1]])
                 if plan.finished:
-                    self._followers.keep(plan.job.follower, trees.first_path(ran), ran)
+                    self._sequences.keep(plan.job.sequence, trees.first_path(ran), ran)
             active = [plan for plan in active if not plan.finished]
         return [plan.draft(self._source) for plan in plans]
 
 
 class _Tree:
-    def __init__(self, job: Job, sprout: Sprout, least_reach: float) -> None:
+    def __init__(self, job: DraftJob, sprout: Sprout, least_reach: float) -> None:
         self.job = job
         self.newest: list[int] = [-1]
         self._sprout = sprout
-        self._least_reach = least_reach
+        self._least_logprob = least_reach
         self._depth = 0
         self._nodes: list[Child] = []
-        self._reach: dict[int, float] = {-1: 0.0}
+        self._path_logprobs: dict[int, float] = {-1: 0.0}
 
     @property
     def tree(self) -> Tree:
@@ -101,7 +101,7 @@ class _Tree:
     def finished(self) -> bool:
         if len(self._nodes) >= self.job.budget:
             return True
-        return all(self._reach[node] < self._least_reach for node in self.newest)
+        return all(self._path_logprobs[node] < self._least_logprob for node in self.newest)
 
     def grow(self, logits_RV: Tensor) -> None:
         """One more level, by the logits of the newest nodes."""
@@ -113,13 +113,13 @@ class _Tree:
         self.newest = list(range(first, len(self._nodes)))
         for node in self.newest:
             child = self._nodes[node]
-            self._reach[node] = child.parent.reach + math.log(child.probability)
+            self._path_logprobs[node] = child.parent.path_logprob + math.log(child.probability)
 
-    def _spot(self, node: int, logits_V: Tensor) -> Spot | None:
-        reach = self._reach[node]
+    def _spot(self, node: int, logits_V: Tensor) -> Bud | None:
+        path_logprob = self._path_logprobs[node]
         path = [self._nodes[above].token for above in trees.path_to(self.tree, node)]
-        law_V = drawable(logits_V, self.job.view, path) if reach >= self._least_reach else None
-        return None if law_V is None else Spot(node, law_V, reach, self._nodes[node].value if node >= 0 else 0.0)
+        law_V = drawable(logits_V, self.job.view, path) if path_logprob >= self._least_logprob else None
+        return None if law_V is None else Bud(node, law_V, path_logprob, self._nodes[node].value if node >= 0 else 0.0)
 
     def draft(self, source: str) -> Draft:
         if not self._nodes:
@@ -143,7 +143,7 @@ class Independent:
     branching: tuple[int, ...]
     law: Law = "iid"
 
-    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         count = 1 if view.request.params.greedy else _at(self.branching, depth)
         places = [spot for spot in spots for _ in range(count)]
         return [Child(draw_token(spot.law_V, view, depth, first + place), spot) for place, spot in enumerate(places)]
@@ -159,7 +159,7 @@ class Distinct:
     branching: tuple[int, ...]
     law: Law = "without_replacement"
 
-    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         count = _at(self.branching, depth)
         return [
             Child(token, spot)
@@ -180,14 +180,14 @@ class Beam:
     width: int
     law: Law = "without_replacement"
 
-    def children(self, view: View, depth: int, spots: Sequence[Spot], first: int) -> list[Child]:
+    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         family = [child for spot in spots for child in self._offered(view, depth, spot)]
         return sorted(family, key=lambda child: -child.value)[: self.width]
 
-    def _offered(self, view: View, depth: int, spot: Spot) -> list[Child]:
+    def _offered(self, view: View, depth: int, spot: Bud) -> list[Child]:
         best = _disturbed(spot.law_V, stream(view, depth, spot.node + 1), self.width)
-        most = spot.reach + best[0][1]
-        return [Child(token, spot, conditioned(spot.reach + value, most, spot.value)) for token, value in best]
+        most = spot.path_logprob + best[0][1]
+        return [Child(token, spot, conditioned(spot.path_logprob + value, most, spot.value)) for token, value in best]
 
 
 def conditioned(value: float, most: float, bound: float) -> float:

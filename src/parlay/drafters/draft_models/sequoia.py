@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.drafters.draft_models.followers import Follower, Followers
+from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.options import SEQUOIA as SOURCE
 from parlay.drafters.draft_models.options import SequoiaOptions
-from parlay.drafters.draft_models.static_trees import RankRecord, Shape, best_shape
+from parlay.drafters.draft_models.static_trees import RankRecord, TreeShape, best_shape
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, Tree, View
@@ -38,15 +38,15 @@ class Sequoia:
             raise UsageError(f"strategy {SOURCE}: {name} can't verify trees; choose another draft model")
         self._width = options.width
         self._level_cost = options.level_cost
-        self._followers = Followers(self._runner)
+        self._sequences = DraftSequences(self._runner)
         self._record = RankRecord(options.levels, options.width)
-        self._shapes: dict[int, Shape] = {}
+        self._shapes: dict[int, TreeShape] = {}
         self._steps_to_refit = _REFIT
         self._plantings: dict[int, _Planting] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        jobs = self._followers.jobs(views, budgets)
-        plantings = {place: _Planting(job.view, job.follower, self._shape(job.budget)) for place, job in jobs.items()}
+        jobs = self._sequences.jobs(views, budgets)
+        plantings = {place: _Planting(job.view, job.sequence, self._shape(job.budget)) for place, job in jobs.items()}
         self._grow(list(plantings.values()))
         self._plantings.update({planting.view.sequence: planting for planting in plantings.values()})
         return [plantings[place].draft() if place in plantings else NO_DRAFT for place in range(len(views))]
@@ -70,9 +70,9 @@ class Sequoia:
 
     def release(self, sequence: int) -> None:
         self._plantings.pop(sequence, None)
-        self._followers.release(sequence)
+        self._sequences.release(sequence)
 
-    def _shape(self, nodes: int) -> Shape:
+    def _shape(self, nodes: int) -> TreeShape:
         if nodes not in self._shapes:
             self._shapes[nodes] = best_shape(self._record.acceptance, nodes, self._level_cost)
         return self._shapes[nodes]
@@ -91,16 +91,16 @@ class Sequoia:
                 planting.descend()
             for planting in plantings:
                 if not planting.newest:
-                    self._followers.keep(planting.follower, trees.first_path(planting.ran), planting.ran)
+                    self._sequences.keep(planting.sequence, trees.first_path(planting.ran), planting.ran)
             plantings = [planting for planting in plantings if planting.newest]
 
 
 class _Planting:
     """A shape that is being filled with tokens."""
 
-    def __init__(self, view: View, follower: Follower, shape: Shape) -> None:
+    def __init__(self, view: View, sequence: DraftSequence, shape: TreeShape) -> None:
         self.view = view
-        self.follower = follower
+        self.sequence = sequence
         self.length = len(view.tokens)
         self.offered: dict[tuple[int, ...], list[int]] = {}
         """The draft model's best tokens after each path that it was run for."""
@@ -113,7 +113,7 @@ class _Planting:
         self._filled: list[int] = []
 
     def segment(self) -> Segment:
-        return self.follower.level(self.ran, len(self.newest))
+        return self.sequence.level(self.ran, len(self.newest))
 
     def path(self, node: int) -> list[int]:
         above = []

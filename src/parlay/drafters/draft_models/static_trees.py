@@ -15,7 +15,7 @@ Acceptance = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """A tree without tokens, best node first: its first n nodes are the best tree of n nodes."""
 
     parents: tuple[int, ...]
@@ -23,20 +23,20 @@ class Shape:
     depths: tuple[int, ...]
     scores: tuple[float, ...]
     """Of each node given its parent."""
-    reaches: tuple[float, ...]
+    path_probs: tuple[float, ...]
     """Of the whole path to each node."""
 
     @property
     def expected(self) -> float:
         """Tokens per step: 1 plus the chance of every node's path (F4 of tree verification)."""
-        return 1 + sum(self.reaches)
+        return 1 + sum(self.path_probs)
 
     @property
     def levels(self) -> int:
         return max(self.depths, default=0)
 
 
-def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> Shape:
+def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> TreeShape:
     """The tree of at most ``nodes`` nodes and ``levels`` levels with the most expected tokens.
 
     It has the highest products of acceptance along their paths, and is closed under parents because none exceeds 1, as
@@ -44,7 +44,7 @@ def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> Shape:
     Nodes that are never right are left out.
     """
     grown: list[tuple[int, int, int, float, float]] = []
-    candidates: list[tuple[float, int, int, int]] = []  # -reach, depth, parent, rank
+    candidates: list[tuple[float, int, int, int]] = []  # -path_prob, depth, parent, rank
 
     def offer(parent: int, depth: int, rank: int, above: float) -> None:
         if depth < min(levels, len(acceptance)) and rank < len(acceptance[depth]) and acceptance[depth][rank] > 0:
@@ -52,15 +52,17 @@ def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> Shape:
 
     offer(-1, 0, 0, 1.0)
     while candidates and len(grown) < nodes:
-        reach, depth, parent, rank = heapq.heappop(candidates)
+        path_prob, depth, parent, rank = heapq.heappop(candidates)
         node = len(grown)
-        grown.append((parent, rank, depth + 1, acceptance[depth][rank], -reach))
+        grown.append((parent, rank, depth + 1, acceptance[depth][rank], -path_prob))
         offer(parent, depth, rank + 1, grown[parent][4] if parent >= 0 else 1.0)
-        offer(node, depth + 1, 0, -reach)
-    return Shape(*(tuple(column) for column in zip(*grown, strict=True))) if grown else Shape((), (), (), (), ())
+        offer(node, depth + 1, 0, -path_prob)
+    return (
+        TreeShape(*(tuple(column) for column in zip(*grown, strict=True))) if grown else TreeShape((), (), (), (), ())
+    )
 
 
-def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> Shape:
+def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> TreeShape:
     """The best tree of any depth, by tokens over time: one target forward, and ``level_cost`` of one for each level."""
     trees = [best_tree(acceptance, nodes, levels) for levels in range(1, len(acceptance) + 1)]
     return max(trees, key=lambda tree: tree.expected / (1 + level_cost * tree.levels))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from parlay.drafters.draft_models.followers import Job
+from parlay.drafters.draft_models.draft_sequences import DraftJob
 from parlay.types import Draft
 
 
 class Writer(Protocol):
     """Writes all jobs at once, forward by forward."""
 
-    def write(self, jobs: Sequence[Job]) -> list[Draft]: ...
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]: ...

@@ -45,7 +45,7 @@ class Lookahead(OneByOne):
         self._ngram = options.ngram
         self._guesses = options.guesses
         self._copy = options.copy
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, _Sequence] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:
         if not self._guesses:
@@ -57,13 +57,13 @@ class Lookahead(OneByOne):
         merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
         return _with_probes(merged, *(state.window.nodes(len(merged)) if state.window else ((), ())))
 
-    def _begin(self, view: View) -> _State:
+    def _begin(self, view: View) -> _Sequence:
         """Row 0 begins that much wider than the window, because each row that is added costs it a column."""
         size = self._columns + self._ngram - 3 if self._columns else 0
         streams = [noise.stream(view.request.key, place, _PURPOSE) for place in range(size)]
         row = [view.tokens[stream % view.prompt_length] for stream in streams]
-        window = Window(row, self._ngram) if self._columns else None
-        state = _State(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
+        window = GuessWindow(row, self._ngram) if self._columns else None
+        state = _Sequence(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
         state.follow(view.tokens)
         return state
 
@@ -79,7 +79,7 @@ class Lookahead(OneByOne):
         self._states.pop(sequence, None)
 
 
-class Window:
+class GuessWindow:
     """The 2-D window: ``rows[l][i]`` stands l + i tokens after the root; row 0 lacks its column 0, the root itself.
 
     It begins as row 0 alone, and moves on by one token per step. Until it has ``ngram`` - 1 rows a step adds one and
@@ -114,10 +114,10 @@ class Window:
         return list(zip([root, *rows[0]], *rows[1:], strict=True))
 
 
-class _State:
+class _Sequence:
     """What is held for one sequence: its text, the pool, and the window if there is one."""
 
-    def __init__(self, pool: NgramPool, window: Window | None, copied: int) -> None:
+    def __init__(self, pool: NgramPool, window: GuessWindow | None, copied: int) -> None:
         self.history = History()
         self.pool = pool
         self.window = window

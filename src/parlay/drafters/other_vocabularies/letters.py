@@ -16,7 +16,7 @@ LAST_BYTE = "\xff"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>$")
 
 
-class Speller:
+class TokenLetters:
     """The bytes that a tokenizer's pieces stand for.
 
     However they are written: with a sign for the space (▁ or Ġ), bytes as letters (GPT-2) or as <0xE2>.
@@ -50,7 +50,7 @@ class Letters:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self._tokenizer = tokenizer if tokenizer is not None and tokenizer.is_fast else None
-        self._speller = Speller(self._tokenizer) if self._tokenizer is not None else None
+        self._speller = TokenLetters(self._tokenizer) if self._tokenizer is not None else None
         self._known: dict[int, str] = {}
         if self._tokenizer is not None:
             added = self._tokenizer.added_tokens_decoder.items()

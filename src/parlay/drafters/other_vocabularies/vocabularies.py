@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.drafters.history import History
-from parlay.drafters.other_vocabularies.letters import Speller
+from parlay.drafters.other_vocabularies.letters import TokenLetters
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 
@@ -205,7 +205,7 @@ def intersection(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBa
 
 def spelled(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
     """The vocabulary by the bytes that each token stands for; of equals the first, whole pieces before single bytes."""
-    speller = Speller(tokenizer)
+    speller = TokenLetters(tokenizer)
     result: dict[bytes, int] = {}
     last: dict[bytes, int] = {}
     for piece, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]):

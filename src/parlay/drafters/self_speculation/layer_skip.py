@@ -9,7 +9,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch, speedup
 from parlay.drafters.self_speculation.options import LAYER_SKIP as SOURCE
 from parlay.drafters.self_speculation.options import RATIO, LayerSkipOptions
-from parlay.drafters.self_speculation.skipping import Plan, middle, named, skippable, write_ahead
+from parlay.drafters.self_speculation.skipping import ChainDraft, middle, named, skippable, write_ahead
 from parlay.options import UsageError
 from parlay.types import Draft, Needs, Observation, Skip, View
 
@@ -58,7 +58,9 @@ class LayerSkip:
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)
         stops = [self._stop(view) for view in views]
-        plans = [Plan(view, budget, stop.threshold) for view, budget, stop in zip(views, budgets, stops, strict=True)]
+        plans = [
+            ChainDraft(view, budget, stop.threshold) for view, budget, stop in zip(views, budgets, stops, strict=True)
+        ]
         write_ahead(plans, self._search.best)
         for stop, plan in zip(stops, plans, strict=True):
             stop.full = len(plan.tokens) == plan.budget

@@ -63,7 +63,7 @@ def layers_of(view: View) -> Layers:
 
 
 @dataclass(slots=True)
-class Plan:
+class ChainDraft:
     """A chain in the making. ``levels`` are the guesses of each step, best first: the first one is the chain's."""
 
     view: View
@@ -86,7 +86,7 @@ class Plan:
         return trees.chain(self.tokens, source, [level[0][1] for level in self.levels])
 
 
-def write_ahead(plans: Sequence[Plan], skip: Skip, width: int = 1) -> None:
+def write_ahead(plans: Sequence[ChainDraft], skip: Skip, width: int = 1) -> None:
     """Token by token, all sequences at once, each step with the request's own sampler and noise."""
     plans = [plan for plan in plans if plan.budget > 0]
     while plans:

@@ -8,7 +8,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch
 from parlay.drafters.self_speculation.options import SWIFT as SOURCE
 from parlay.drafters.self_speculation.options import SwiftOptions
-from parlay.drafters.self_speculation.skipping import Plan, inner, middle, skippable, write_ahead
+from parlay.drafters.self_speculation.skipping import ChainDraft, inner, middle, skippable, write_ahead
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 
@@ -47,7 +47,7 @@ class Swift:
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)
-        plans = [Plan(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
+        plans = [ChainDraft(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
         write_ahead(plans, self._search.best, self._width)
         return [comb(plan) for plan in plans]
 
@@ -58,13 +58,13 @@ class Swift:
         """Holds nothing of a sequence."""
 
 
-def comb(plan: Plan) -> Draft:
+def comb(plan: ChainDraft) -> Draft:
     """The chain and the other guesses beside each of its nodes, as many as the budget holds, likeliest path first."""
-    reach = 1.0
+    path_prob = 1.0
     guesses: list[tuple[float, int, int, int, float]] = []  # -probability of the path, step, rank, token, probability
     for step, level in enumerate(plan.levels):
-        guesses += [(-reach * chance, step, rank, token, chance) for rank, (token, chance) in enumerate(level)]
-        reach *= level[0][1]
+        guesses += [(-path_prob * chance, step, rank, token, chance) for rank, (token, chance) in enumerate(level)]
+        path_prob *= level[0][1]
     guesses = sorted(guesses)[: plan.budget]  # a chain's node is at least as likely as all below it, and a step earlier
     if not guesses:
         return NO_DRAFT

@@ -40,7 +40,7 @@ class BadDatastore(ParlayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class DatastoreHeader:
     """What a datastore holds. ``fingerprint`` tells which tokenizer its ids belong to, ``tokenizer`` is a name for it;
     both are empty where ids came from elsewhere.
 
@@ -76,7 +76,7 @@ class Header:
 class Datastore:
     """Finds where runs of tokens occur in a corpus. Arrays are read-only and may be mapped from a file."""
 
-    def __init__(self, header: Header, tokens: Integers, suffixes: Integers) -> None:
+    def __init__(self, header: DatastoreHeader, tokens: Integers, suffixes: Integers) -> None:
         self.header = header
         self.tokens = tokens
         self.suffixes = suffixes
@@ -103,7 +103,7 @@ class Datastore:
         if min(int(ids.min()) for ids in documents) < 0 or max(int(ids.max()) for ids in documents) >= vocab_size:
             raise ValueError(f"the corpus holds token ids outside the vocabulary of {vocab_size}")
         total = sum(map(len, documents)) + len(documents)
-        header = Header(vocab_size, total, len(documents), tokenizer, fingerprint)
+        header = DatastoreHeader(vocab_size, total, len(documents), tokenizer, fingerprint)
         border = np.array([vocab_size], header.token_type)
         tokens = np.concatenate([part.astype(header.token_type) for ids in documents for part in (ids, border)])
         suffixes = suffix_array(tokens, sorted_more)[: header.suffixes]  # borders sort last
@@ -195,7 +195,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
     return 1 + max(int(number) for number in tokenizer.get_vocab().values())
 
 
-def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[Header, int]:
+def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeader, int]:
     """The header and its length, after all checks that a file must pass before anything else in it is believed."""
     if len(content) < _PREAMBLE.size or content[: len(_MAGIC)] != _MAGIC:
         raise BadDatastore(f"{path} is no datastore: make one with `parlay datastore build`")
@@ -216,15 +216,15 @@ def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[Header, int]:
     return header, header_bytes
 
 
-def _parse(text: bytes) -> Header:
+def _parse(text: bytes) -> DatastoreHeader:
     """Raises ValueError for anything but a header that makes sense."""
     values = json.loads(text)
-    names = {field.name: field.type for field in fields(Header)}
+    names = {field.name: field.type for field in fields(DatastoreHeader)}
     if not isinstance(values, dict) or values.keys() != names.keys():
         raise ValueError
     if any(type(values[name]).__name__ != kind for name, kind in names.items()):
         raise ValueError
-    header = Header(**values)
+    header = DatastoreHeader(**values)
     if not 0 < header.documents < header.tokens or not 0 < header.vocab_size < 2**32:
         raise ValueError
     return header

@@ -11,7 +11,7 @@ from parlay.types import NO_DRAFT, Draft, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class SuffixDraft:
     """A tree of continuations. ``shares`` are each node's count over that of all its siblings, proposed or not,
     ``lengths`` how many tokens before it matched.
 
@@ -32,7 +32,7 @@ class Speculation:
         return Draft(Tree(self.tokens, self.parents), sources=(source,) * len(self.tokens), scores=scores)
 
 
-NOTHING = Speculation()
+NOTHING = SuffixDraft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Growth:
         return longest
 
 
-def speculate(suffixes: Suffixes, state: int, length: int, growth: Growth, best: Speculation) -> Speculation:
+def speculate(suffixes: Suffixes, state: int, length: int, growth: Growth, best: SuffixDraft) -> SuffixDraft:
     """The speculation of highest score after the state's substring of that length or one of its ends, if it beats
     ``best``; ties go to the longer.
     """
@@ -72,7 +72,7 @@ def speculate(suffixes: Suffixes, state: int, length: int, growth: Growth, best:
     return best
 
 
-def grow(suffixes: Suffixes, state: int, length: int, growth: Growth, floor: float) -> Speculation | None:
+def grow(suffixes: Suffixes, state: int, length: int, growth: Growth, floor: float) -> SuffixDraft | None:
     """Best first from ``state``, whose ``length`` latest tokens match; None as soon as ``floor`` can't be exceeded."""
     budget = growth.budget(length)
     plant = _Plant(suffixes, growth)
@@ -84,7 +84,7 @@ def grow(suffixes: Suffixes, state: int, length: int, growth: Growth, floor: flo
     if plant.score <= floor:
         return None
     tokens, parents = tuple(plant.tokens), tuple(plant.parents)
-    return Speculation(tokens, parents, tuple(plant.shares), tuple(plant.lengths), plant.score)
+    return SuffixDraft(tokens, parents, tuple(plant.shares), tuple(plant.lengths), plant.score)
 
 
 class _Plant:
@@ -101,26 +101,26 @@ class _Plant:
         self._growth = growth
         self._offered = 0
 
-    def offer(self, state: int, length: int, reach: float, parent: int) -> None:
-        """The children of a state, which is reached with probability ``reach``. Of equal ones the first seen wins."""
+    def offer(self, state: int, length: int, path_prob: float, parent: int) -> None:
+        """The children of a state whose path has probability ``path_prob``. Of equal ones the first seen wins."""
         total, children = self._suffixes.frequent(state)
         if not self._growth.branching and children:
             children = [max(children, key=lambda child: child[1])]
-        least = self._growth.min_prob * total / reach
+        least = self._growth.min_prob * total / path_prob
         for token, count, target in children:
             if count >= least:
                 self._offered += 1
                 share = count / total
-                offer = (-reach * share, self._offered, parent, token, share, target, length)
+                offer = (-path_prob * share, self._offered, parent, token, share, target, length)
                 heapq.heappush(self.frontier, offer)
 
     def grow(self) -> None:
         """The likeliest continuation becomes a node, and its children are offered."""
-        reach, _, parent, token, share, state, length = heapq.heappop(self.frontier)
-        self.score -= reach
+        path_prob, _, parent, token, share, state, length = heapq.heappop(self.frontier)
+        self.score -= path_prob
         self.tokens.append(token)
         self.parents.append(parent)
         self.shares.append(share)
         self.lengths.append(length)
         if length + 1 < self._suffixes.depth and token not in self._growth.stops:
-            self.offer(state, length + 1, -reach, len(self.tokens) - 1)
+            self.offer(state, length + 1, -path_prob, len(self.tokens) - 1)

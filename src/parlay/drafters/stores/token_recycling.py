@@ -154,10 +154,10 @@ def template(size: int) -> tuple[tuple[int, int], ...]:
     heapq.heapify(frontier)
     paths: list[tuple[int, ...]] = []
     for _ in range(size):
-        reach, path = heapq.heappop(frontier)
+        path_prob, path = heapq.heappop(frontier)
         paths.append(path)
         for rank, rate in enumerate(_RATES):
-            heapq.heappush(frontier, (reach * rate, (*path, rank)))
+            heapq.heappush(frontier, (path_prob * rate, (*path, rank)))
     paths.sort(key=lambda path: (len(path), path))
     place = {path: node for node, path in enumerate(paths)} | {(): -1}
     return tuple((place[path[:-1]], path[-1]) for path in paths)

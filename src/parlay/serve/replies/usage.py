@@ -70,7 +70,7 @@ class Extras(TypedDict):
 
 def usage(outputs: Sequence[RequestOutput]) -> Usage:
     samples = [sample for output in outputs for sample in output.outputs]
-    foretold = [sample.prediction for sample in samples if sample.prediction is not None]
+    uses = [sample.prediction for sample in samples if sample.prediction is not None]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(sample.token_ids) for sample in samples)
     return {
@@ -82,10 +82,10 @@ def usage(outputs: Sequence[RequestOutput]) -> Usage:
             "cached_tokens": sum(output.outputs[0].metrics.cached_tokens for output in outputs),
         },
         "completion_tokens_details": {
-            "accepted_prediction_tokens": sum(use.accepted for use in foretold),
+            "accepted_prediction_tokens": sum(use.accepted for use in uses),
             "audio_tokens": 0,
             "reasoning_tokens": 0,
-            "rejected_prediction_tokens": sum(use.rejected for use in foretold),
+            "rejected_prediction_tokens": sum(use.rejected for use in uses),
         },
     }
 

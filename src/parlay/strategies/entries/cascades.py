@@ -10,10 +10,10 @@ from parlay.drafters.combined.options import (
     CsDraftingOptions,
     HorizontalOptions,
 )
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[StrategyEntry, ...] = (
+    StrategyEntry(
         name=CASCADE,
         family="cascade",
         training="that of its levels",
@@ -29,7 +29,7 @@ ENTRIES: tuple[Entry, ...] = (
             "levels=prompt-lookup(k=3)+draft-model(min_p=0)+draft-model(k=16,min_p=0,model=other,shape=tree,width=2)",
         ),
     ),
-    Entry(
+    StrategyEntry(
         name=HORIZONTAL,
         family="cascade",
         training="that of its levels",
@@ -42,7 +42,7 @@ ENTRIES: tuple[Entry, ...] = (
         factory="parlay.drafters.combined.horizontal:horizontal",
         toys=("levels=draft-model(k=3,min_p=0,shape=tree,width=2)+prompt-lookup",),
     ),
-    Entry(
+    StrategyEntry(
         name=CS_DRAFTING,
         family="cascade",
         training="that of its drafters",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parlay.drafters.combined import union
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=union.SOURCE,
         family="combined",
         training="that of its members",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from parlay.drafters.copying import aggressive, prediction, prompt_lookup, reference_copy
 from parlay.drafters.counting import adaptive_ngram, ngram_caches
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=prompt_lookup.SOURCE,
         family="copy",
         training="none",
@@ -20,7 +20,7 @@ ENTRIES = (
         factory="parlay.drafters.copying.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
     ),
-    Entry(
+    StrategyEntry(
         name=ngram_caches.SOURCE,
         family="copy",
         training="none",
@@ -32,7 +32,7 @@ ENTRIES = (
         k=16,
         factory="parlay.drafters.counting.ngram_caches:NgramCaches",
     ),
-    Entry(
+    StrategyEntry(
         name=reference_copy.SOURCE,
         family="copy",
         training="none",
@@ -45,7 +45,7 @@ ENTRIES = (
         factory="parlay.drafters.copying.reference_copy:ReferenceCopy",
         toys=("", "resync=true"),
     ),
-    Entry(
+    StrategyEntry(
         name=prediction.SOURCE,
         family="copy",
         training="none",
@@ -58,7 +58,7 @@ ENTRIES = (
         factory="parlay.drafters.copying.prediction:Prediction",
         toys=("", "fallback="),
     ),
-    Entry(
+    StrategyEntry(
         name=aggressive.SOURCE,
         family="copy",
         training="none",
@@ -70,7 +70,7 @@ ENTRIES = (
         k=63,
         factory="parlay.drafters.copying.aggressive:Aggressive",
     ),
-    Entry(
+    StrategyEntry(
         name=adaptive_ngram.SOURCE,
         family="copy",
         training="none",

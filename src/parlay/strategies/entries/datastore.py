@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parlay.drafters.stores import datastore
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=datastore.SOURCE,
         family="retrieval",
         training="none",

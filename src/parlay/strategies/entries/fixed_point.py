@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parlay.drafters.fixed_point.options import JACOBI, LOOKAHEAD, JacobiOptions, LookaheadOptions
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=JACOBI,
         family="fixed point",
         training="none",
@@ -18,7 +18,7 @@ ENTRIES = (
         k=16,
         factory="parlay.drafters.fixed_point.jacobi:Jacobi",
     ),
-    Entry(
+    StrategyEntry(
         name=LOOKAHEAD,
         family="fixed point",
         training="none",

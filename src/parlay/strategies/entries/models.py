@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from parlay.drafters.draft_models.options import DRAFT_MODEL, MERGED_DRAFTS, DraftModelOptions, MergedDraftsOptions
 from parlay.strategies import accept_rules
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 from parlay.types import Exactness
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=DRAFT_MODEL,
         family="model",
         training="a small model",
@@ -32,7 +32,7 @@ ENTRIES = (
             "rule=threshold,min_p=0",
         ),
     ),
-    Entry(
+    StrategyEntry(
         name=MERGED_DRAFTS,
         family="model",
         exactness=Exactness.DISTRIBUTION,

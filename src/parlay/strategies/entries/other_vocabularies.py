@@ -8,10 +8,10 @@ from parlay.drafters.other_vocabularies.options import (
     IntersectionDraftOptions,
     UniversalDraftOptions,
 )
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=UNIVERSAL_DRAFT,
         family="model",
         training="a small model",
@@ -24,7 +24,7 @@ ENTRIES = (
         factory="parlay.drafters.other_vocabularies.universal_draft:UniversalDraft",
         toys=("min_p=0,window=3",),
     ),
-    Entry(
+    StrategyEntry(
         name=INTERSECTION_DRAFT,
         family="model",
         training="a small model",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name="none",
         family="plain",
         training="none",

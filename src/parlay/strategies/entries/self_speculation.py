@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from parlay.drafters.self_speculation.options import LAYER_SKIP, SWIFT, LayerSkipOptions, SwiftOptions
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 _NEEDS = "a target whose layers can be skipped (the native decoder)"
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=LAYER_SKIP,
         family="self",
         training="none",
@@ -21,7 +21,7 @@ ENTRIES = (
         factory="parlay.drafters.self_speculation.layer_skip:LayerSkip",
         toys=("search=12,window=4",),
     ),
-    Entry(
+    StrategyEntry(
         name=SWIFT,
         family="self",
         training="none",

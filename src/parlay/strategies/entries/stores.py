@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parlay.drafters.stores import suffix_automaton, suffix_decoding, token_recycling, trie_lookahead
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=trie_lookahead.SOURCE,
         family="store",
         training="none",
@@ -19,7 +19,7 @@ ENTRIES = (
         factory="parlay.drafters.stores.trie_lookahead:TrieLookahead",
         toys=("max_tokens=300",),
     ),
-    Entry(
+    StrategyEntry(
         name=suffix_decoding.SOURCE,
         family="store",
         training="none",
@@ -32,7 +32,7 @@ ENTRIES = (
         factory="parlay.drafters.stores.suffix_decoding:SuffixDecoding",
         toys=("max_tokens=300,offset=2",),
     ),
-    Entry(
+    StrategyEntry(
         name=suffix_automaton.SOURCE,
         family="store",
         training="none",
@@ -45,7 +45,7 @@ ENTRIES = (
         factory="parlay.drafters.stores.suffix_automaton:SuffixAutomaton",
         toys=("max_tokens=300,bias=0,fallback=token-recycling",),
     ),
-    Entry(
+    StrategyEntry(
         name=token_recycling.SOURCE,
         family="store",
         training="none",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from parlay.drafters.draft_models.options import SEQUOIA, SequoiaOptions
-from parlay.strategies.entry import Entry
+from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
-    Entry(
+    StrategyEntry(
         name=SEQUOIA,
         family="model",
         training="a small model",

@@ -12,7 +12,7 @@ from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, Tree, View
 _CHUNK = 256  # pending tokens of one sequence that are fed in one forward
 
 
-class Follower:
+class DraftSequence:
     """One sequence in the draft runner. ``pending`` are the tokens to feed next; the last of them is the root."""
 
     __slots__ = ("history", "name", "pending")
@@ -36,23 +36,23 @@ class Follower:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One sequence to draft for, its follower in the draft runner caught up, and the most nodes there may be."""
+class DraftJob:
+    """One sequence to draft for, its opened in the draft runner caught up, and the most nodes there may be."""
 
     view: View
-    follower: Follower
+    sequence: DraftSequence
     budget: int
 
 
-class Followers:
+class DraftSequences:
     """The sequences of one drafter in a runner that it may share with others."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._followers: dict[int, Follower] = {}  # by the target's sequence, least recently used first
+        self._opened: dict[int, DraftSequence] = {}  # by the target's sequence, least recently used first
 
-    def jobs(self, views: Sequence[View], budgets: Sequence[int]) -> dict[int, Job]:
-        """What can be drafted now, by place in ``views``: each follower with one chunk at most left to feed.
+    def jobs(self, views: Sequence[View], budgets: Sequence[int]) -> dict[int, DraftJob]:
+        """What can be drafted now, by place in ``views``: each opened with one chunk at most left to feed.
 
         Sequences without a budget are left out, and those for which the runner has no room.
         """
@@ -60,48 +60,48 @@ class Followers:
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
         wanted = [place for place, limit in enumerate(limits) if limit > 0]
         busy = {views[place].sequence for place in wanted}
-        jobs: dict[int, Job] = {}
+        jobs: dict[int, DraftJob] = {}
         for place in wanted:
-            job = Job(views[place], self._align(views[place]), limits[place])
-            if self._reserve(job.follower, len(job.view.tokens) + job.budget, busy):
+            job = DraftJob(views[place], self._align(views[place]), limits[place])
+            if self._reserve(job.sequence, len(job.view.tokens) + job.budget, busy):
                 jobs[place] = job
-        while late := [job.follower for job in jobs.values() if len(job.follower.pending) > _CHUNK]:
+        while late := [job.sequence for job in jobs.values() if len(job.sequence.pending) > _CHUNK]:
             self._feed(late)
         return jobs
 
     def release(self, sequence: int) -> None:
-        follower = self._followers.pop(sequence, None)
-        if follower is not None:
-            self._runner.release(follower.name)
+        opened = self._opened.pop(sequence, None)
+        if opened is not None:
+            self._runner.release(opened.name)
 
-    def keep(self, follower: Follower, path: Sequence[int] = (), tree: Tree = NO_TREE) -> None:
+    def keep(self, opened: DraftSequence, path: Sequence[int] = (), tree: Tree = NO_TREE) -> None:
         """The pending tokens of the last forward are cached now, and the nodes of ``path`` with them."""
-        cached = self._runner.keep(follower.name, path)
-        follower.history.tokens += [*follower.pending, *(tree.tokens[node] for node in path)]
-        follower.history.cut(cached)
+        cached = self._runner.keep(opened.name, path)
+        opened.history.tokens += [*opened.pending, *(tree.tokens[node] for node in path)]
+        opened.history.cut(cached)
 
-    def _align(self, view: View) -> Follower:
-        """The view's follower, now the most recently used, its cache cut back to what is still true of the sequence."""
-        follower = self._followers.pop(view.sequence, None) or self._open(view)
-        self._followers[view.sequence] = follower
-        tokens, history = view.tokens, follower.history
+    def _align(self, view: View) -> DraftSequence:
+        """The view's opened, now the most recently used, its cache cut back to what is still true of the sequence."""
+        opened = self._opened.pop(view.sequence, None) or self._open(view)
+        self._opened[view.sequence] = opened
+        tokens, history = view.tokens, opened.history
         agreed = min(history.agree(tokens), len(tokens) - 1)  # the root runs again: its logits are wanted
-        history.cut(self._runner.truncate(follower.name, agreed))  # less where the target needed the memory
-        follower.pending = tuple(tokens[len(history.tokens) :])
-        return follower
+        history.cut(self._runner.truncate(opened.name, agreed))  # less where the target needed the memory
+        opened.pending = tuple(tokens[len(history.tokens) :])
+        return opened
 
-    def _open(self, view: View) -> Follower:
+    def _open(self, view: View) -> DraftSequence:
         # Drafters may share the runner, so names are drawn from a space too large to meet in.
-        follower = Follower(uuid.uuid4().int >> 66, History())
-        cached = self._runner.open(follower.name, view.tokens, view.request.salt)
-        follower.history.tokens += view.tokens[:cached]
-        return follower
+        opened = DraftSequence(uuid.uuid4().int >> 66, History())
+        cached = self._runner.open(opened.name, view.tokens, view.request.salt)
+        opened.history.tokens += view.tokens[:cached]
+        return opened
 
-    def _reserve(self, follower: Follower, tokens: int, busy: set[int]) -> bool:
+    def _reserve(self, opened: DraftSequence, tokens: int, busy: set[int]) -> bool:
         """Room for ``tokens``, if need be that of the sequences used least recently."""
         try:
-            while not self._runner.reserve(follower.name, tokens):
-                idle = next((sequence for sequence in self._followers if sequence not in busy), None)
+            while not self._runner.reserve(opened.name, tokens):
+                idle = next((sequence for sequence in self._opened if sequence not in busy), None)
                 if idle is None:
                     return False
                 self.release(idle)
@@ -109,13 +109,13 @@ class Followers:
             return False
         return True
 
-    def _feed(self, late: Sequence[Follower]) -> None:
+    def _feed(self, late: Sequence[DraftSequence]) -> None:
         """One chunk of each, the root left out."""
-        rest = [follower.pending for follower in late]
-        for follower in late:
-            follower.pending = follower.pending[:-1][:_CHUNK]
-        self._runner.forward([follower.segment(rows=0) for follower in late])
-        for follower, pending in zip(late, rest, strict=True):
-            fed = len(follower.pending)
-            self.keep(follower)
-            follower.pending = pending[fed:]
+        rest = [opened.pending for opened in late]
+        for opened in late:
+            opened.pending = opened.pending[:-1][:_CHUNK]
+        self._runner.forward([opened.segment(rows=0) for opened in late])
+        for opened, pending in zip(late, rest, strict=True):
+            fed = len(opened.pending)
+            self.keep(opened)
+            opened.pending = pending[fed:]

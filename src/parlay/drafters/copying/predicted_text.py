@@ -1,4 +1,4 @@
-"""A foretold text: where an output stands in it, letter by letter, and the tokens that come next from there."""
+"""A predicted text: where an output stands in it, letter by letter, and the tokens that come next from there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TRUST = 8  # tokens that a prediction is worth before any is out
 _SEAM = 6  # tokens that are cut anew where a place lies inside a token, and are read before it
 
 
-class Spot(NamedTuple):
-    """Where the output stands after one of its tokens, in letters of the foretold text."""
+class PredictionPlace(NamedTuple):
+    """Where the output stands after one of its tokens, in letters of the predicted text."""
 
     place: int
     """How many letters come before what should come next, or `LOST`."""
@@ -32,8 +32,8 @@ class Spot(NamedTuple):
     """The last place that was sure."""
 
 
-class Foretold:
-    """A foretold text, made once for all samples that have it. Texts are compared by letters, not by tokens."""
+class PredictedText:
+    """A predicted text, made once for all samples that have it. Texts are compared by letters, not by tokens."""
 
     def __init__(self, ids: Sequence[int], letters: Letters) -> None:
         pieces = [letters.of(token) for token in ids]
@@ -44,18 +44,18 @@ class Foretold:
         self._scale = max(1, round(len(self._text) / max(1, len(pieces))))  # letters per token
 
     @property
-    def beginning(self) -> Spot:
+    def beginning(self) -> PredictionPlace:
         """Before any token is out."""
-        return Spot(0, _TRUST * self._scale, 0)
+        return PredictionPlace(0, _TRUST * self._scale, 0)
 
-    def tokens_agreed(self, spot: Spot) -> int:
+    def tokens_agreed(self, spot: PredictionPlace) -> int:
         """About how many tokens up to the spot are known to agree."""
         return spot.run // self._scale
 
-    def is_sure(self, spot: Spot) -> bool:
+    def is_sure(self, spot: PredictionPlace) -> bool:
         return spot.place != LOST and spot.run >= _SURE * self._scale
 
-    def after(self, spot: Spot, tokens: Sequence[int], at: int, *, begin: int) -> Spot:
+    def after(self, spot: PredictionPlace, tokens: Sequence[int], at: int, *, begin: int) -> PredictionPlace:
         """Where the output, which begins with ``tokens[begin]``, stands once it went on from ``spot`` by one token."""
         new = self._letters.of(tokens[at])
         place = spot.place + len(new)
@@ -63,19 +63,19 @@ class Foretold:
         if agrees and self._is_cut(place):
             return self._at(place, spot.run + len(new), spot.anchor)
         latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[-1]) : at + 1]]
-        if agrees:  # a token that ends inside a foretold one bodes another text
+        if agrees:  # a token that ends inside a predicted one bodes another text
             return self._new_line(latest, spot.anchor) or self._at(place, min(spot.run, self._scale), spot.anchor)
         return self._found(latest, spot.anchor) or self._guess(spot, latest)
 
-    def _at(self, place: int, run: int, anchor: int) -> Spot:
-        return Spot(place, run, place if run >= _SURE * self._scale else anchor)
+    def _at(self, place: int, run: int, anchor: int) -> PredictionPlace:
+        return PredictionPlace(place, run, place if run >= _SURE * self._scale else anchor)
 
     def _is_cut(self, place: int) -> bool:
         return self._cuts[bisect_left(self._cuts, place)] == place
 
-    def _found(self, latest: Sequence[str], anchor: int) -> Spot | None:
+    def _found(self, latest: Sequence[str], anchor: int) -> PredictionPlace | None:
         """The place after the longest end of ``latest`` that occurs, next behind ``anchor`` or else last before it."""
-        found: Spot | None = None
+        found: PredictionPlace | None = None
         for length in _LENGTHS[: bisect_right(_LENGTHS, len(latest))]:
             wanted = "".join(latest[-length:])
             place = self._nearest(wanted, anchor, anywhere=length >= _ANYWHERE)
@@ -96,18 +96,18 @@ class Foretold:
             start = text.rfind(wanted, 0, anchor)
         return start + len(wanted) if start >= 0 else LOST
 
-    def _guess(self, spot: Spot, latest: Sequence[str]) -> Spot:
-        """The first token that differs stands in place of a foretold one; a new line, later, before a foretold one."""
+    def _guess(self, spot: PredictionPlace, latest: Sequence[str]) -> PredictionPlace:
+        """A first token that differs replaces a predicted one; a line begun later comes before a predicted one."""
         line = None if self.is_sure(spot) else self._new_line(latest, spot.anchor)
         if line is not None:
             return line
         place = LOST
         if spot.place != LOST and spot.run > 0:
             place = self._cuts[min(bisect_right(self._cuts, spot.place), len(self._cuts) - 1)]
-        return Spot(place, 0, spot.anchor)
+        return PredictionPlace(place, 0, spot.anchor)
 
-    def _new_line(self, latest: Sequence[str], anchor: int) -> Spot | None:
-        """Where the next foretold line begins that is indented alike, if the output has just begun a line."""
+    def _new_line(self, latest: Sequence[str], anchor: int) -> PredictionPlace | None:
+        """Where the next predicted line begins that is indented alike, if the output has just begun a line."""
         wanted = latest[-1]
         if not wanted.startswith("\n") or wanted.strip(_BLANK):
             return None
@@ -117,13 +117,13 @@ class Foretold:
             if start < 0:
                 break
             if self._is_cut(start) and self._is_cut(start + len(wanted)):
-                return Spot(start + len(wanted), 0, anchor)
+                return PredictionPlace(start + len(wanted), 0, anchor)
         return None
 
     def continuation(self, place: int, tokens: Sequence[int], count: int, codec: Codec | None) -> Sequence[int]:
         """Up to ``count`` tokens that go on from ``place``, where ``tokens`` have led.
 
-        Inside a token of the foretold text its rest is cut anew, up to where both cuts agree.
+        Inside a token of the predicted text its rest is cut anew, up to where both cuts agree.
         """
         at = bisect_left(self._cuts, place)
         if self._cuts[at] == place:
