@@ -1,1 +1,1 @@
-"""Drafters: each proposes tokens in its own way. `catalogue` is the one place that lists them."""
+"""Drafters: each proposes tokens in its own way. `parlay.strategies.catalogue` lists them."""

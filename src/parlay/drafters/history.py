@@ -1,4 +1,4 @@
-"""How a drafter tells what it holds for a sequence is still true of it."""
+"""Which part of what a drafter holds for a sequence still agrees with the sequence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ TAIL = 32
 
 
 class History:
-    """Tokens that a drafter's state stands for, compared cheaply with the sequence they came from.
+    """The tokens that a drafter's state was built from, compared cheaply with the sequence as it is now.
 
-    The prefix that agreed last time is taken on trust while the sequence shows the same live list, no shorter than
-    that prefix, whose last `TAIL` tokens are unchanged; otherwise all of it is compared. (A list that is cut and
-    regrown between two calls, to the same tail, escapes this; the state is a cache, so only drafts get worse.)
+    The prefix that agreed last time is not compared again if the sequence shows the same list object, the list is at
+    least as long, and the last `TAIL` tokens of the prefix are unchanged. Otherwise everything is compared. (A list
+    that was cut and has grown to the same tail between two calls goes unnoticed. Then only drafts get worse.)
     """
 
     __slots__ = ("_agreed", "_source", "tokens")

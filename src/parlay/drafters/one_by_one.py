@@ -1,4 +1,4 @@
-"""What drafters share that look at one sequence at a time."""
+"""The base class of drafters that look at one sequence at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
 
 
 class OneByOne(Drafter):
-    """Proposes for each sequence by itself, and finds in its committed tokens all that it wants to know.
+    """Proposes for each sequence separately and reads its committed tokens only.
 
-    One that learns from steps, too, has ``needs`` and `observe` of its own.
+    A subclass that learns from steps too overrides ``needs`` and `observe`.
     """
 
     needs = Needs(outcomes=False)

@@ -1,4 +1,4 @@
-"""Cascades: a cheap drafter writes for a small model, which writes for a larger one, which writes for the target."""
+"""Cascades: a cheap drafter drafts for a small model, which drafts for a larger one, which drafts for the target."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Cascade:
     """Staged speculative decoding (Spector and Re 2023, arXiv:2308.04623), which is the vertical cascade of CS Drafting
     (Chen et al. 2023, arXiv:2312.11462).
 
-    ``levels`` go from the cheapest to the dearest. The first, any drafter, drafts; the model of each further one
-    verifies what the level below proposes and so writes its own draft, the very one it would write alone, in fewer
-    forwards; the target verifies the last level's. Each level drafts at most its own ``k``. A level with ``shape=tree``
-    hands up the ``width`` best guesses at each token it writes. ``enough``: the last level stops after the forward that
-    has written so many tokens, and what that forward verified beyond them is not wasted; 0: it writes up to its ``k``.
+    ``levels`` go from the cheapest to the most expensive. The first level can be any drafter. The model of each further
+    level verifies what the level below proposes. So it writes the same draft that it would write alone, in fewer
+    forwards. The target verifies the draft of the last level. Each level drafts at most its own ``k`` nodes. A level
+    with ``shape=tree`` adds the ``width`` best guesses at each token that it writes. With ``enough`` above 0 the last level
+    stops after the forward that brings it to so many tokens, and keeps what that forward verified beyond them.
 
-    Scores are the probabilities of the level that hands a token up; its source is the level that wrote it first.
+    A token's score is its probability in the last level. Its source is the level that proposed it first.
     """
 
     def __init__(self, resources: Resources, options: CascadeOptions) -> None:
@@ -56,10 +56,9 @@ class Cascade:
 def level_above(
     below: Drafter, level: NestedStrategy, resources: Resources, source: str, enough: int
 ) -> members.Member:
-    """The model of ``level``, which verifies what ``below`` proposes. Its own tokens bear the name ``source``.
+    """The model of ``level``, verifying what ``below`` proposes. ``source`` is the source of the tokens it adds.
 
-    Raises UsageError for a strategy that is no such model, and for options that only mean something where it drafts
-    alone.
+    Raises UsageError for a strategy that has no such model, and for options that have no effect inside a cascade.
     """
     options = level.options
     if not isinstance(options, DraftModelOptions):

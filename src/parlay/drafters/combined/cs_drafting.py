@@ -22,11 +22,11 @@ MOST = 1024
 def cs_drafting(resources: Resources, options: CsDraftingOptions) -> Member:
     """Cascade speculative drafting (Chen et al. 2023, arXiv:2312.11462).
 
-    ``drafters`` go from the dearest to the cheapest. Row 0 of ``matrix`` says how many tokens each writes for the
-    target (horizontal cascade), row i how many those from i on write for drafter i - 1, which verifies them (vertical
-    cascade). As there, a drafter that verifies stops after the forward with which it has its number, and what that
-    forward verified beyond it is not wasted; the last drafter writes at most its own. The paper's example is
-    ``5/14/10+0/1/10+0/0/10``. Its lenience between drafters has no counterpart: levels share the request's noise.
+    ``drafters`` go from the most expensive to the cheapest. Row 0 of ``matrix`` says how many tokens each one writes for
+    the target (horizontal cascade). Row i says how many tokens the drafters from i on write for drafter i - 1, which
+    verifies them (vertical cascade). As in the paper, a drafter that verifies stops after the forward that brings it to
+    its number, and keeps what that forward verified beyond it. The paper's example is ``5/14/10+0/1/10+0/0/10``. The
+    paper's lenience between drafters is not needed here, because all levels share the request's noise.
     """
     steps = layout(_read(options.matrix, len(options.drafters)))
     return _horizontal(steps, resources)
@@ -34,8 +34,8 @@ def cs_drafting(resources: Resources, options: CsDraftingOptions) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One drafter of a row: it drafts at most ``k`` tokens. What ``below`` writes, it verifies until it has ``enough``
-    of its own; with nothing below it writes alone.
+    """One drafter of a row, which drafts at most ``k`` tokens. If there are drafters ``below``, it verifies what they
+    write and stops once it has ``enough`` tokens.
     """
 
     drafter: int
@@ -45,14 +45,14 @@ class Step:
 
 
 def layout(matrix: Matrix, row: int = 0) -> tuple[Step, ...]:
-    """The drafters that one row of the matrix lets write, one after the other, each with those that write for it."""
+    """The drafters of one row of the matrix, in order, each with the drafters that write for it."""
     return tuple(
         _step(matrix, column, matrix[row][column]) for column in range(row, len(matrix)) if matrix[row][column]
     )
 
 
 def _step(matrix: Matrix, column: int, count: int) -> Step:
-    """The last forward may verify all that was written ahead of it."""
+    """``k`` is the count and what lies ahead: the last forward may verify all of it."""
     ahead = sum(matrix[column + 1][column + 1 :]) if column + 1 < len(matrix) else 0
     if count + ahead > MOST:
         raise UsageError(f"strategy {SOURCE}: drafter {column + 1} would write {count + ahead} tokens; at most {MOST}")
@@ -65,7 +65,7 @@ def _horizontal(steps: Sequence[Step], resources: Resources) -> Member:
 
 
 def _member(step: Step, resources: Resources) -> Member:
-    """Built anew for each place of the matrix in which the drafter writes."""
+    """Builds a new drafter for each place of the matrix in which it writes."""
     nested = replace(resources.nested[step.drafter], k=step.k)
     if not step.below:
         return members.build(SOURCE, nested)
@@ -73,7 +73,7 @@ def _member(step: Step, resources: Resources) -> Member:
 
 
 def _read(matrix: Sequence[str], size: int) -> Matrix:
-    """The numbers; UsageError where they are no square matrix of the drafters, or lie where none can be drafted."""
+    """The numbers. Raises UsageError if they are not an upper triangular matrix with a row for each drafter."""
     text = f"strategy {SOURCE}: matrix={'+'.join(matrix)}"
     try:
         rows = [[int(number) for number in row.split("/")] for row in matrix]
@@ -84,5 +84,5 @@ def _read(matrix: Sequence[str], size: int) -> Matrix:
     if any(number < 0 for row in rows for number in row) or any(any(row[:place]) for place, row in enumerate(rows)):
         raise UsageError(f"{text}: no number may be negative, and none left of the diagonal other than 0")
     if not any(rows[0]):
-        raise UsageError(f"{text}: the first row lets nobody draft")
+        raise UsageError(f"{text}: the first row is all zeros, so nothing would be drafted")
     return rows

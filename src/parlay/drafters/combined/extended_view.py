@@ -1,4 +1,4 @@
-"""A sequence with drafted tokens after it, for a drafter that goes on from what another one drafted."""
+"""A sequence with drafted tokens at its end, for a drafter that continues what another one drafted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from parlay.types import Layers, Request, Skip, View
 
 
 class ExtendedView:
-    """A `View` of one sequence, and then of drafted tokens as if they were committed.
+    """A `View` of one sequence with drafted tokens at its end, which look like committed ones.
 
-    One is kept per sequence and follows it from step to step, so that ``tokens`` stays the same live list and what
-    drafters hold for it is compared where it changed.
+    Each sequence keeps one from step to step, so that ``tokens`` stays the same list object and drafters compare only
+    what changed.
     """
 
     def __init__(self, view: View) -> None:
@@ -59,7 +59,7 @@ class ExtendedView:
 
 
 class _ExtendedLayers:
-    """The target's layers know committed tokens only: to them the drafted ones are the beginning of the path."""
+    """The target's layers know committed tokens only. They get the drafted ones as the beginning of the path."""
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
@@ -88,7 +88,7 @@ class ExtendedViews:
         self._views: dict[int, ExtendedView] = {}
 
     def of(self, view: View) -> ExtendedView:
-        """The one that stands for ``view``, with nothing drafted yet."""
+        """The extended view of ``view``, with nothing drafted yet."""
         extended = self._views.get(view.sequence)
         if extended is None:
             extended = self._views[view.sequence] = ExtendedView(view)

@@ -1,4 +1,4 @@
-"""The horizontal cascade: the dearer drafter writes the first tokens of a draft, cheaper ones go on from there."""
+"""The horizontal cascade: an expensive drafter writes the first tokens of a draft, and cheaper ones continue it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def horizontal(resources: Resources, options: HorizontalOptions) -> Horizontal:
 class Horizontal:
     """The horizontal cascade of CS Drafting (Chen et al. 2023, arXiv:2312.11462).
 
-    Early tokens of a draft are likelier to be accepted than late ones, so they are worth a dearer drafter. Each of
-    ``levels``, from the dearest to the cheapest, drafts at most its own ``k`` nodes, and the next goes on below the
-    end of its best path as if those tokens were committed.
+    Early tokens of a draft are likelier to be accepted than late ones, so a more expensive drafter pays for them. Each
+    of ``levels``, from the most expensive to the cheapest, drafts at most its own ``k`` nodes. The next one continues
+    after the best path as if its tokens were committed.
     """
 
     def __init__(self, levels: Sequence[members.Member]) -> None:
@@ -38,7 +38,7 @@ class Horizontal:
         """Level by level, each for all sequences at once."""
         extended = [self._views.of(view) for view in views]
         whole = [NO_DRAFT] * len(views)
-        spines = [NO_DRAFT] * len(views)  # the path that the next level goes on from
+        spines = [NO_DRAFT] * len(views)  # the path that the next level continues
         for member in self._members:
             left = [budget - len(draft) for budget, draft in zip(budgets, whole, strict=True)]
             for place, draft in enumerate(member.propose(extended, left)):

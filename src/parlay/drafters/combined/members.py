@@ -22,7 +22,7 @@ class Member:
         self._most = most
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        """Asks for those sequences only that have a budget."""
+        """Asks the drafter only about sequences that have a budget."""
         limits = [min(budget, self._most) for budget in budgets]
         places = [place for place, limit in enumerate(limits) if limit > 0]
         drafts = [NO_DRAFT] * len(views)
@@ -49,7 +49,7 @@ def build(owner: str, nested: NestedStrategy) -> Member:
 
 
 def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
-    """What serves all of them; ``outcomes``: whoever holds them learns from steps, whether they do or not."""
+    """The needs of all of them together. ``outcomes``: the drafter that holds them wants to observe steps itself."""
     needs = [drafter.needs for drafter in drafters]
     return Needs(
         taps=tuple(sorted({layer for need in needs for layer in need.taps})),
@@ -60,7 +60,7 @@ def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
 
 
 def _cut(draft: Draft, budget: int) -> Draft:
-    """Probes belong below their drafter's own nodes only, so they are left out of what is joined with others'."""
+    """Probes may only stand below nodes of their own drafter, so they are left out of trees that are merged."""
     return trees.subtree(draft, range(min(budget, len(draft) - draft.probes)))
 
 

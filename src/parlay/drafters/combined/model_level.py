@@ -1,4 +1,4 @@
-"""A model as one level of a cascade: it verifies what the level below proposes, and so writes a draft of its own."""
+"""A model as one level of a cascade: it verifies what the level below proposes and returns its own draft."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, Tree, Ve
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a level writes: ``source`` names the tokens it writes itself, and paths less likely than ``min_p`` end.
+    """How a level writes. ``source`` is the source of the tokens it adds. Paths less likely than ``min_p`` end.
 
-    ``width`` guesses are kept of each row that is walked over: the token drawn there, then the best others. With
-    ``enough`` above 0 the level stops after the forward that has written so many tokens.
+    Each verified row gives ``width`` guesses: the token drawn there, then the best others. With ``enough`` above 0 the
+    level stops after the forward that brings it to so many tokens.
     """
 
     source: str
@@ -31,10 +31,10 @@ class Manner:
 
 
 class ModelLevel:
-    """Drafts as its model would alone, token for token, in fewer forwards of it.
+    """Drafts the same tokens as its model would alone, in fewer forwards.
 
-    The rule is the target's own: each token is what the request's sampler draws from this model's logits, noise
-    shared, so the draft is a fixed guess (law ``point``) whatever the level below proposed.
+    It uses the target's accept rule: each token is what the request's sampler draws from this model's logits with the
+    request's noise. So the draft is a fixed guess (law ``point``), whatever the level below proposed.
     """
 
     def __init__(self, runner: Runner, below: Drafter, manner: Manner) -> None:
@@ -99,7 +99,7 @@ class ModelLevel:
 
 
 class _WrittenText:
-    """What a level writes after one sequence: a chain, and beside it guesses that may be worth a node."""
+    """What a level writes after one sequence: a chain, and other guesses beside it."""
 
     def __init__(self, view: ExtendedView, sequence: DraftSequence, limit: int, manner: Manner) -> None:
         self.view = view
@@ -116,7 +116,7 @@ class _WrittenText:
         self._tip = -1  # the last node of the chain
 
     def write(self, draft: Draft, walk: Verdict, guesses: Sequence[Sequence[Guess]]) -> tuple[int, ...]:
-        """Take over what the walk through the draft of the level below gave; returns the nodes of it that stand."""
+        """Adds the tokens of the walk through the draft of the level below. Returns the nodes that remain."""
         nodes = zip(draft.tree.parents, draft.tree.tokens, draft.sources, strict=True)
         below = {(parent, token): source for parent, token, source in nodes}
         before = self.left
@@ -130,7 +130,7 @@ class _WrittenText:
         return walk.path[:written]
 
     def _grow(self, row: Sequence[Guess], sources: Sequence[str]) -> bool:
-        """Nodes for a row's guesses; whether the chain has grown by the first, the token drawn there."""
+        """Adds nodes for a row's guesses. Returns whether the chain grew by the first one, the token drawn there."""
         tip = self._tip
         path_prob = self._path_probs[tip] if tip >= 0 else 1.0
         for place, ((token, probability), source) in enumerate(zip(row, sources, strict=True)):
@@ -161,5 +161,5 @@ _NOWHERE = Verdict((), ())
 
 
 def _visited(walk: Verdict) -> list[int]:
-    """The rows that the walk drew from: the root's and its nodes'. None where not even the root's could be used."""
+    """The rows that the walk drew from: the root's and those of its nodes. Empty if the root's row was unusable."""
     return [-1, *walk.path][: len(walk.sampled)]

@@ -26,9 +26,9 @@ class UnionOptions(Options):
 class Union:
     """Merged proposals of several drafters, as SpecInfer merges the trees of several models (arXiv:2305.09781).
 
-    Nodes that are equal become one, credited to the member with the better record, which proposes first. The budget
-    is split by the squared shares of each member's nodes that were accepted in this sequence lately; what one leaves
-    unused the next may spend. No member drafts more than its own ``k``.
+    Equal nodes become one, which counts for the member with the better record; that member proposes first. The budget
+    is divided by the squared acceptance rate of each member in this sequence, over recent steps. What one member leaves
+    unused, the next may spend. No member drafts more than its own ``k``.
     """
 
     def __init__(self, resources: Resources, options: UnionOptions) -> None:
@@ -39,7 +39,7 @@ class Union:
         self._states: dict[int, _MemberRecords] = {}
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        """In turns: each sequence's favourite first, each member with all the sequences whose turn is its own."""
+        """In turns: the best member of each sequence first. A member proposes for all sequences of its turn at once."""
         merged = [NO_DRAFT] * len(views)
         states = [self._state(view.sequence) for view in views]
         orders = [state.favourites() for state in states]
@@ -91,12 +91,12 @@ class _MemberRecords:
         return [round(budget * weight / total) if total else budget for weight in accumulate(weights)]
 
     def own(self, member: int, draft: Draft) -> None:
-        """Nodes that nobody owned before are the member's."""
+        """Nodes that have no owner yet belong to the member."""
         for path in _paths(draft):
             self._owners.setdefault(path, member)
 
     def credit(self, observation: Observation) -> None:
-        """Each node counts for the member that proposed it. (Names of sources may be shared: they tell nothing.)"""
+        """Each node counts for the member that proposed it. (Sources do not identify members: two may share a name.)"""
         owners = [self._owners.get(path) for path in _paths(observation.draft)]
         for number in {owner for owner in owners if owner is not None}:
             accepted = sum(owners[node] == number for node in observation.verdict.path)

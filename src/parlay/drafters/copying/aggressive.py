@@ -28,13 +28,13 @@ class AggressiveOptions(Options):
 class Aggressive(OneByOne):
     """Input-guided aggressive decoding, IAD (Sun et al. 2021; Ge et al. 2022, arXiv:2205.10350).
 
-    The output is taken to be its source, as in correcting grammar: the draft is all of the source that is left (``k``
-    nodes of it) from the place the output has come to, from the very first token on. After a token that the source
-    does not have there nothing is drafted, until the output's last n tokens occur in the source exactly once; n goes
-    from 1 to ``ngram`` (3 in the authors' code) and stops where the source does not have them at all. Decoding goes
-    on right after that occurrence.
+    Assumes that the output repeats its source, as when grammar is corrected. From the first token on, the draft is the
+    rest of the source from the place that the output has reached, at most ``k`` nodes. When the output departs from the
+    source, nothing is drafted until the output's last n tokens occur in the source exactly once. The search tries
+    n = 1 to ``ngram`` (3 in the authors' code) and stops when the source does not have the n tokens at all. Drafting
+    continues after that occurrence.
 
-    The source is the request's references, one after the other, or else its prompt.
+    The source is the request's references, one after the other. Without references it is the prompt.
     """
 
     def __init__(self, resources: Resources, options: AggressiveOptions) -> None:
@@ -64,7 +64,7 @@ class Aggressive(OneByOne):
 
 
 def _only_occurrence(source: NgramIndex, output: Sequence[int], anchor: int) -> tuple[int, int]:
-    """The place after the shortest suffix of the output that the source has once, and how long that suffix is."""
+    """The place after the shortest suffix of the output that occurs once in the source, and its length."""
     for length, places in enumerate(source.places(output), start=1):
         if len(places) == 1:
             return places[0], length

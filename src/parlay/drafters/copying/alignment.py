@@ -1,4 +1,4 @@
-"""How far an output that copies a source has come in it."""
+"""Follows an output through the source that it copies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Reentry = Callable[[NgramIndex, Sequence[int], int], tuple[int, int]]
 class Trail(Generic[K]):
     """What is known after each token of an output, so that tokens can be taken back.
 
-    ``step(known, tokens, at)`` tells what is known once ``tokens[at]`` is out; ``first`` is known before any is.
+    ``step(known, tokens, at)`` returns what is known after ``tokens[at]``; ``first`` is known before the first token.
     """
 
     def __init__(self, first: K, step: Callable[[K, Sequence[int], int], K], prompt_length: int) -> None:
@@ -42,7 +42,7 @@ class Trail(Generic[K]):
         self._known = [first]
 
     def follow(self, tokens: Sequence[int]) -> K:
-        """What is known after the output, which is what stands after the prompt in ``tokens``."""
+        """What is known after the output, which is the part of ``tokens`` after the prompt."""
         history, known, begin = self._history, self._known, self._prompt_length
         agreed = history.agree(tokens)
         history.cut(agreed)
@@ -63,7 +63,7 @@ class Alignment:
         self._trail = Trail(SourcePlace(0, 0, 0), self._next, prompt_length)
 
     def follow(self, tokens: Sequence[int]) -> SourcePlace:
-        """Where the output, which is what stands after the prompt in ``tokens``, has come to."""
+        """Where the output ends in the source; it is the part of ``tokens`` after the prompt."""
         return self._trail.follow(tokens)
 
     def _next(self, spot: SourcePlace, tokens: Sequence[int], at: int) -> SourcePlace:

@@ -1,4 +1,4 @@
-"""Where each n-gram stands in a text that does not change: sorted arrays, searched by bisection."""
+"""Where each n-gram occurs in a text that does not change: sorted arrays, searched by bisection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NgramIndex:
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], longest: int, vocab_size: int) -> None:
-        """Ids outside the vocabulary divide a text as `END` does."""
+        """Ids outside the vocabulary end a part of the text, as `END` does."""
         self.longest = longest
         tokens = np.array([token for text in texts for token in (*text, END)] or [END], np.int64)
         tokens[(tokens < 0) | (tokens >= vocab_size)] = END
@@ -85,7 +85,7 @@ def _index(
 
 
 class Indexes:
-    """Indexes by the texts they are of, each made once and kept while somebody holds it."""
+    """The index of each text, made once and kept while a sequence uses it."""
 
     def __init__(self, longest: int, vocab_size: int) -> None:
         self._longest = longest

@@ -1,4 +1,4 @@
-"""A predicted text: where an output stands in it, letter by letter, and the tokens that come next from there."""
+"""A predicted text: how far the output has come in it, letter by letter, and which tokens come next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.drafters.copying.alignment import LOST
 from parlay.drafters.other_vocabularies.letters import Letters, readable
 from parlay.drafters.other_vocabularies.vocabularies import Codec, continuation
 
-_BLANK = " \t\r\n"  # tells nothing of a place
+_BLANK = " \t\r\n"  # says nothing about a place
 _LENGTHS = (1, 2, 4, 8)  # tokens whose letters are looked for
 _ANYWHERE = 2  # of which so many count wherever they are found, fewer only a little behind the break
 _NEAR = 8  # tokens' worth of letters
@@ -45,7 +45,7 @@ class PredictedText:
 
     @property
     def beginning(self) -> PredictionPlace:
-        """Before any token is out."""
+        """The place before the first token of output."""
         return PredictionPlace(0, _TRUST * self._scale, 0)
 
     def tokens_agreed(self, spot: PredictionPlace) -> int:
@@ -63,7 +63,7 @@ class PredictedText:
         if agrees and self._is_cut(place):
             return self._at(place, spot.run + len(new), spot.anchor)
         latest = [self._letters.of(token) for token in tokens[max(begin, at + 1 - _LENGTHS[-1]) : at + 1]]
-        if agrees:  # a token that ends inside a predicted one bodes another text
+        if agrees:  # a token that ends inside a predicted one suggests another text
             return self._new_line(latest, spot.anchor) or self._at(place, min(spot.run, self._scale), spot.anchor)
         return self._found(latest, spot.anchor) or self._guess(spot, latest)
 

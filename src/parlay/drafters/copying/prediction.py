@@ -1,4 +1,4 @@
-"""Predicted outputs: a text that the output will mostly be is copied, whatever is changed in it on the way."""
+"""Predicted outputs: drafts copy from a text that the output mostly repeats, and find it again after each change."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class PredictionOptions(Options):
 class Prediction:
     """Drafts from a predicted output, which is the request's first reference.
 
-    Copying begins at its beginning, before there is any output, and goes on while the output agrees. Texts are compared
-    letter by letter: it makes no difference how either is cut into tokens. Where the output has left the prediction,
-    the place is looked for that follows its latest letters, nearest behind where it left or else nearest before that.
-    Until there is one, the first token that differs is taken to stand in place of the predicted one, and a line begun
-    later to come before the next predicted line that is indented alike. From inside a predicted token the rest is cut
-    into tokens anew.
+    Copying starts at the prediction's beginning, before there is any output, and continues while the output agrees.
+    Texts are compared letter by letter, so it does not matter how they are cut into tokens. When the output departs
+    from the prediction, the drafter searches for its latest letters, first after the place of departure and then before
+    it. Until it finds them, it assumes that the first different token replaces the predicted one, and that a line begun
+    later comes before the next predicted line of equal indentation. Where a predicted token is only partly used, the
+    rest of the text is cut into tokens again.
 
-    Where the place is not sure, or the prediction has come to its end, ``fallback`` drafts too, or alone.
+    Where the place is uncertain, ``fallback`` drafts too. Where the prediction is used up, it drafts alone.
     """
 
     def __init__(self, resources: Resources, options: PredictionOptions) -> None:
@@ -91,7 +91,7 @@ class Prediction:
         return copy
 
     def _source(self, ids: Ids) -> PredictedText:
-        """Made once and kept while a sequence has it."""
+        """Made once and kept while a sequence uses it."""
         predicted = self._texts.get(ids)
         if predicted is None:
             predicted = self._texts[ids] = PredictedText(ids, self._letters)
@@ -108,14 +108,14 @@ class Prediction:
 
 
 def _share(budget: int, draft: Draft, sure: bool) -> int:
-    """How many nodes are the fallback's: all where nothing is copied, a few where the copy's place is not sure."""
+    """How many nodes the fallback gets: all if nothing is copied, a few if the copy's place is uncertain."""
     if not len(draft):
         return max(0, budget)
     return 0 if sure else max(1, budget // 4)
 
 
 def _joined(copy: Draft, other: Draft, budget: int) -> Draft:
-    """Both in one tree. Where it has too many nodes, the copy's end goes."""
+    """Both in one tree. If it has too many nodes, the end of the copy is cut."""
     if not len(other):
         return copy
     begin = trees.first(copy, max(0, budget - len(other)))
@@ -123,7 +123,7 @@ def _joined(copy: Draft, other: Draft, budget: int) -> Draft:
 
 
 class _PredictionCopy:
-    """What is held for one sequence."""
+    """The state of one sequence."""
 
     __slots__ = ("predicted", "references", "trail")
 

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (Saxena 2023): what followed the latest tokens before will follow them again."""
+"""Prompt lookup decoding (Saxena 2023): drafts what followed the latest tokens earlier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PromptLookup(OneByOne):
 
     Proposes what followed the longest earlier match of the latest tokens, of ``min_ngram`` to ``max_ngram`` tokens,
     in the request's references, its prompt and its output. Among equally long matches ``pick`` takes the most recent
-    or the leftmost. Of an n-gram that occurs more than `CANDIDATES` times the earlier occurrences are not looked at.
+    or the leftmost. For an n-gram that occurs more than `CANDIDATES` times only the latest occurrences are searched.
 
     The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
     """

@@ -1,4 +1,4 @@
-"""Inference with reference (Yang et al. 2023): what follows the output's last tokens in a given text is copied."""
+"""Inference with reference (Yang et al. 2023): drafts what follows the output's last tokens in a given text."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ class ReferenceCopyOptions(Options):
 class ReferenceCopy(OneByOne):
     """Inference with reference, LLMA (Yang et al. 2023, arXiv:2304.04487).
 
-    Looks for the last n tokens of the output, the prompt left out, in the request's references: n from ``max_ngram``
-    down to ``min_ngram``, and of the longest match the first document and position at which anything follows. The
-    ``k`` tokens after it are the draft, cut at the document's end. The paper's settings: matches of 5 tokens down to
-    1, and blocks of k = 20, of which the first token is the root, so 19 nodes.
+    Searches the request's references for the last n tokens of the output (without the prompt), for n from ``max_ngram``
+    down to ``min_ngram``. It uses the longest match, at the first document and position where something follows. The
+    draft is the ``k`` tokens after it, up to the end of the document. The paper uses matches of 5 tokens down to 1 and
+    blocks of k = 20; the first token of a block is the root, so a draft has 19 nodes.
 
-    ``resync`` is for references that predict the output itself (an edited file, OpenAI's predicted outputs): copying
-    begins at the first reference's beginning, before there is any output to match. It goes on where it is while the
-    output agrees; when the output has left the reference, the longest match is taken that is nearest behind the place
-    where it left, or else nearest before it. So a line that occurs often is copied from where the output has got to.
+    ``resync`` is for references that predict the output itself (an edited file, OpenAI's predicted outputs). Copying
+    starts at the beginning of the first reference, before there is any output to match, and continues while the output
+    agrees. When the output departs from the reference, the drafter takes the longest match, the one nearest after the
+    place of departure if there is one and else the one nearest before it. So a line that occurs often is copied from
+    the right place.
     """
 
     def __init__(self, resources: Resources, options: ReferenceCopyOptions) -> None:
@@ -81,7 +82,7 @@ class ReferenceCopy(OneByOne):
 
 
 class _ReferenceCopyState:
-    """What is held for one sequence."""
+    """The state of one sequence."""
 
     __slots__ = ("alignment", "index", "references")
 

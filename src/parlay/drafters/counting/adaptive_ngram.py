@@ -1,4 +1,4 @@
-"""Adaptive n-gram parallel decoding (Ou et al. 2024): an n-gram model of the text so far writes ahead."""
+"""Adaptive n-gram parallel decoding (Ou et al. 2024): an n-gram model of the text so far drafts."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class AdaptiveNgramOptions(Options):
 class AdaptiveNgram(OneByOne):
     """Adaptive n-gram parallel decoding, ANPD (Ou, Chen and Tian 2024, arXiv:2404.08698).
 
-    An n-gram module counts the prompt, then each committed token. A draft is written token by token: the longest of
-    the last ``ngram`` - 1, ..., 1 tokens that was seen before says which token followed it most often, and that token
-    joins the query for the next. Nothing is drafted after an unknown token. Of equally frequent followers the latest
-    is taken.
+    An n-gram model counts the prompt and then each committed token. A draft is written token by token: the longest end
+    of the text (``ngram`` - 1 tokens down to 1) that was seen before gives the token that followed it most often, and
+    that token is part of the next query. Nothing is drafted after an unknown token. Of equally frequent followers the
+    latest is taken.
 
     The paper's multi-level module has levels from ``ngram`` = 5 down to 2 (its published settings could not be
     checked against code: the authors' repository holds none).

@@ -1,4 +1,4 @@
-"""A file of what followed each pair of tokens in a corpus: made once, checked when it is opened.
+"""A file of the tokens that followed each pair of tokens in a corpus: made once, checked when it is opened.
 
 A safetensors file: arrays of numbers, and format, vocabulary and checksum beside them. Opening one runs nothing.
 """

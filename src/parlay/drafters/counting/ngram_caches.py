@@ -1,4 +1,4 @@
-"""Lookup decoding (llama.cpp's `lookup`): three caches of n-gram counts, each believed as far as it has earned."""
+"""Lookup decoding (llama.cpp's `lookup`): three caches of n-gram counts, each with its own thresholds."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ class NgramCaches(OneByOne):
     """Lookup decoding, after the program `lookup` of llama.cpp (github.com/ggml-org/llama.cpp; there is no paper).
 
     Counts what followed each n-gram of 1 to 4 tokens in this request (*context*) and in past requests of the same
-    tenant (*dynamic*), and knows from a file what follows pairs of tokens in a corpus (*static*). A draft is written
-    token by token, drafted tokens being part of the next query: the favourite follower of the longest n-gram that
-    passes the bars of `LAX` in the context, else of `STRICT` in the dynamic cache, else that of the last pair in the
-    static one, under the lax bars of a pair. Where the static cache knows followers of the last pair, the others'
-    candidates are weighed by 100 times their count in it. Where nothing passes, the draft ends: one wrong guess would
-    spoil all that follow.
+    tenant (*dynamic*), and reads from a file what follows pairs of tokens in a corpus (*static*). A draft is written
+    token by token, and drafted tokens are part of the next query. The next token is the most frequent follower of the
+    longest n-gram that passes the `LAX` thresholds in the context; failing that, the `STRICT` ones in the dynamic
+    cache; failing that, the lax ones of a pair in the static cache. If the static cache has followers of the last pair,
+    the candidates of the other caches are weighted by 100 times their count in it. If nothing passes, the draft ends.
 
     ``static`` names a file written by `bigram_file.write`; it keeps the 32 most frequent followers of each pair. The
     dynamic cache learns the text of a request when it ends, unless the request says ``store=False``, and holds
@@ -74,7 +73,7 @@ class NgramCaches(OneByOne):
         return _write(list(view.tokens[-LONGEST:]), caches, self._static, budget)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Only notes whose tokens are committed ones, to learn them when the sequence ends."""
+        """Remembers the views, to learn their committed tokens when the sequences end."""
         for observation in observations:
             self._views[observation.view.sequence] = observation.view
 
@@ -142,7 +141,7 @@ def _write(latest: list[int], caches: Sequence[tuple[NgramCounts, Bars]], static
 def _guess(
     caches: Sequence[tuple[NgramCounts, Bars]], window: int, size: int, corpus: dict[int, int]
 ) -> tuple[int, float] | None:
-    """A token that passes the bars of the first cache in which one does, and its score."""
+    """The token that passes the thresholds of the first cache in which one does, and its score."""
     for counts, bars in caches:
         for length in range(size, 0, -1):
             found = counts.favourite(window, length)

@@ -1,4 +1,4 @@
-"""Which token followed each n-gram how often: exact counts that grow by a token, and shrink by one, in O(1)."""
+"""How often each token followed each n-gram: exact counts; adding or removing a token takes O(1)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class NgramCounts:
 
 
 class CountedText:
-    """The counts of one sequence's own tokens, kept true to it."""
+    """The counts of one sequence's tokens, updated as the sequence changes."""
 
     def __init__(self, longest: int, vocab_size: int) -> None:
         self.counts = NgramCounts(longest, vocab_size)
