@@ -24,8 +24,8 @@ class Cascade:
     ``levels`` go from the cheapest to the most expensive. The first level can be any drafter. The model of each further
     level verifies what the level below proposes. So it writes the same draft that it would write alone, in fewer
     forwards. The target verifies the draft of the last level. Each level drafts at most its own ``k`` nodes. A level
-    with ``shape=tree`` adds the ``width`` best guesses at each token that it writes. With ``enough`` above 0 the last level
-    stops after the forward that brings it to so many tokens, and keeps what that forward verified beyond them.
+    with ``shape=tree`` adds the ``width`` best guesses at each token that it writes. With ``enough`` above 0 the last
+    level stops after the forward that brings it to so many tokens, and keeps what that forward verified beyond them.
 
     A token's score is its probability in the last level. Its source is the level that proposed it first.
     """

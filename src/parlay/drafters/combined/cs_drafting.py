@@ -22,11 +22,11 @@ MOST = 1024
 def cs_drafting(resources: Resources, options: CsDraftingOptions) -> Member:
     """Cascade speculative drafting (Chen et al. 2023, arXiv:2312.11462).
 
-    ``drafters`` go from the most expensive to the cheapest. Row 0 of ``matrix`` says how many tokens each one writes for
-    the target (horizontal cascade). Row i says how many tokens the drafters from i on write for drafter i - 1, which
-    verifies them (vertical cascade). As in the paper, a drafter that verifies stops after the forward that brings it to
-    its number, and keeps what that forward verified beyond it. The paper's example is ``5/14/10+0/1/10+0/0/10``. The
-    paper's lenience between drafters is not needed here, because all levels share the request's noise.
+    ``drafters`` go from the most expensive to the cheapest. Row 0 of ``matrix`` says how many tokens each one writes
+    for the target (horizontal cascade). Row i says how many tokens the drafters from i on write for drafter i - 1,
+    which verifies them (vertical cascade). As in the paper, a drafter that verifies stops after the forward that brings
+    it to its number, and keeps what that forward verified beyond it. The paper's example is ``5/14/10+0/1/10+0/0/10``.
+    The paper's lenience between drafters is not needed here, because all levels share the request's noise.
     """
     steps = layout(_read(options.matrix, len(options.drafters)))
     return _horizontal(steps, resources)

@@ -1,1 +1,1 @@
-"""Drafters that ask a smaller model."""
+"""Drafters that use a smaller model."""

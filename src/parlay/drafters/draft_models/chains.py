@@ -1,4 +1,4 @@
-"""Continuations that a draft model writes token by token, many at once; who writes says how a token is chosen."""
+"""Continuations that a draft model writes token by token, for many sequences at once."""
 
 from __future__ import annotations
 

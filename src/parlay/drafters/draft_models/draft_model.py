@@ -1,4 +1,4 @@
-"""Speculative decoding with a draft model (Leviathan et al. 2023, Chen et al. 2023): a smaller model writes ahead."""
+"""Speculative decoding with a draft model (Leviathan et al. 2023, Chen et al. 2023): a smaller model drafts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class DraftModel:
     continuation; ``tree`` expands the ``width`` likeliest nodes per forward by ``width`` children each, best path
     first, and what falls below ``min_p`` is left out (the confidence stop of assisted generation).
 
-    Under a ``rule`` that compares laws it draws from its own law instead, noise of its own: one chain; ``width``
+    Under an accept rule that compares distributions it draws from its own distribution instead, with its own noise: one
+    chain; ``width``
     chains (``k-seq``; ``multi-candidate`` with ``shape=chain``); a tree with ``branching`` children per node by depth
     (empty: ``width`` everywhere), independent (SpecInfer) or without replacement (RSD-C, Sequoia); or a ``beam`` of
     ``width`` nodes per level (RSD-S). Nothing that was drawn is left out: where a path falls below ``min_p``, it ends.

@@ -37,7 +37,7 @@ class DraftSequence:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """One sequence to draft for, its opened in the draft runner caught up, and the most nodes there may be."""
+    """One sequence to draft for, its sequence in the draft runner caught up, and the most nodes there may be."""
 
     view: View
     sequence: DraftSequence
@@ -52,7 +52,7 @@ class DraftSequences:
         self._opened: dict[int, DraftSequence] = {}  # by the target's sequence, least recently used first
 
     def jobs(self, views: Sequence[View], budgets: Sequence[int]) -> dict[int, DraftJob]:
-        """What can be drafted now, by place in ``views``: each opened with one chunk at most left to feed.
+        """What can be drafted now, by place in ``views``. Each draft sequence has at most one chunk left to feed.
 
         Sequences without a budget are left out, and those for which the runner has no room.
         """
@@ -81,7 +81,7 @@ class DraftSequences:
         opened.history.cut(cached)
 
     def _align(self, view: View) -> DraftSequence:
-        """The view's opened, now the most recently used, its cache cut back to what is still true of the sequence."""
+        """The view's draft sequence, now the most recently used, its cache cut back to what agrees with the view."""
         opened = self._opened.pop(view.sequence, None) or self._open(view)
         self._opened[view.sequence] = opened
         tokens, history = view.tokens, opened.history

@@ -79,7 +79,7 @@ class _Chain:
 
 
 def drawable(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor | None:
-    """The law of the request on that path, or None where the draft model's logits leave nothing to draw from."""
+    """The distribution that the request samples from on that path; None if the logits leave nothing to draw from."""
     try:
         return law(logits_V, view, path)
     except ParlayError:

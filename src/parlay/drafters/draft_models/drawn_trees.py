@@ -19,7 +19,7 @@ from parlay.types import NO_DRAFT, Draft, Law, Runner, Tree, View
 
 @dataclass(frozen=True, slots=True)
 class Bud:
-    """A place where the tree may go on: a node (-1: the root), the law after it, the log-probability of its path.
+    """A node that may get children (-1: the root), the distribution after it, the log-probability of its path.
 
     ``value`` is that log-probability disturbed by noise, which only beams need.
     """

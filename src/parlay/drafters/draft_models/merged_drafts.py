@@ -18,10 +18,10 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 class MergedDrafts:
     """Merged drafts of several small models (SpecInfer, Miao et al. 2024, arXiv:2305.09781).
 
-    Each model draws a chain from its own law, all from the root, and gets an even part of the budget. At each node the
-    target tries the tokens of all models that agree with the text so far, in the order of ``models``, each against the
-    law it was drawn from; equal tokens of two models are one place, below which both have a say. A path of a model
-    that falls below ``min_p`` ends there.
+    Each model draws a chain from its own distribution, starting at the root, and gets an equal part of the budget. At
+    each node the target tries the tokens of all models that agree with the text so far, in the order of ``models``,
+    each against the distribution it was drawn from. Equal tokens of two models share one node, below which both models
+    continue. A chain ends where its path probability falls below ``min_p``.
     """
 
     needs = Needs(outcomes=False)

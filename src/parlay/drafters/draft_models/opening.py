@@ -1,4 +1,4 @@
-"""The draft model that a strategy names, or else the one that goes with the target."""
+"""The draft model that a strategy names, or the one that goes with the target."""
 
 from __future__ import annotations
 

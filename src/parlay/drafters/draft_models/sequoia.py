@@ -1,4 +1,4 @@
-"""Sequoia (Chen et al. 2024): a tree whose shape is the best one for how often each rank of guesses is right."""
+"""Sequoia (Chen et al. 2024): a tree of the shape that is best for the measured acceptance of each rank."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _REFIT = 16  # steps that a shape is good for
 class Sequoia:
     """Sequoia's static trees (Chen et al. 2024, arXiv:2402.12374), filled with a draft model's best tokens.
 
-    How often the draft model's token of each rank is the right one is measured, by depth, from what was committed: at
-    every node that the walk reached, and whether or not the tree held the token. The tree with the most expected
-    tokens for these numbers is drafted level by level; only its inner nodes are run. Its size is the budget, which the
-    policy sets by measured cost; its depth, at most ``levels``, is what pays if a level costs ``level_cost`` target
-    forwards. ``width`` ranks are told apart. Scores are the measured shares. In the paper they are measured once,
-    beforehand, and the tree is drawn without replacement; here it holds fixed guesses by the request's own sampler.
+    The drafter measures how often the draft model's token of each rank is right, by depth, at every node that the walk
+    reached, whether or not the tree held the token. It drafts the tree with the most expected tokens for these numbers,
+    level by level, and runs only the inner nodes. The size of the tree is the budget, which the policy sets by measured
+    cost. Its depth, at most ``levels``, is the one that pays if a level costs ``level_cost`` target forwards. ``width``
+    is the number of ranks that are distinguished. Scores are the measured acceptance. In the paper it is measured once,
+    beforehand, and the tree is drawn without replacement; here the tree holds fixed guesses by the request's sampler.
     """
 
     needs = Needs()

@@ -1,4 +1,4 @@
-"""The best tree of a given size by how often each rank of guesses is right, and the record that tells it."""
+"""The best tree of a given size for measured acceptance by rank, and the record of that acceptance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a draft model writes: jobs in, drafts out, whatever their shape and law."""
+"""The protocol of writers: they turn draft jobs into drafts of some shape."""
 
 from __future__ import annotations
 

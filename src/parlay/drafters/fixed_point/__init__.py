@@ -1,1 +1,1 @@
-"""Drafters that let the target correct guesses until they stand."""
+"""Drafters that let the target correct guesses until they no longer change."""

@@ -1,4 +1,4 @@
-"""Jacobi decoding (Santilli et al. 2023): guess all tokens ahead, let the target correct them all at once, repeat."""
+"""Jacobi decoding (Santilli et al. 2023): guess several tokens, let the target correct all of them at once, repeat."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _PURPOSE = 0x6A61636F6269  # the stream of guesses drawn from a prompt: "jacobi"
 class Jacobi(OneByOne):
     """Jacobi decoding (Santilli et al. 2023, arXiv:2305.10427): plain decoding as a system of equations.
 
-    Token i of the output is what the target says after tokens 1 to i - 1. A block of guesses goes through the target
-    as a draft; at each of its rows, rejected or not, the target says what the token there would be, and these are the
-    next guesses. Each forward makes at least one more token right, so m tokens take at most m forwards; the fixed
-    point is the text of plain decoding, greedy or sampled, because the request's own sampler corrects the guesses.
+    Token i of the output is what the target chooses after tokens 1 to i - 1. A block of guesses is verified as a draft.
+    At each of its rows, rejected or not, the target chooses a token, and these tokens are the next guesses. Each
+    forward makes at least one more token right, so m tokens take at most m forwards. The fixed point is the text of
+    plain decoding, greedy or sampled, because the request's own sampler corrects the guesses.
 
-    ``variant`` is how far ahead is guessed, always within the budget: ``parallel`` (PJ) to the end of the request,
-    ``block`` (PGJ) to the end of the current one of the blocks of ``block`` tokens that the output is solved in,
-    ``hybrid`` (HGJ) likewise for the first ``bound`` tokens, and then nothing. In PJ proper the budget is no less than
-    what is left of the request; where it is less, fresh guesses join at the far end as tokens are committed.
+    ``variant`` says how far ahead to guess, always within the budget: ``parallel`` (PJ) to the end of the request;
+    ``block`` (PGJ) to the end of the current block of ``block`` tokens; ``hybrid`` (HGJ) the same for the first
+    ``bound`` tokens, and nothing after them. In the paper's PJ the budget covers the rest of the request. Where it is
+    smaller, new guesses are added at the end as tokens are committed.
 
-    ``guess`` is what stands where nothing was computed yet: ``pad`` (the paper's), the ``last`` token again, or tokens
-    drawn from the ``prompt`` by the request's key. A target tuned so that this converges in few forwards (CLLM,
-    Kou et al. 2024, arXiv:2403.00835) is decoded by the same machine: ``variant=block,block=16,guess=prompt``.
+    ``guess`` is the first guess of a token: ``pad`` (the paper's), the ``last`` token again, or tokens drawn from the
+    ``prompt`` by the request's key. For a target that was tuned to converge in few forwards (CLLM, Kou et al. 2024,
+    arXiv:2403.00835) use ``variant=block,block=16,guess=prompt``.
     """
 
     needs = Needs(choices=1)

@@ -115,7 +115,7 @@ class GuessWindow:
 
 
 class _Sequence:
-    """What is held for one sequence: its text, the pool, and the window if there is one."""
+    """The state of one sequence: its text, the pool, and the window if there is one."""
 
     def __init__(self, pool: NgramPool, window: GuessWindow | None, copied: int) -> None:
         self.history = History()
@@ -124,7 +124,7 @@ class _Sequence:
         self._copied = copied  # length of the n-grams that the pool takes from the text; 0: none
 
     def follow(self, tokens: Sequence[int]) -> bool:
-        """Take in what was committed; False if tokens were taken back, and with them what was learnt from them."""
+        """Adds what was committed. Returns False if tokens were taken back: then the state must be made anew."""
         history = self.history
         known = len(history.tokens)
         if history.agree(tokens) < known:

@@ -1,1 +1,1 @@
-"""Draft models whose tokenizer is not the target's."""
+"""Drafters whose draft model has another tokenizer than the target."""

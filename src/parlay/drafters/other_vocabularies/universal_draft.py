@@ -1,4 +1,4 @@
-"""A draft model with any tokenizer, by way of text (Timor et al. 2025): decode, encode, draft, and all the way back."""
+"""A draft model with any tokenizer, by way of text (Timor et al. 2025): decode, encode, draft, decode, encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two tokenizers beside each other: text in ids and back, what they have in common, sequences told in other ids."""
+"""Two tokenizers together: text to ids and back, the tokens both have, sequences in the other tokenizer's ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a target's sub-layers to leave out: a search that runs beside generation, on text that is committed."""
+"""A search for the sub-layers to leave out, which runs during generation on committed text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft & Verify (Zhang et al. 2023): the target, some of its sub-layers left out, writes ahead for itself."""
+"""Draft & Verify (Zhang et al. 2023): the target drafts for itself with some of its sub-layers left out."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _THRESHOLD_DECAY = 0.9  # of the threshold, per step; the paper's beta 2
 class LayerSkip:
     """Draft & Verify (Zhang et al. 2023, arXiv:2309.08168): self-speculation without training.
 
-    Left out are the attentions of the layers listed in ``attention`` and the MLPs of those in ``mlp``; where none are
-    named, the share ``ratio`` of the inner sub-layers, from the middle of the model (0: none). With ``search`` the
-    drafter looks for better sets while it generates: so many sets are tried, one per step, each on the last ``window``
-    tokens of an output, by the speed that their agreement promises. The paper searches 1,000 sets beforehand, on
-    calibration texts, by measured time.
+    It leaves out the attentions of the layers in ``attention`` and the MLPs of the layers in ``mlp``. If none are
+    named, it leaves out the share ``ratio`` of the inner sub-layers, from the middle of the model (0: none). ``search``
+    is how many other sets it tries while it generates, one per step, each on the last ``window`` tokens of an output;
+    it keeps the set with the highest expected speed. The paper searches 1,000 sets beforehand, on calibration texts, by
+    measured time.
 
-    A chain ends after the token at which the largest probability is below a threshold. That begins at ``threshold``
-    for greedy requests and ``threshold_sampled`` for others, and moves by each sequence's own matches so that the
-    share ``acceptance`` of what is drafted is accepted. Scores are the probabilities.
+    A chain ends after the token at which the largest probability is below a threshold. The threshold starts at
+    ``threshold`` for greedy requests and ``threshold_sampled`` for others. Each sequence adjusts it so that the share
+    ``acceptance`` of its drafted tokens is accepted. Scores are the probabilities.
     """
 
     needs = Needs(layers=True)

@@ -1,4 +1,4 @@
-"""Drafting with the target itself, some of its sub-layers left out: which ones, and writing a chain with the rest."""
+"""Drafting with the target itself: which sub-layers to leave out, and writing a chain with the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parlay.types import Draft, Layers, RunnerSpec, Skip, Sublayer, View
 
 
 def skippable(source: str, resources: Resources) -> RunnerSpec:
-    """What the target is. Raises UsageError where strategy ``source`` can't leave any of its layers out."""
+    """The target's description. Raises UsageError if strategy ``source`` can't leave out any of its layers."""
     target = resources.target
     if target is None:
         raise UsageError(f"strategy {source} drafts with layers of its target, and there is no target to ask for them")

@@ -1,4 +1,4 @@
-"""SWIFT (Xia et al. 2024): the target drafts for itself, and finds out meanwhile which sub-layers it can spare."""
+"""SWIFT (Xia et al. 2024): the target drafts for itself and searches meanwhile for the sub-layers to leave out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
 class Swift:
     """SWIFT (Xia et al. 2024, arXiv:2410.06916): layer skipping, the set found on the fly.
 
-    Sets of the share ``ratio`` of the inner sub-layers are tried, one per step, by one parallel forward over the last
-    ``window`` tokens of an output: how many of them come out the same. Every ``every``-th set is the estimator's and
-    the others are random, until one agrees on the share ``enough``, ``patience`` sets in a row were no better, or
-    ``probes`` were tried. The best set serves all later requests too; at first it is the middle of the model.
+    It tries sets of the share ``ratio`` of the inner sub-layers, one per step. One parallel forward over the last
+    ``window`` tokens of an output counts how many of them the target chooses again. Every ``every``-th set comes from
+    the estimator, the others are random. The search ends when one agrees on the share ``enough``, ``patience`` sets in
+    a row were no better, or ``probes`` were tried. The best set serves all later requests too; at first it is the
+    middle of the model.
 
     A draft is a chain that ends after the token at which the largest probability is below ``threshold``, with the
     ``width`` best tokens at each of its steps as leaves beside it, likeliest path first. Scores are the probabilities.
@@ -55,7 +56,7 @@ class Swift:
         """Learns nothing here: sets are tried on committed tokens when there is something to propose."""
 
     def release(self, sequence: int) -> None:
-        """Holds nothing of a sequence."""
+        """Has no state per sequence."""
 
 
 def comb(plan: ChainDraft) -> Draft:

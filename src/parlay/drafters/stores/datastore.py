@@ -67,11 +67,11 @@ class Retrieval(OneByOne):
         return _most_frequent(continuations, self._store.header.vocab_size, budget, length)
 
     def release(self, sequence: int) -> None:
-        """Holds nothing for a sequence."""
+        """Has no state per sequence."""
 
 
 def _open(file: str, resources: Resources) -> Datastore:
-    """The datastore, if its ids mean to the target what they meant when it was built."""
+    """The datastore. Raises UsageError if it was built with another vocabulary or tokenizer than the target's."""
     if resources.open_datastore is not None:
         store = resources.open_datastore(file)
     else:

@@ -28,9 +28,9 @@ class StoreOptions(Options):
 class OutputStore:
     """The outputs of one tenant's past requests, first in, first out, and their suffixes.
 
-    An automaton can't shrink. So once outputs go, new ones are also taken into a successor, which replaces the
-    automaton when all that it holds is younger: nothing is ever rebuilt at once, and no more than about three times
-    what is kept is ever held, at 80 to 100 bytes a token.
+    An automaton can't shrink. So once outputs are dropped, new ones are also added to a successor. It replaces the
+    automaton when all outputs that are kept are in it. Nothing is ever rebuilt at once, and memory never exceeds about
+    three times what is kept, at 80 to 100 bytes a token.
     """
 
     def __init__(self, depth: int) -> None:
@@ -58,7 +58,7 @@ class OutputStore:
 
 
 class OutputStores:
-    """What each tenant's requests have put out, together at most ``max_tokens``; the oldest outputs go first.
+    """The outputs of each tenant's past requests, together at most ``max_tokens``; the oldest are dropped first.
 
     An output joins when its request ends and was observed: committed tokens only. Requests with ``store=False`` are
     never learned from, and a tenant (the requests of one ``salt``) sees its own outputs only.
@@ -82,7 +82,7 @@ class OutputStores:
         return store.suffixes if store is not None else None
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Remember whose output to learn when its request ends."""
+        """Remembers the views, to learn their outputs when the requests end."""
         for observation in observations:
             view = observation.view
             if view.request.store:

@@ -1,4 +1,4 @@
-"""Files in which stores outlive the process: integers by tenant, checked on reading, replaced whole on writing.
+"""Files that keep stores from one process to the next: integers by tenant, checked on reading, replaced as a whole.
 
 Layout, little-endian: `_HEADER` (magic, version, kind, vocabulary size, payload bytes, CRC-32 of the payload), then per
 tenant the length of its salt and the number of its lists (two uint32), the salt in UTF-8, and each list as its length
@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<I")
 class StoreFile:
     """A file that holds one ``kind`` of store for one vocabulary; two drafters that write to one file undo each other.
 
-    ``strategy`` is who is named when the file can't be used.
+    ``strategy`` is named in errors about the file.
     """
 
     path: Path

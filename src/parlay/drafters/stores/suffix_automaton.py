@@ -31,12 +31,12 @@ class SuffixAutomatonOptions(StoreOptions):
 class SuffixAutomaton:
     """SAM decoding (Hu et al. 2024, arXiv:2411.10666).
 
-    A dynamic suffix automaton of the request's references, prompt and output, and a static one, here of the outputs
-    of past requests (`OutputStores`), each know the longest end of the text that they hold. The longer match is
-    copied from, the static one only if it is more than ``bias`` tokens longer: the dynamic one from where it occurred
-    first, the static one along the tokens that followed most often. Matches of fewer than ``min_match`` tokens leave
-    the draft to the drafter ``fallback``, as the authors leave it to token recycling or EAGLE-2; without one they are
-    copied all the same. Matches longer than 64 tokens count as 64.
+    There are two suffix automata: a dynamic one of the request's references, prompt and output, and a static one, here
+    of the outputs of past requests (`OutputStores`). Each finds the longest end of the text that it holds. The draft
+    comes from the longer match, from the static one only if it is more than ``bias`` tokens longer. A dynamic match is
+    copied from its first occurrence, a static one along the tokens that followed most often. If the match has fewer
+    than ``min_match`` tokens, the drafter ``fallback`` drafts, as token recycling or EAGLE-2 do in the authors' code;
+    without a fallback short matches are copied too. Matches longer than 64 tokens count as 64.
 
     Defaults are the authors': ``min_match=5,bias=5``.
     """

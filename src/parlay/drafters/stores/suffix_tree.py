@@ -37,7 +37,7 @@ NOTHING = SuffixDraft()
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How speculations grow: at most ``min(k, factor * match length + offset)`` nodes, each of at least ``min_prob``
+    """How drafts grow: at most ``min(k, factor * match length + offset)`` nodes, each of at least ``min_prob``
     path probability; ``branching`` or only the likeliest child of each node. Nothing grows below ``stops``.
     """
 
@@ -88,7 +88,7 @@ def grow(suffixes: Suffixes, state: int, length: int, growth: Growth, floor: flo
 
 
 class _Plant:
-    """A speculation in the making: nodes so far, and the continuations of them that may become nodes."""
+    """A draft that grows: its nodes so far, and the continuations of them that may become nodes."""
 
     def __init__(self, suffixes: Suffixes, growth: Growth) -> None:
         self.tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Every substring of some texts, and how often it occurs: what drafters that copy by statistics look things up in."""
+"""Every substring of some texts and how often it occurs, for drafters that copy by statistics."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class Suffixes:
     def frequent(self, state: int) -> tuple[int, list[tuple[int, int, int]]]:
         """How often something followed the state's substrings, and the children, or the most frequent of very many.
 
-        Then those seen first and last are looked at: what is frequent anywhere was seen early, what is so here lately.
+        Of very many children only those seen first and last are searched: a token that is frequent was seen early or
+        lately.
         """
         more = self._more.get(state)
         if more is None:  # nearly all states
@@ -226,9 +227,9 @@ class Suffixes:
 
 
 class LiveText:
-    """The suffixes of a sequence and of its references, kept in step with what is committed.
+    """The suffixes of a sequence and of its references, updated with each committed token.
 
-    ``text`` is all of it in the places of `Suffixes.first_copy`. Tokens that were taken back mean starting over.
+    ``text`` is all of it in the places of `Suffixes.first_copy`. If tokens were taken back, it is built again.
     """
 
     def __init__(self, depth: int, references: tuple[tuple[int, ...], ...]) -> None:

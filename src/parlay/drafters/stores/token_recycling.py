@@ -1,4 +1,4 @@
-"""Token recycling (Luo et al. 2024): what the target nearly chose after a token is tried when the token comes again."""
+"""Token recycling (Luo et al. 2024): drafts the tokens that the target nearly chose when a token occurred before."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class TokenRecyclingOptions(Options):
 class TokenRecycling(OneByOne):
     """Token recycling (Luo et al. 2024, arXiv:2408.08696).
 
-    An adjacency matrix holds for every token the eight tokens that the target liked best when it came last. Each
-    verified row, rejected ones included, replaces the row of its token; rows on the accepted path have the last word.
-    The draft fills a static tree breadth first from the matrix: of each node's children the better ranked get more
-    room, 80 nodes and depth 6 by default. Other budgets have the best tree of their own size.
+    An adjacency matrix holds for every token the eight tokens that the target preferred after its latest occurrence.
+    Each verified row, rejected ones included, replaces the row of its token; rows of the accepted path are written
+    last. The draft fills a static tree breadth first from the matrix. In that tree higher ranks have more descendants;
+    by default it has 80 nodes and depth 6. Each other budget has the best tree of its size.
 
-    The matrix is shared by the requests of one tenant (``salt``); one with ``store=False`` reads it and keeps what it
-    learns to itself. It takes 32 bytes for each token of the vocabulary; of more than ``tenants`` the one that was
-    longest without a request is forgotten.
+    All requests of one tenant (``salt``) share a matrix. A request with ``store=False`` reads it, but what it learns
+    stays private. A matrix takes 32 bytes for each token of the vocabulary. If there are more than ``tenants``, the one
+    that was longest without a request is dropped.
     """
 
     needs = Needs(choices=WIDTH)
@@ -100,7 +100,7 @@ class TokenRecycling(OneByOne):
         return {salt: matrix.lists() for salt, matrix in self._matrices.items()}
 
     def _matrix(self, request: Request) -> _Matrix:
-        """The tenant's matrix, now the latest used; another tenant's may have to go for it."""
+        """The tenant's matrix, now the latest used. The oldest one is dropped if there are too many."""
         if request.salt not in self._matrices:
             self._matrices[request.salt] = _Matrix(self._vocab_size)
         self._matrices.move_to_end(request.salt)
@@ -133,7 +133,7 @@ class _Matrix:
 
 
 def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
-    """Tokens of the verified rows with what the target preferred after each; those of the true text come last."""
+    """Tokens of the verified rows with what the target preferred after each. Rows of the accepted path come last."""
     if not observation.choices:
         return
     tokens, sampled = observation.view.tokens, observation.verdict.sampled
