@@ -1,4 +1,4 @@
-"""Documents that a request may copy from, and predictions of its output: from what users give to ids per prompt.
+"""Documents that a request may copy from, and predictions of its output: from the values users give to ids per prompt.
 
 They are no part of the prompt: drafters may copy from them, and the text does not depend on them.
 """

@@ -11,10 +11,10 @@ from parlay.types import Exactness, FinishReason, Metrics, TokenLogprobs
 class PredictionUse:
     """What its prediction was worth to one sample, in tokens; over several samples, add them up.
 
-    ``accepted``: tokens of the output that were drafted from the prediction. A strategy that copies from it as from
-    any other text accepts none. ``rejected``: tokens of the prediction of which that can't be said: its length less
-    ``accepted``, and not below 0 where a part was copied twice. The one token per step that the target writes itself
-    is not accepted, so a prediction that is the whole answer has as many rejected tokens as there were steps, or less.
+    ``accepted``: tokens of the output that were drafted from the prediction. A strategy that copies from it as from any
+    other text accepts none. ``rejected``: the length of the prediction less ``accepted``, and 0 if a part was copied
+    twice. The one token per step that the target writes itself does not count as accepted. So a prediction that is the
+    whole answer has as many rejected tokens as there were steps, or fewer.
     """
 
     accepted: int

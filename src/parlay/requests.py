@@ -37,7 +37,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What may be said of a request beside its prompt and its sampling; no text depends on any of it.
+    """Options of a request beside its prompt and its sampling. The text does not depend on any of them.
 
     ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
     ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
@@ -56,7 +56,7 @@ class RequestOptions:
 
 @dataclass(slots=True)
 class Sample:
-    """One engine request under way, seen from the edge: its text so far and what was committed."""
+    """One engine request under way: its text so far and what was committed."""
 
     request: Request
     text: TextStream | None
@@ -80,7 +80,7 @@ class Sample:
         if self.text is None:
             return ()
         released = self.text.release(final=event.finish_reason is not None)
-        known = len(self.tokens)  # a step that failed may have read tokens that it never told of
+        known = len(self.tokens)  # a step that failed may have read tokens that it never reported
         return tuple(Piece(text, self.sources[index]) for index, text in released if index < known)
 
     def output(self) -> CompletionOutput:
@@ -147,7 +147,7 @@ class Job:
 class RequestFactory:
     """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
 
-    Requests that name no seed draw theirs reproducibly from ``seed``, or else from the system.
+    A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
     """
 
     def __init__(

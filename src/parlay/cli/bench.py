@@ -1,4 +1,4 @@
-"""`parlay bench`: measures strategies on workloads, each beside plain decoding, and prints what came of it."""
+"""`parlay bench`: measures strategies on workloads, each beside plain decoding, and prints the results."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _with_progress(bench: Bench) -> bool:
 
 
 def _advance(bar: tqdm[NoReturn], rows: int) -> None:
-    """Rounds that make ratios certain come on top."""
+    """Extra rounds, which make ratios certain, are added to the total."""
     bar.total = max(bar.total, bar.n + rows)
     bar.update(rows)
 

@@ -1,4 +1,4 @@
-"""`parlay bench --replay`: strategies on answers that other models gave; and what forwards cost, to price them."""
+"""`parlay bench --replay`: strategies on recorded answers of other models; and what forwards cost, for speed."""
 
 from __future__ import annotations
 

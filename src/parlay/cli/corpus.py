@@ -100,7 +100,7 @@ def _hidden(path: Path) -> bool:
 def encode(
     texts: Iterator[Document], tokenizer: PreTrainedTokenizerBase, done: Callable[[int], object] = bool
 ) -> Iterator[NDArray[np.uint32]]:
-    """The ids of each text, without special tokens; ``done`` is told how many more bytes of the corpus are through."""
+    """The ids of each text, without special tokens; ``done`` gets the number of bytes just finished."""
     batch: list[Document] = []
     waiting = 0
     for text, size in texts:

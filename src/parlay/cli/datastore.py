@@ -1,4 +1,4 @@
-"""`parlay datastore`: makes a datastore of a corpus, and says what one holds."""
+"""`parlay datastore`: builds a datastore from a corpus, and describes one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _check_output(path: Path) -> None:
-    """What would only be found out after a long time is said at once."""
+    """Raises ValueError now for what would otherwise fail after a long time."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write")
     if not path.absolute().parent.is_dir():

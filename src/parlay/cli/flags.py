@@ -63,7 +63,7 @@ def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
-    """How to decode; ``help`` says when the flag counts. A wrong name is an error before anything is loaded."""
+    """How to decode. A wrong name is an error before anything is loaded."""
     parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
 

@@ -1,4 +1,4 @@
-"""`parlay generate`: streams the text of one prompt, then says what it cost."""
+"""`parlay generate`: streams the text of one prompt, then prints the time it took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`parlay plan`: how fast a model would be on a machine, and which strategy to take. Everything it says is modelled."""
+"""`parlay plan`: how fast a model would be on a machine, and which strategy to take. All numbers are modelled."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _models(options: argparse.Namespace, ground: _Ground) -> Models:
 
 
 def _table_device(options: argparse.Namespace) -> _Ground:
-    """A device of the table."""
+    """A known device, by its maker's figures."""
     from parlay.plan.machine import bytes_of
 
     weights = options.dtype if options.dtype != "auto" else "bfloat16"
@@ -155,7 +155,7 @@ def _table_device(options: argparse.Namespace) -> _Ground:
 
 
 def _this_machine(options: argparse.Namespace) -> _Ground:
-    """By a measurement made now or before."""
+    """This machine, as it was calibrated now or before."""
     from parlay.plan.machine import load_calibration
 
     weights = _wanted_weights(options)

@@ -188,7 +188,7 @@ def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, A
 
 
 def settings(options: argparse.Namespace) -> Settings:
-    """What the flags allow. Raises ValueError for a limit out of range, and for a door left open by accident."""
+    """What the flags allow. Raises ValueError for a limit out of range, and if strangers could get in without a key."""
     default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
     own = _keys(options, default)
     keys = tuple(own)
@@ -253,7 +253,7 @@ def _addresses(host: str, port: int) -> list[Any]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Before the models load, so that a port that is taken is known at once."""
+    """Opens the port before the models load, so that a port that is taken is an error at once."""
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be between 0 and 65535, got {port}")
     family, kind, protocol, _, address = _addresses(host, port)[0]

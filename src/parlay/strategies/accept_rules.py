@@ -127,7 +127,7 @@ def parameters(names: Sequence[str]) -> dict[str, Option]:
 
 
 def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) -> None:
-    """UsageError for a rule that can't judge this strategy's drafts, and for parameters of a rule that is not used."""
+    """Raises UsageError for a rule that can't judge the strategy's drafts, and for options of another rule."""
     rule = given.get(RULE, "")
     if rule in RULES and RULE in known and rule not in known[RULE].choices:
         law = RULES[rule].law.replace("_", " ")

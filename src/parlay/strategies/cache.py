@@ -25,7 +25,7 @@ KEPT = 64
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A strategy, and what its drafter wants done when it goes."""
+    """A strategy, and the calls that its drafter registered for its end."""
 
     strategy: Strategy
     closing: ExitStack
@@ -34,8 +34,8 @@ class _Built:
 class StrategyCache:
     """Strategies, each built at its first request and then shared by all that name it.
 
-    Of more than ``kept`` the one that was longest without a request is dropped, with all that it has learned but for
-    what it keeps in files. Those whose names are ``in_use`` stay.
+    If there are more than ``kept``, the one that was longest without a request is dropped. What it has learned is lost,
+    except for what it keeps in files. Those whose names are ``in_use`` stay.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StrategyCache:
         return self._built[spec].strategy
 
     def close(self) -> None:
-        """Let all of them go, and write what they keep in files."""
+        """Drops all strategies; their drafters write what they keep in files."""
         with ExitStack() as closing:  # all of them, whatever one raises
             for built in self._built.values():
                 closing.push(built.closing)

@@ -23,7 +23,7 @@ _PROTOCOL = ("needs", "propose", "observe", "release")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """StrategyEntry points by name; none of them is loaded by this."""
+    """Entry points by name; none of them is loaded by this."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -33,7 +33,7 @@ def from_entry_point(point: EntryPoint) -> StrategyEntry:
 
 
 def from_path(path: str) -> StrategyEntry:
-    """The entry for ``package.module:Class``, or for ``package.module:NAME`` of an `StrategyEntry`.
+    """The entry for ``package.module:Class``, or for ``package.module:NAME`` of a `StrategyEntry`.
 
     Raises UsageError for anything else.
     """

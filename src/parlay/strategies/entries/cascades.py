@@ -1,4 +1,4 @@
-"""Strategies in which drafters stand inside drafters."""
+"""Strategies in which one drafter drafts for another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         family="cascade",
         training="that of its levels",
         needs="what its levels need",
-        summary="A cheap drafter writes for a small model, that one for a larger one, the last for the target.",
+        summary="A cheap drafter drafts for a small model, that one for a larger one, the last for the target.",
         when="the draft model is itself slow enough to be worth speeding up",
         reference="Spector and Re 2023 (staged speculative decoding), arXiv:2308.04623; "
         "Chen et al. 2023 (CS Drafting, vertical), arXiv:2312.11462",
@@ -34,8 +34,8 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         family="cascade",
         training="that of its levels",
         needs="what its levels need",
-        summary="The dearest drafter writes the first tokens of a draft, cheaper ones go on from there.",
-        when="early tokens deserve a model, later ones only a guess",
+        summary="The most expensive drafter writes the first tokens of a draft, and cheaper ones continue it.",
+        when="a model should write the first tokens and a cheap guess the rest",
         reference="Chen et al. 2023 (CS Drafting, horizontal), arXiv:2312.11462",
         options=HorizontalOptions,
         k=15,
@@ -48,7 +48,7 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         training="that of its drafters",
         needs="what its drafters need",
         summary="Vertical and horizontal cascades of several drafters, laid out by one matrix of draft lengths.",
-        when="several drafters of different price, laid out by hand",
+        when="several drafters of different cost, combined by hand",
         reference="Chen et al. 2023 (CS Drafting), arXiv:2312.11462",
         options=CsDraftingOptions,
         k=32,

@@ -10,7 +10,7 @@ ENTRIES = (
         family="plain",
         training="none",
         needs="nothing",
-        summary="Plain decoding: one token per step. The yardstick.",
-        when="drafting can not pay: high load, or text that nothing foretells",
+        summary="Plain decoding: one token per step. All others are compared with it.",
+        when="drafting can't pay: high load, or text that nothing predicts",
     ),
 )

@@ -1,4 +1,4 @@
-"""Strategies whose mark is the shape of their trees."""
+"""Strategies that choose the shape of their trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENTRIES = (
         family="model",
         training="a small model",
         needs="a model with the target's vocabulary",
-        summary="A smaller model fills the tree that is best for how often each rank of its guesses was right.",
+        summary="A smaller model fills the tree that is best for the measured acceptance of its guesses by rank.",
         when="verification is cheap for many rows, drafting is dear",
         reference="Chen et al. 2024 (Sequoia), arXiv:2402.12374",
         options=SequoiaOptions,
