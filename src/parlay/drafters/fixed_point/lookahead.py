@@ -45,7 +45,7 @@ class Lookahead(OneByOne):
         self._ngram = options.ngram
         self._guesses = options.guesses
         self._copy = options.copy
-        self._states: dict[int, _Sequence] = {}
+        self._states: dict[int, _LookaheadState] = {}
 
     def _propose(self, view: View, budget: int) -> Draft:
         if not self._guesses:
@@ -57,13 +57,13 @@ class Lookahead(OneByOne):
         merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
         return _with_probes(merged, *(state.window.nodes(len(merged)) if state.window else ((), ())))
 
-    def _begin(self, view: View) -> _Sequence:
+    def _begin(self, view: View) -> _LookaheadState:
         """Row 0 begins that much wider than the window, because each row that is added costs it a column."""
         size = self._columns + self._ngram - 3 if self._columns else 0
         streams = [noise.stream(view.request.key, place, _PURPOSE) for place in range(size)]
         row = [view.tokens[stream % view.prompt_length] for stream in streams]
         window = GuessWindow(row, self._ngram) if self._columns else None
-        state = _Sequence(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
+        state = _LookaheadState(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
         state.follow(view.tokens)
         return state
 
@@ -114,7 +114,7 @@ class GuessWindow:
         return list(zip([root, *rows[0]], *rows[1:], strict=True))
 
 
-class _Sequence:
+class _LookaheadState:
     """The state of one sequence: its text, the pool, and the window if there is one."""
 
     def __init__(self, pool: NgramPool, window: GuessWindow | None, copied: int) -> None:
