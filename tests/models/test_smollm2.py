@@ -10,7 +10,7 @@ from parlay.models.pulled import place_of
 NAME = "smollm2-135m"
 pytestmark = pytest.mark.skipif(not place_of(NAME).is_file(), reason=f"parlay pull {NAME} brings it")
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
 RENAME = [
     {"role": "user", "content": "Rename the variable x to total:\n\nx = 0\nfor n in data:\n    x = x + n\nprint(x)"}
 ]
@@ -27,7 +27,7 @@ def test_the_file_brings_tokenizer_template_and_ends(llm: LLM) -> None:
     tokenizer = llm.tokenizer
     assert tokenizer is not None
     text = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
-    asked = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    asked = "<|im_start|>user\nWhat is the opposite of hot?<|im_end|>\n<|im_start|>assistant\n"
     assert text == BLANK + asked
     assert tokenizer.encode("Hello, world 1984\n") == [19556, 28, 905, 216, 33, 41, 40, 36, 198]
     assert llm.runner.spec.eos_ids == (2,)
@@ -35,8 +35,8 @@ def test_the_file_brings_tokenizer_template_and_ends(llm: LLM) -> None:
 
 
 def test_it_answers_and_ends(llm: LLM) -> None:
-    sample = llm.chat([QUESTION], SamplingParams(temperature=0, max_tokens=48))[0].outputs[0]
-    assert "Paris" in sample.text
+    sample = llm.chat([QUESTION], SamplingParams(temperature=0, max_tokens=200))[0].outputs[0]
+    assert "is cold" in sample.text
     assert sample.finish_reason == "stop"
 
 

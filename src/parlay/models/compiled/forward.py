@@ -35,6 +35,15 @@ def refusal(config: DecoderConfig, dtype: torch.dtype) -> str | None:
     return None
 
 
+def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:
+    """Whether the library is there, and can run this model."""
+    try:
+        load()
+    except NotLoaded:
+        return False
+    return refusal(config, dtype) is None
+
+
 class CompiledForward:
     """Raises NotLoaded where the library is missing or can't run this model."""
 
