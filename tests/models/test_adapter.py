@@ -14,7 +14,7 @@ from parlay import trees
 from parlay.models import UnsupportedModel
 from parlay.models.adapter import AdapterRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
-from parlay.types import Exactness, OutOfRoom, Segment, Tree
+from parlay.types import Exactness, Features, OutOfRoom, Segment, Skip, Tree
 
 TREE_MODELS = ["gpt2", "gpt-neox", "llama"]
 CHAIN_MODELS = ["bloom", "gemma2", "lfm2", "qwen3-next"]
@@ -237,3 +237,20 @@ def test_models_without_a_usable_cache_are_refused_by_name() -> None:
     config = T5Config(vocab_size=VOCAB_SIZE, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     with pytest.raises(UnsupportedModel, match=r"T5.*encoder-decoder"):
         AdapterRunner(AutoModelForSeq2SeqLM.from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("segment", "skipped", "words"),
+    [
+        (Segment(0, (1,)), frozenset({("mlp", 0)}), "skip sub-layers"),
+        (Segment(0, (1,), features=Features(torch.zeros(1, 8))), frozenset(), "read features"),
+        (Segment(0, (1,), base=-1), frozenset(), "run cached tokens again"),
+        (Segment(0, (1, 2), logits_from=1, base=1), frozenset(), "left no 1 rows"),
+    ],
+    ids=["layers", "features", "cached tokens", "rows that did not run"],
+)
+def test_what_the_adapter_can_not_run_is_said(segment: Segment, skipped: Skip, words: str) -> None:
+    runner = AdapterRunner(random_model("gpt2"))
+    runner.open(0, (1, 2, 3))
+    with pytest.raises(ValueError, match=words):
+        runner.forward([segment], skip=skipped)

@@ -1,4 +1,4 @@
-"""One forward of a transformers model on rows of a cached sequence, whatever its forward happens to be called with."""
+"""One forward of a transformers model on rows of a cached sequence, whatever arguments its forward takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parlay.types import NO_TREE, Segment, Tree
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What one sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` did run."""
+    """What a sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` ran earlier."""
 
     pending: tuple[int, ...]
     cached: int

@@ -76,7 +76,7 @@ def _probe(call: ModelCall) -> Ability:
     return Ability("none", f"several cached rows at once differ from plain ones by {difference:.1e}; {reason}")
 
 
-def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...], expected: Tensor) -> float:
+def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...], expected_RV: Tensor) -> float:
     """The largest difference that counts as rounding, taken from rows that are fed one at a time.
 
     Another text runs in between: a model that keeps state outside its cache can't serve two sequences.
@@ -86,8 +86,8 @@ def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...
     for offset, token in enumerate(path):
         call.chain(Rows(path, 0), call.new_cache(), 1)
         rows.append(call.chain(Rows((token,), len(prompt) + offset), cache, 1).logits_RV)
-    noise = _difference(torch.cat(rows), expected)
-    unit = torch.finfo(call.dtype).eps * float(expected.abs().max())
+    noise = _difference(torch.cat(rows), expected_RV)
+    unit = torch.finfo(call.dtype).eps * float(expected_RV.abs().max())
     if not noise <= 32 * unit:
         raise UnsupportedModel(f"{call.name}: its logits with a cache differ from plain ones by {noise:.1e}")
     return 8 * (noise + unit)

@@ -1,7 +1,11 @@
 """Exact attention of one sequence's new rows over its cached keys.
 
-A head group's queries are folded into the rows of one product: ``[kv_heads, rows * group, D]`` against keys
-``[kv_heads, S, D]``, which are stored in the sequence's buffer first and read from there.
+A head group's queries are folded into the rows of one product: ``[K, T * G, D]`` against keys ``[K, S, D]``, which are
+stored in the sequence's buffer first and read from there.
+
+Shapes: N rows of all segments, of which T are this segment's; A query, key and value heads together; K key/value heads;
+G query heads for each of them; D numbers of a head, which are P pairs (complex); S slots of the buffer; Q rows of a
+product's queries, which are T * G and what pads them.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ from parlay.models.rope import Rope
 from parlay.types import Tree
 
 Attend = Callable[[int, Tensor], None]
-"""``(layer, qkv)``: store keys and values of one segment's rows and write the attention of these rows.
+"""``(layer, qkv_NAP)``: store keys and values of one segment's rows and write the attention of these rows.
 
-``qkv`` ``[N, qkv_heads, D/2]`` holds the rows of all segments: query, key and value heads as complex pairs.
+``qkv_NAP`` holds the rows of all segments: query, key and value heads as complex pairs.
 """
 
 _TILE_ROWS = 256
@@ -47,33 +51,35 @@ class ExactAttention:
         self._hidden = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
     def gap(self, tree: Tree) -> int:
-        """Free slots wanted between pending rows and nodes: where the paths of a branching tree are laid out."""
+        """How many free slots there must be between pending rows and nodes: paths of a branching tree go there."""
         return 0 if trees.is_chain(tree) else max(trees.depths(tree))
 
     def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor) -> Attend:
-        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
+        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
         heads = self._heads
         count = len(out)
         spare = _round_up(heads.group, self._form.rows) + self._form.rows
-        queries = torch.zeros(heads.num_kv_heads, count * heads.group + spare, heads.head_dim, dtype=self._dtype)
+        queries_KQD = torch.zeros(heads.num_kv_heads, count * heads.group + spare, heads.head_dim, dtype=self._dtype)
         if trees.is_chain(place.tree):
             runs = [_Run(tuple(range(count)), place.start + place.base)]
         else:
             runs = _tree_runs(rows, place)
-        parts = _parts(heads, rows, place, begin=begin, queries=queries, turns=self._rope.at(positions(place)))
+        turns = self._rope.at(positions(place))
+        parts = _parts(heads, rows, place, begin=begin, queries_KQD=queries_KQD, turns=turns)
         grouped = out.view(count, heads.num_kv_heads, heads.group * heads.head_dim)
-        tiles = [self._tile(rows, queries, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
+        tiles = [self._tile(rows, queries_KQD, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
         return _Plan(parts, tiles)
 
-    def _tile(self, rows: Gathered, queries: Tensor, out: Tensor, run: _Run) -> _Tile:
+    def _tile(self, rows: Gathered, queries_KQD: Tensor, out: Tensor, run: _Run) -> _Tile:
+        """The product of one run's rows. ``out`` ``[T, K, G * D]`` is what all rows' attention goes to."""
         group, length, first = self._heads.group, len(run.rows), run.rows[0]
         padded = _round_up(length * group, self._form.rows)
         keys = _round_up(run.position + length, self._form.keys)
         _, kv_heads, width = out.shape
         adjacent = run.rows[-1] - first == length - 1
         return _Tile(
-            queries=queries[:, first * group : first * group + padded],
-            gather=None if adjacent else _Gather(queries[:, : len(out) * group], torch.tensor(run.rows), group),
+            queries=queries_KQD[:, first * group : first * group + padded],
+            gather=None if adjacent else _Gather(queries_KQD[:, : len(out) * group], torch.tensor(run.rows), group),
             hidden=self._hidden[:padded, : keys - run.position - 1],
             hidden_from=run.position + 1,
             keys=rows.buffer[:, 0, :, :keys].transpose(2, 3).unbind(0),
@@ -106,7 +112,10 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """Copies of rows between slots of each layer's buffer ``[2, kv_heads, slots, D]``."""
+    """Copies of rows between slots of each layer's buffer ``[2, K, S, D]``, in each layer the same.
+
+    ``sources`` are slots. Each of ``targets`` is the part of that layer's buffer that they are copied to.
+    """
 
     sources: Tensor
     layers: tuple[Tensor, ...]
@@ -125,26 +134,28 @@ class _Moves:
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """Rows of one path that are not adjacent; ``queries`` ``[kv_heads, T * group, D]`` are those of all rows."""
+    """The ``rows`` ``[T]`` of one path, which are not adjacent. ``queries`` ``[K, Q, D]`` are those of all rows."""
 
     queries: Tensor
     rows: Tensor
     group: int
 
-    def into(self, like: Tensor) -> Tensor:
-        """These rows' queries, padded to the shape of ``like``."""
-        heads, _, head_dim = like.shape
+    def into(self, like_KQD: Tensor) -> Tensor:
+        """These rows' queries, padded to the shape of ``like_KQD``."""
+        heads, _, head_dim = like_KQD.shape
         chosen = self.queries.view(heads, -1, self.group * head_dim).index_select(1, self.rows)
-        padded = torch.zeros_like(like)
+        padded = torch.zeros_like(like_KQD)
         padded[:, : len(self.rows) * self.group] = chosen.view(heads, -1, head_dim)
         return padded
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One product: queries of some rows against the keys from slot 0 on, some of them hidden from ``hidden_from`` on.
+    """One product: ``queries`` ``[K, Q, D]`` of some rows against the keys of slots 0 to S.
 
-    ``size`` and ``stride`` read the product ``[kv_heads, padded rows, D]`` as ``[rows, kv_heads, group * D]``.
+    ``keys`` ``[K, D, S]`` and ``values`` ``[K, S, D]`` are those of each layer. ``hidden`` is added to the scores from
+    slot ``hidden_from`` on: minus infinity where a row must not see a key. ``size`` and ``stride`` read the product
+    ``[K, Q, D]`` as ``[T, K, G * D]``, which is the shape of ``out``.
     """
 
     queries: Tensor
@@ -175,7 +186,9 @@ class _Tile:
 class _Part:
     """Some rows turned by their positions: queries into their product's layout, keys and values into the buffer.
 
-    ``offset`` is where the rows' queries begin in a contiguous ``qkv``, keys and values follow at ``kv_offset``.
+    ``offset`` is where the rows' queries begin in a contiguous ``qkv_NAP``, keys and values follow at ``kv_offset``.
+    ``query_turns`` ``[T, 1, 1, P]`` and ``kv_turns`` ``[T, 2, 1, P]`` are factors; ``query_target`` ``[T, K, G, P]``
+    and ``kv_targets`` ``[T, 2, K, P]`` (one for each layer) are where the products go.
     """
 
     offset: int
@@ -186,13 +199,13 @@ class _Part:
     query_target: Tensor
     kv_targets: tuple[Tensor, ...]
 
-    def __call__(self, layer: int, qkv: Tensor) -> None:
+    def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
         _, _, group, pairs = size = self.query_target.shape
         target = self.kv_targets[layer]
-        queries = qkv.as_strided(size, (self.row_stride, group * pairs, pairs, 1), self.offset)
+        queries = qkv_NAP.as_strided(size, (self.row_stride, group * pairs, pairs, 1), self.offset)
         torch.mul(queries, self.query_turns, out=self.query_target)
         stride = (self.row_stride, target.shape[2] * pairs, pairs, 1)
-        torch.mul(qkv.as_strided(target.shape, stride, self.kv_offset), self.kv_turns, out=target)
+        torch.mul(qkv_NAP.as_strided(target.shape, stride, self.kv_offset), self.kv_turns, out=target)
 
 
 class _Plan:
@@ -201,21 +214,24 @@ class _Plan:
     def __init__(self, parts: list[_Part], tiles: list[_Tile]) -> None:
         self._parts, self._tiles = parts, tiles
 
-    def __call__(self, layer: int, qkv: Tensor) -> None:
+    def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
         for part in self._parts:
-            part(layer, qkv)
+            part(layer, qkv_NAP)
         for tile in self._tiles:
             tile(layer)
 
 
 def _parts(
-    heads: Heads, rows: Gathered, place: Rows, *, begin: int, queries: Tensor, turns: tuple[Tensor, Tensor]
+    heads: Heads, rows: Gathered, place: Rows, *, begin: int, queries_KQD: Tensor, turns: tuple[Tensor, Tensor]
 ) -> list[_Part]:
-    """Pending rows and nodes, which may lie apart, in blocks that torch does not split between threads."""
+    """Pending rows and nodes, which may lie apart, in blocks that torch does not split between threads.
+
+    ``turns`` are ``[T, 1, 1, P]`` for queries and ``[T, 2, 1, P]`` for keys and values.
+    """
     query_turns, kv_turns = turns
     count, pairs = len(query_turns), heads.head_dim // 2
     buffer = torch.view_as_complex(rows.buffer.view(*rows.buffer.shape[:-1], pairs, 2))
-    used = queries[:, : count * heads.group].view(heads.num_kv_heads, count, heads.group, pairs, 2)
+    used = queries_KQD[:, : count * heads.group].view(heads.num_kv_heads, count, heads.group, pairs, 2)
     targets = torch.view_as_complex(used).transpose(0, 1)
     row_stride = heads.qkv_heads * pairs
     first_slot, split = place.start + place.base, max(0, place.pending - place.base)
@@ -239,7 +255,7 @@ def _parts(
 
 
 def positions(place: Rows) -> range | list[int]:
-    """Of the rows that run, in the sequence."""
+    """The positions of the rows that run."""
     if trees.is_chain(place.tree):
         return range(place.start + place.base, place.start + place.end)
     root = place.start + place.pending - 1

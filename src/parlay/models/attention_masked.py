@@ -26,7 +26,7 @@ class MaskedAttention:
         return 0
 
     def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor) -> Attend:
-        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, heads * D]``."""
+        """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
         turns = self._rope.at(positions(place))
         mask = _mask(place).to(rows.buffer.device) if len(out) > 1 or not trees.is_chain(place.tree) else None
         buffers = rows.buffer[:, :, :, : place.start + place.end].unbind(0)
@@ -34,6 +34,12 @@ class MaskedAttention:
 
 
 class _MaskedPlan:
+    """One segment's attention, ready for every layer.
+
+    ``turns`` are ``[T, 1, 1, P]`` for queries and ``[T, 2, 1, P]`` for keys and values, ``mask`` is ``[T, S]``, each
+    layer's buffer ``[2, K, S, D]``, and ``out`` ``[T, K * G * D]``: see `parlay.models.attention` for the letters.
+    """
+
     def __init__(
         self,
         heads: Heads,
@@ -49,13 +55,13 @@ class _MaskedPlan:
         self._rows = slice(begin, begin + len(out))
         self._out = out.view(len(out), heads.num_heads, heads.head_dim)
 
-    def __call__(self, layer: int, qkv: Tensor) -> None:
+    def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
         heads, buffer = self._heads, self._buffers[layer]
-        qkv = qkv[self._rows]
-        count = len(qkv)
-        turned = torch.view_as_real(qkv[:, : heads.num_heads] * self._query_turns[:, 0])
+        qkv_TAP = qkv_NAP[self._rows]
+        count = len(qkv_TAP)
+        turned = torch.view_as_real(qkv_TAP[:, : heads.num_heads] * self._query_turns[:, 0])
         queries = turned.flatten(-2).to(buffer.dtype).transpose(0, 1)
-        keys_values = qkv[:, heads.num_heads :].view(count, 2, heads.num_kv_heads, -1) * self._kv_turns
+        keys_values = qkv_TAP[:, heads.num_heads :].view(count, 2, heads.num_kv_heads, -1) * self._kv_turns
         buffer[:, :, buffer.shape[2] - count :] = torch.view_as_real(keys_values).flatten(-2).permute(1, 2, 0, 3)
         result = F.scaled_dot_product_attention(
             queries[None], buffer[0][None], buffer[1][None], attn_mask=self._mask, scale=1.0, enable_gqa=True

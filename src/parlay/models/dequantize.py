@@ -1,6 +1,7 @@
 """The numbers that stored blocks stand for, exactly as ggml reads them: scale times code, minus a minimum.
 
 The slow, plain reading: for devices without kernels of ours for a format, for rows of embeddings, and for tests.
+``blocks_NB`` are N blocks of B bytes each, uint8.
 """
 
 from __future__ import annotations
@@ -42,110 +43,111 @@ def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     out = torch.empty(len(rows), length, dtype=dtype)
     step = max(1, _CHUNK // length)
     for start in range(0, len(rows), step):
-        blocks = rows[start : start + step].reshape(-1, stored.format.block_bytes)
-        out[start : start + step] = _numbers(stored.format, blocks).view(-1, length)
+        blocks_NB = rows[start : start + step].reshape(-1, stored.format.block_bytes)
+        out[start : start + step] = _numbers(stored.format, blocks_NB).view(-1, length)
     return out.view(stored.shape)
 
 
-def groups(format: Format, blocks: Tensor) -> Groups:
-    """``blocks`` ``[N, block_bytes]`` uint8 of any format but F32, F16 and BF16, as codes and scales."""
-    return _READERS[format](blocks)
+def groups(format: Format, blocks_NB: Tensor) -> Groups:
+    """N blocks of B bytes each, in any format but F32, F16 and BF16, as codes and scales."""
+    return _READERS[format](blocks_NB)
 
 
-def _numbers(format: Format, blocks: Tensor) -> Tensor:
-    codes, scales, minimums = groups(format, blocks)
+def _numbers(format: Format, blocks_NB: Tensor) -> Tensor:
+    codes, scales, minimums = groups(format, blocks_NB)
     numbers = scales * codes
     return (numbers if minimums is None else numbers - minimums).flatten(1)
 
 
-def _half(blocks: Tensor, at: int) -> Tensor:
+def _half(blocks_NB: Tensor, at: int) -> Tensor:
     """The float16 at byte ``at`` of each block, ``[N, 1, 1]`` float32."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, :, None]
+    return blocks_NB[:, at : at + 2].contiguous().view(torch.float16).float()[:, :, None]
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """``[..., n]`` bytes as ``[..., 2 n]`` codes: the low halves of all of them, then the high ones."""
+    """``packed`` ``[..., n]`` bytes as ``[..., 2 n]`` codes: the low halves of all of them, then the high ones."""
     return torch.cat((packed & 15, packed >> 4), -1)
 
 
 def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
+    """Codes of any shape as the int8 numbers that they stand for."""
     return torch.tensor(table, dtype=torch.int8)[codes.int()]
 
 
 def _bits(packed: Tensor, width: int) -> Tensor:
-    """``[..., n]`` bytes as ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
+    """``packed`` ``[..., n]`` bytes as ``[..., n, 8 / width]`` numbers of ``width`` bits, lowest first."""
     return packed[..., None] >> torch.arange(0, 8, width, dtype=torch.uint8) & (1 << width) - 1
 
 
-def _q4_0(blocks: Tensor) -> Groups:
-    return Groups(_nibbles(blocks[:, None, 2:]).to(torch.int8) - 8, _half(blocks, 0))
+def _q4_0(blocks_NB: Tensor) -> Groups:
+    return Groups(_nibbles(blocks_NB[:, None, 2:]).to(torch.int8) - 8, _half(blocks_NB, 0))
 
 
-def _q4_1(blocks: Tensor) -> Groups:
-    return Groups(_nibbles(blocks[:, None, 4:]), _half(blocks, 0), -_half(blocks, 2))
+def _q4_1(blocks_NB: Tensor) -> Groups:
+    return Groups(_nibbles(blocks_NB[:, None, 4:]), _half(blocks_NB, 0), -_half(blocks_NB, 2))
 
 
-def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
+def _fifth_bits(blocks_NB: Tensor, at: int) -> Tensor:
     """Codes of five bits: four bytes of high bits from ``at`` on, then nibbles."""
-    high = _bits(blocks[:, None, at : at + 4], 1).flatten(2)
-    return _nibbles(blocks[:, None, at + 4 :]) | high << 4
+    high = _bits(blocks_NB[:, None, at : at + 4], 1).flatten(2)
+    return _nibbles(blocks_NB[:, None, at + 4 :]) | high << 4
 
 
-def _q5_0(blocks: Tensor) -> Groups:
-    return Groups(_fifth_bits(blocks, 2).to(torch.int8) - 16, _half(blocks, 0))
+def _q5_0(blocks_NB: Tensor) -> Groups:
+    return Groups(_fifth_bits(blocks_NB, 2).to(torch.int8) - 16, _half(blocks_NB, 0))
 
 
-def _q5_1(blocks: Tensor) -> Groups:
-    return Groups(_fifth_bits(blocks, 4), _half(blocks, 0), -_half(blocks, 2))
+def _q5_1(blocks_NB: Tensor) -> Groups:
+    return Groups(_fifth_bits(blocks_NB, 4), _half(blocks_NB, 0), -_half(blocks_NB, 2))
 
 
-def _q8_0(blocks: Tensor) -> Groups:
-    return Groups(blocks[:, None, 2:].contiguous().view(torch.int8), _half(blocks, 0))
+def _q8_0(blocks_NB: Tensor) -> Groups:
+    return Groups(blocks_NB[:, None, 2:].contiguous().view(torch.int8), _half(blocks_NB, 0))
 
 
-def _scales_and_minimums(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _scales_and_minimums(blocks_NB: Tensor) -> tuple[Tensor, Tensor]:
     """Of eight groups of a Q4_K or Q5_K block: six bits each in twelve bytes, times one float16 for each kind."""
-    scale, minimum, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scale, minimum, rest = blocks_NB[:, 4:8], blocks_NB[:, 8:12], blocks_NB[:, 12:16]
     scales = torch.cat((scale & 63, rest & 15 | scale >> 2 & 48), 1)
     minimums = torch.cat((minimum & 63, rest >> 4 | minimum >> 2 & 48), 1)
-    return _half(blocks, 0) * scales[:, :, None], _half(blocks, 2) * minimums[:, :, None]
+    return _half(blocks_NB, 0) * scales[:, :, None], _half(blocks_NB, 2) * minimums[:, :, None]
 
 
-def _q4_k(blocks: Tensor) -> Groups:
-    codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    return Groups(codes, *_scales_and_minimums(blocks))
+def _q4_k(blocks_NB: Tensor) -> Groups:
+    codes = _nibbles(blocks_NB[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    return Groups(codes, *_scales_and_minimums(blocks_NB))
 
 
-def _q5_k(blocks: Tensor) -> Groups:
-    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    high = _bits(blocks[:, 16:48], 1).transpose(1, 2)
-    return Groups(low | high << 4, *_scales_and_minimums(blocks))
+def _q5_k(blocks_NB: Tensor) -> Groups:
+    low = _nibbles(blocks_NB[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
+    high = _bits(blocks_NB[:, 16:48], 1).transpose(1, 2)
+    return Groups(low | high << 4, *_scales_and_minimums(blocks_NB))
 
 
-def _q6_k(blocks: Tensor) -> Groups:
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64))
-    high = _bits(blocks[:, 128:192].reshape(-1, 2, 32), 2).transpose(2, 3).flatten(2)
+def _q6_k(blocks_NB: Tensor) -> Groups:
+    low = _nibbles(blocks_NB[:, :128].reshape(-1, 2, 64))
+    high = _bits(blocks_NB[:, 128:192].reshape(-1, 2, 32), 2).transpose(2, 3).flatten(2)
     codes = (low | high << 4).to(torch.int8) - 32
-    scales = blocks[:, 192:208].contiguous().view(torch.int8)
-    return Groups(codes.view(-1, 16, 16), _half(blocks, 208) * scales[:, :, None])
+    scales = blocks_NB[:, 192:208].contiguous().view(torch.int8)
+    return Groups(codes.view(-1, 16, 16), _half(blocks_NB, 208) * scales[:, :, None])
 
 
-def _iq4_nl(blocks: Tensor) -> Groups:
-    return Groups(_looked_up(_nibbles(blocks[:, None, 2:]), _NONLINEAR), _half(blocks, 0))
+def _iq4_nl(blocks_NB: Tensor) -> Groups:
+    return Groups(_looked_up(_nibbles(blocks_NB[:, None, 2:]), _NONLINEAR), _half(blocks_NB, 0))
 
 
-def _iq4_xs(blocks: Tensor) -> Groups:
-    high = _bits(blocks[:, 2:4], 2).flatten(1)
-    low = _bits(blocks[:, 4:8], 4).flatten(1)
+def _iq4_xs(blocks_NB: Tensor) -> Groups:
+    high = _bits(blocks_NB[:, 2:4], 2).flatten(1)
+    low = _bits(blocks_NB[:, 4:8], 4).flatten(1)
     scales = (low | high << 4).to(torch.int8) - 32
-    codes = _nibbles(blocks[:, 8:].reshape(-1, 8, 16))
-    return Groups(_looked_up(codes, _NONLINEAR), _half(blocks, 0) * scales[:, :, None])
+    codes = _nibbles(blocks_NB[:, 8:].reshape(-1, 8, 16))
+    return Groups(_looked_up(codes, _NONLINEAR), _half(blocks_NB, 0) * scales[:, :, None])
 
 
-def _mxfp4(blocks: Tensor) -> Groups:
-    exponents = blocks[:, None, :1].int() - 128
+def _mxfp4(blocks_NB: Tensor) -> Groups:
+    exponents = blocks_NB[:, None, :1].int() - 128
     scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
-    return Groups(_looked_up(_nibbles(blocks[:, None, 1:]), _E2M1), scales)
+    return Groups(_looked_up(_nibbles(blocks_NB[:, None, 1:]), _E2M1), scales)
 
 
 _READERS: dict[Format, Callable[[Tensor], Groups]] = {

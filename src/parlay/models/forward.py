@@ -1,4 +1,4 @@
-"""What runs a native decoder's rows: the seam between a runner, which knows sequences, and the kernels below it."""
+"""The interface between a native runner, which knows sequences, and the decoders that run its rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kernels:
 
 
 class Work(NamedTuple):
-    """The rows that one forward runs: the ``ids`` of all sequences' rows in order, and who wants logits.
+    """The rows that one forward runs: the ``ids`` of all sequences' rows in order. ``wanted`` are those with logits.
 
     ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids:
     each the number of its first row, and its inputs.

@@ -1,4 +1,4 @@
-"""A sequence's pages as one buffer, for torch's operators: gathered before a forward, new rows put back after it.
+"""A sequence's pages copied into one buffer, for torch's operators. After the forward its new rows are copied back.
 
 This copies all that is cached of each sequence in every forward. The compiled decoder reads pages where they lie.
 """

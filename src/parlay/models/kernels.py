@@ -25,7 +25,7 @@ class Judgement:
 
 
 def judge(decoder: Decoder, device: torch.device) -> Judgement:
-    """Try the model's own products for independence of the rows beside a row."""
+    """Test with the model's own products whether a row depends on the rows beside it."""
     linears = _distinct_linears(decoder)
     kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
     if device.type != "cpu":

@@ -33,7 +33,7 @@ def padded(rows: int) -> int:
 
 
 class PackedLinear:
-    """A weight in oneDNN's blocked layout, its own copy."""
+    """``weight`` ``[O, I]`` in oneDNN's blocked layout, its own copy, and ``bias`` ``[O]``."""
 
     __slots__ = ("_bias", "_call", "_weight", "dtype", "in_features", "out_features")
 
@@ -44,13 +44,13 @@ class PackedLinear:
         self._bias = bias
         self._call = torch.ops.mkldnn._linear_pointwise.default
 
-    def __call__(self, x: Tensor) -> Tensor:
-        result: Tensor = self._call(x, self._weight, self._bias, "none", [], "")
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        result: Tensor = self._call(x_NI, self._weight, self._bias, "none", [], "")
         return result
 
 
 class PlainLinear:
-    """`F.linear` over the weight as it is."""
+    """`F.linear` over ``weight`` ``[O, I]`` as it is, and ``bias`` ``[O]``."""
 
     __slots__ = ("_bias", "_weight", "dtype", "in_features", "out_features")
 
@@ -59,16 +59,16 @@ class PlainLinear:
         self.dtype = weight.dtype
         self._weight, self._bias = weight.contiguous(), bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return F.linear(x_NI, self._weight, self._bias)
 
 
 Linear = PackedLinear | PlainLinear
-"""``x [N, in_features] -> [N, out_features]``; callers give at least `MIN_ROWS` rows."""
+"""``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest linear layer there is for this weight's device and dtype."""
+    """The fastest linear layer for ``weight`` ``[O, I]`` and ``bias`` ``[O]``, on their device and in their dtype."""
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias)
     try:

@@ -1,4 +1,4 @@
-"""How much memory there is to be had here."""
+"""How much memory is free on this machine."""
 
 from __future__ import annotations
 

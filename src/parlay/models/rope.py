@@ -15,7 +15,7 @@ from parlay.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair, ``[D/2]`` float32, stretched as the config says."""
+    """Radians per position of each of the P = D/2 pairs, ``[P]`` float32, stretched as the config says."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
@@ -29,15 +29,15 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     return plain
 
 
-def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+def _llama3(rope: RopeConfig, plain_P: Tensor) -> Tensor:
     """Long wavelengths are divided by the factor, short ones kept, those between are mixed."""
-    wavelengths = 2 * math.pi / plain
+    wavelengths = 2 * math.pi / plain_P
     spread = rope.high_freq_factor - rope.low_freq_factor
     kept = ((rope.original_max_context / wavelengths - rope.low_freq_factor) / spread).clamp(0, 1)
-    return (1 - kept) * plain / rope.factor + kept * plain
+    return (1 - kept) * plain_P / rope.factor + kept * plain_P
 
 
-def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+def _yarn(rope: RopeConfig, plain_P: Tensor, head_dim: int) -> Tensor:
     """Pairs that turn more than ``beta_fast`` times in the original context are kept, slow ones divided by factor."""
 
     def pair_turning(rotations: float) -> float:
@@ -50,11 +50,11 @@ def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
     low, high = max(low, 0), min(high, head_dim - 1)
     ramp = (torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)
     divided = ramp.clamp(0, 1)
-    return divided * plain / rope.factor + (1 - divided) * plain
+    return divided * plain_P / rope.factor + (1 - divided) * plain_P
 
 
 def interleave(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorders each head's rows (``[heads * D, ...]``) from halves to pairs: 0, D/2, 1, D/2 + 1, ..."""
+    """Reorders each head's rows of ``weight`` ``[heads * D, ...]`` from halves to pairs: 0, D/2, 1, D/2 + 1, ..."""
     halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 

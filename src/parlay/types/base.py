@@ -1,4 +1,4 @@
-"""The few words that everything else is said in: laws, exactness, errors, noise keys."""
+"""Terms that every part uses: laws of drafts, levels of exactness, errors, noise keys."""
 
 from __future__ import annotations
 

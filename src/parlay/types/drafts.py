@@ -1,4 +1,4 @@
-"""What is proposed, and what a rule decided of it."""
+"""Drafts, and what an accept rule decided about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sample to decode, and the sight of it that drafters have."""
+"""One sample to decode, and what drafters can see of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StopChecker(Protocol):
-    """Watches the committed tokens of one sample for stop strings. Made at the edge, where text is known."""
+    """Looks for stop strings in the committed tokens of one sample. Made by the engine's caller, who knows the text."""
 
     def push(self, token: int) -> bool:
         """Take one committed token; True when a stop string is complete."""
@@ -23,7 +23,7 @@ class StopChecker(Protocol):
 
 
 class Constraint(Protocol):
-    """What the text of one sample must keep to: which ids may follow which. Made at the edge, where text is known.
+    """Which ids may follow which in the text of one sample. Made by the caller of the engine, who knows the text.
 
     It stands at the committed output, and `commit` alone moves it; all else is a function of what was committed and
     of a path, and leaves no trace.
@@ -31,7 +31,7 @@ class Constraint(Protocol):
 
     @property
     def committed(self) -> int:
-        """Output tokens it was told of."""
+        """How many output tokens it has taken."""
         ...
 
     def allowed(self, start: int, path: Sequence[int]) -> Tensor | None:
@@ -105,7 +105,7 @@ class Layers(Protocol):
 
 
 class View(Protocol):
-    """A drafter's read-only sight of a sequence. ``tokens`` is live: prompt, then committed output."""
+    """What a drafter can read of a sequence. ``tokens`` grows as it decodes: prompt, then committed output."""
 
     @property
     def sequence(self) -> int: ...

@@ -103,6 +103,7 @@ def _halves(weight: Tensor | StoredTensor, head_dim: int) -> Tensor | StoredTens
 
 
 def _halved(rows: Tensor, head_dim: int) -> Tensor:
+    """``rows`` ``[heads * D, ...]``: numbers, or a row's blocks."""
     if len(rows) % head_dim:
         return rows  # of a wrong shape, which the check of shapes names
     return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
