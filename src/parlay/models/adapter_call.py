@@ -20,7 +20,7 @@ from parlay.types import NO_TREE, Segment, Tree
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` ran earlier."""
+    """What a sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
 
     pending: tuple[int, ...]
     cached: int

@@ -23,18 +23,21 @@ from parlay.types import Skip
 
 @dataclass(frozen=True, slots=True)
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight)."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight).
+
+    ``floor`` ``[]`` is sqrt(n eps), and ``weight`` ``[n]`` or ``[heads, n]`` carries sqrt(n).
+    """
 
     floor: Tensor
     weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normed rows, in the dtype of ``x``."""
+        """``x`` ``[..., n]`` normed, in its own dtype."""
         length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.floor.dtype).hypot_(self.floor)
         return torch.div(x, length).mul_(self.weight).to(x.dtype)
 
     def inplace(self, x: Tensor) -> None:
-        """Norm rows that are in the dtype of the norm already."""
+        """Norm ``x`` ``[..., n]``, which has the dtype of the norm already."""
         x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor)).mul_(self.weight)
 
 
@@ -53,7 +56,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention."""
+    """Weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention.
+
+    ``embedding`` is ``[V, H]``.
+    """
 
     heads: Heads
     compute: torch.dtype
@@ -89,10 +95,10 @@ class Decoder:
                 hidden.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden)))))
         return hidden, tapped
 
-    def _qkv(self, layer: Layer, hidden: Tensor) -> Tensor:
+    def _qkv(self, layer: Layer, hidden_NH: Tensor) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
-        flat = layer.qkv(layer.attention_norm(hidden))
+        flat = layer.qkv(layer.attention_norm(hidden_NH))
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
         if layer.qk_norm is not None:
@@ -102,7 +108,7 @@ class Decoder:
 
 
 def silu_product(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for ``[N, 2 I]`` rows that hold gate and up side by side.
+    """silu(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
 
     In float32 torch's silu differs in the last bit between vector and remainder lanes, so that no block of rows may
     be large enough to be split between threads within a row.
@@ -124,11 +130,12 @@ def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dt
         return as_tensor(weight, dtype).to(device)
 
     def norm(weight: Tensor) -> RmsNorm:
+        """Of ``weight`` ``[n]`` or ``[heads, n]``."""
         floor = (weight.shape[-1] * config.rms_norm_eps) ** 0.5
         return RmsNorm(torch.tensor(floor, dtype=compute, device=device), weight.to(device))
 
     def paired(parts: Sequence[Tensor]) -> Tensor:
-        """Query, key and value rows as one, those of the first two in the order of rotations."""
+        """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
         turned = [interleave(part, config.head_dim) for part in parts[:2]]
         return torch.cat([*turned, parts[2]])
 

@@ -70,7 +70,7 @@ class EagerForward:
         return Result(logits, {layer: states[: len(ids)] for layer, states in tapped.items()})
 
     def _plan(self, work: Work, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
-        """How each segment attends, into its rows of ``out``."""
+        """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""
         attends: list[Attend] = []
         begin = 0
         for place in work.places:
@@ -80,10 +80,10 @@ class EagerForward:
             begin += count
         return attends
 
-    def _chosen(self, hidden: Tensor, wanted: list[int]) -> Tensor:
+    def _chosen(self, hidden_NH: Tensor, wanted: list[int]) -> Tensor:
         """The rows that the LM head reads, and some more where their number asks for that."""
         count = padded(len(wanted))
-        if count == len(hidden) and wanted[-1:] == [len(wanted) - 1]:
-            return hidden
+        if count == len(hidden_NH) and wanted[-1:] == [len(wanted) - 1]:
+            return hidden_NH
         rows = wanted + (wanted[:1] or [0]) * (count - len(wanted))
-        return hidden[torch.tensor(rows, device=self._device)]
+        return hidden_NH[torch.tensor(rows, device=self._device)]

@@ -124,6 +124,7 @@ class CompiledForward:
         return with_features(embedded_NH, work.features).contiguous()
 
     def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p] | None:
+        """Where the hidden states ``[N, H]`` that enter each tapped layer are to be written."""
         if not taps:
             return None
         pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()

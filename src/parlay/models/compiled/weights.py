@@ -111,6 +111,7 @@ class Weights:
         )
 
     def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
+        """Norms of queries and keys, each ``[D]`` or ``[heads, D]``, as ``[query and key heads, D]``."""
         return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
 
     def _embedding(self, arranged: Arranged, head: structs.Linear) -> structs.Linear:
@@ -122,15 +123,16 @@ class Weights:
         out, inputs = embedding.shape
         return structs.Linear(panels=self._hold(self._rows(embedding, kind)), inputs=inputs, outputs=out, kind=kind)
 
-    def _linear(self, weight: Operand, bias: Tensor | None = None) -> structs.Linear:
+    def _linear(self, weight: Operand, bias_O: Tensor | None = None) -> structs.Linear:
+        """``weight`` is ``[O, I]``. A job packs it, and is done when the model is ready."""
         out, inputs = weight.shape
         kind = self._kind(weight)
         linear = structs.Linear(inputs=inputs, outputs=out, kind=kind)
         panels = -(-out // self._panel)
         packed = self._memory.take(panels * int(self._core.panel_bytes(kind, inputs)))
         linear.panels = packed.data_ptr()
-        if bias is not None:
-            linear.bias = self._padded(bias).data_ptr()
+        if bias_O is not None:
+            linear.bias = self._padded(bias_O).data_ptr()
         if isinstance(weight, Int8Weight):
             steps = self._padded(torch.zeros(out))
             linear.scale = steps.data_ptr()
@@ -159,23 +161,27 @@ class Weights:
             self._pack(linear, self._rows(weight, linear.kind))
 
     def _pack(self, linear: structs.Linear, rows: Tensor) -> None:
+        """``rows`` ``[O, I]`` numbers, or ``[O, bytes]`` of blocks."""
         rows = rows.contiguous()
         self._core.pack(linear.kind, rows.data_ptr(), linear.outputs, linear.inputs, linear.panels)
 
     def _do(self, job: Callable[[], None]) -> None:
         self._jobs.append(self._pool.submit(job))
 
-    def _padded(self, numbers: Tensor) -> Tensor:
-        padded = torch.nn.functional.pad(numbers.float(), (0, -len(numbers) % self._panel)).contiguous()
+    def _padded(self, numbers_O: Tensor) -> Tensor:
+        """With zeros up to a whole panel; float32."""
+        padded = torch.nn.functional.pad(numbers_O.float(), (0, -len(numbers_O) % self._panel)).contiguous()
         self._held.append(padded)
         return padded
 
     def _hold(self, tensor: Tensor) -> int:
+        """The address of a tensor of any shape, which lives as long as the weights."""
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 
 
-def _rounded(weight: Int8Weight, steps: Tensor) -> Tensor:
+def _rounded(weight: Int8Weight, steps_O: Tensor) -> Tensor:
+    """The weight's whole numbers ``[O, I]``; their step sizes go to ``steps_O``."""
     numbers, found = weight.quantized()
-    steps[: len(found)] = found
+    steps_O[: len(found)] = found
     return numbers

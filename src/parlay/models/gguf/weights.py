@@ -96,7 +96,10 @@ def _name(name: str) -> str:
 
 
 def _halves(weight: Tensor | StoredTensor, head_dim: int) -> Tensor | StoredTensor:
-    """Each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) back to halves; whole rows move."""
+    """Each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) back to halves.
+
+    ``weight`` ``[heads * D, ...]``; whole rows move.
+    """
     if isinstance(weight, StoredTensor):
         return weight.with_rows(_halved(weight.data, head_dim))
     return _halved(weight, head_dim)
