@@ -116,6 +116,15 @@ def test_the_corpus_alone_must_pass_the_lax_bars_of_a_pair(
     assert propose(NgramCaches(RESOURCES, Options(static=str(path))), [10, 11], 1).tree.tokens == expected
 
 
+def test_the_corpus_is_asked_after_a_text_of_one_token_as_soon_as_one_is_drafted(tmp_path: Path) -> None:
+    path = tmp_path / "bigrams"
+    bigram_file.write(path, bigram_file.build([[10, 11, 3], [10, 11, 3]], VOCAB))
+    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
+    for _ in range(8):
+        finish(drafter, [10, 11])
+    assert propose(drafter, [10], 2).tree.tokens == (11, 3)
+
+
 def test_a_drafted_token_is_part_of_the_next_query() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8]
     assert propose(NgramCaches(RESOURCES, Options()), [*text, 1, 2, 3], 9).tree.tokens == (

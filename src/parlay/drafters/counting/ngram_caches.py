@@ -123,9 +123,8 @@ def _write(latest: list[int], caches: Sequence[tuple[NgramCounts, Bars]], static
     scores: list[float] = []
     own = caches[0][0]
     window = own.window(latest)
-    pair = static if len(latest) > 1 else None
     while len(tokens) < budget:
-        total, corpus = pair.followers(latest[-2], latest[-1]) if pair else (0, {})
+        total, corpus = static.followers(latest[-2], latest[-1]) if static and len(latest) > 1 else (0, {})
         size = min(LONGEST, len(latest))
         guess = _guess(caches, window, size, corpus) or _corpus_guess(total, corpus)
         if guess is None:
