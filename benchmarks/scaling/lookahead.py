@@ -62,6 +62,8 @@ class Point:
 class RowCount:
     """Keeps the rows of every forward; a price of nothing, which no fixed budget asks for."""
 
+    revision = 0
+
     def __init__(self) -> None:
         self.rows: list[int] = []
 

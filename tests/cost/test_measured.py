@@ -105,6 +105,26 @@ def test_a_slow_first_step_is_forgotten() -> None:
     assert cost.forward(1, 50) == pytest.approx(0.002)
 
 
+def test_a_process_that_was_stopped_in_its_first_forward_of_many_rows_learns_no_nonsense() -> None:
+    """Several forwards of fewer rows would do the same work."""
+    assert MeasuredCost({1: 1.0, 16: 50_000.0}).forward(16, 0) == 16
+    cost = MeasuredCost({1: 1.0, 2: 1.1, 4: 1.2})
+    cost.record(64, 10, 50_000.0)
+    assert cost.forward(64, 10) <= 1.2 * 16
+    cost.record(64, 10, 3.0)
+    assert cost.forward(64, 10) == pytest.approx(3.0)
+
+
+def test_rows_that_seemed_dear_once_are_tried_again() -> None:
+    """They were timed at a slow moment, and nobody has used them since."""
+    cost = MeasuredCost({1: 1.0, 16: 12.0, 32: 12.0})
+    for _ in range(600):
+        cost.record(1, 300, 1.0)
+    assert cost.forward(16, 300) < 2.5
+    cost.record(16, 300, 8.0)
+    assert cost.forward(16, 300) == pytest.approx(8.0), "and if they are dear, that is known at once"
+
+
 def test_rows_that_turn_out_dearer_beside_others_are_learnt() -> None:
     cost, coin = MeasuredCost({1: 1.0, 16: 1.6}), random.Random(4)
     for _ in range(200):

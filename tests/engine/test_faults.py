@@ -17,6 +17,7 @@ from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
     NO_DRAFT,
     NO_SKIP,
+    Budgets,
     Draft,
     Event,
     Fault,
@@ -207,13 +208,9 @@ class Unruly(Fixed):
         super().__init__(3)
         self._method = method
 
-    def plan(self, views: Sequence[View]) -> list[int]:
+    def plan(self, views: Sequence[View]) -> Budgets:
         self._raise("plan")
-        return [0] * len(views) if self._method == "rest" else super().plan(views)
-
-    def rest(self, views: Sequence[View]) -> int:
-        self._raise("rest")
-        return super().rest(views)
+        return super().plan(views)
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         self._raise("trim")
@@ -230,7 +227,7 @@ class Unruly(Fixed):
             raise RuntimeError("bad policy")
 
 
-@pytest.mark.parametrize("method", ["plan", "rest", "trim", "learn", "release"])
+@pytest.mark.parametrize("method", ["plan", "trim", "learn", "release"])
 def test_a_policy_that_raises_costs_its_requests_their_drafts_and_nothing_else(method: str) -> None:
     unruly = replace(strategy(), policy=Unruly(method))
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, unruly if one is WELL[0] else strategy()) for one in WELL])

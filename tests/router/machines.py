@@ -93,11 +93,10 @@ def simulate(
     policy = policy or Adaptive(cost, budget)
     run = Outcome()
     for number in range(requests):
-        view, rest = View(number), 0
+        view, inactive = View(number), 0
         while len(view.tokens) <= tokens:
-            asked = rest == 0
-            wanted = policy.plan([view])[0] if asked else 0
-            rest = policy.rest([view]) if asked and not wanted else max(0, rest - 1)
+            asked = inactive == 0
+            (wanted,), inactive = policy.plan([view]) if asked else ([0], inactive - 1)
             found = wanted if coin.random() < drafting.covers else 0
             draft = policy.trim([view], [trees.chain([0] * found, "toy", [drafting.score] * found)])[0]
             accepted = 0

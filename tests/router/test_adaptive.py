@@ -36,6 +36,13 @@ def free(rows: int) -> float:
 class TableCost:
     seconds: Forward
     asked: int = 0
+    _revisions: dict[tuple[float, ...], int] = field(default_factory=dict)
+
+    @property
+    def revision(self) -> int:
+        """Another one for other prices."""
+        prices = tuple(self.seconds(rows) for rows in (1, 2, 9, 65))
+        return self._revisions.setdefault(prices, len(self._revisions))
 
     def forward(self, rows: int, context: int) -> float:
         self.asked += 1
@@ -98,11 +105,10 @@ def simulate(
     coin = random.Random(seed)
     view = view or SequenceView(0)
     run = Run()
-    rest, opened = 0, False
+    inactive, opened = 0, False
     while run.tokens < tokens:
-        asked = rest == 0
-        budget = policy.plan([view])[0] if asked else 0
-        rest = policy.rest([view]) if asked and not budget else max(0, rest - 1)
+        asked = inactive == 0
+        (budget,), inactive = policy.plan([view]) if asked else ([0], inactive - 1)
         proposed = budget if coin.random() < drafting.covers else 0
         draft = trees.chain([0] * proposed, "toy", [drafting.score] * proposed)
         draft = policy.trim([view], [draft])[0]
@@ -195,9 +201,9 @@ def test_costs_that_change_in_a_pause_are_seen() -> None:
     policy = Adaptive(TableCost(lambda rows: 1 + price[0] * (rows - 1)), 8)
     view = SequenceView(0)
     for _ in range(4):
-        assert policy.plan([view]) == [0]
+        assert policy.plan([view]).nodes == [0]
     price[0] = 0.0
-    assert max(policy.plan([view])[0] for _ in range(16)) == 4
+    assert max(policy.plan([view]).nodes[0] for _ in range(16)) == 4
 
 
 def goodput(rate: float, forward: Forward, size: int) -> float:
@@ -355,7 +361,7 @@ def test_an_unsure_draft_after_sure_ones_is_weighed() -> None:
     view = SequenceView(0)
 
     def step(score: float) -> int:
-        budget = policy.plan([view])[0]
+        budget = policy.plan([view]).nodes[0]
         kept = policy.trim([view], [trees.chain([7] * budget, "toy", [score] * budget)])[0]
         view.tokens += [7] * len(kept) + [1]
         policy.learn([view], [kept], [len(kept)], Spent(0.0, 1.0, 1 + len(kept), len(view.tokens)))
@@ -397,13 +403,13 @@ def test_a_crowd_of_other_rows_ends_drafting_but_one_prompt_does_not() -> None:
 def test_no_budget_is_plain_decoding() -> None:
     view = SequenceView(0)
     for policy in (Plain(), Adaptive(TableCost(memory_bound), 0), make_policy("fixed", 0, TableCost(free))):
-        assert policy.plan([view]) == [0]
+        assert policy.plan([view]).nodes == [0]
         assert policy.trim([view], [NO_DRAFT]) == [NO_DRAFT]
 
 
 def test_policies_by_name() -> None:
-    assert make_policy("fixed", 5, TableCost(free)).plan([SequenceView(0)]) == [5]
-    assert make_policy("adaptive", 5, TableCost(free)).plan([SequenceView(0)]) == [4]
+    assert make_policy("fixed", 5, TableCost(free)).plan([SequenceView(0)]).nodes == [5]
+    assert make_policy("adaptive", 5, TableCost(free)).plan([SequenceView(0)]).nodes == [4]
 
 
 def simulate_with_probes(policy: Adaptive, rate: float, probes: int, tokens: int, seed: int = 0) -> Run:
@@ -411,7 +417,7 @@ def simulate_with_probes(policy: Adaptive, rate: float, probes: int, tokens: int
     coin = random.Random(seed)
     view, run, filled = SequenceView(0), Run(), 0
     while run.tokens < tokens:
-        budget = policy.plan([view])[0]
+        budget = policy.plan([view]).nodes[0]
         nodes = min(budget, 4) if filled >= 3 else 0
         draft = Draft()
         if budget:

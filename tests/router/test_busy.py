@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from parlay.router.estimates import DraftSeconds
+from parlay.router.prices import DraftSeconds
 from tests.router.machines import Delay, Drafting, bursts, idle, phases, simulate, spikes
 
 BUSY = {

@@ -25,6 +25,8 @@ class SequenceView:
 
 
 class Flat:
+    revision = 0
+
     def forward(self, rows: int, context: int) -> float:
         return 1.0
 
@@ -43,7 +45,7 @@ def chain(length: int, scores: Sequence[float] = ()) -> Draft:
 
 
 def step(policy: Policy, view: SequenceView, right: bool) -> int:
-    budget = policy.plan([view])[0]
+    budget = policy.plan([view]).nodes[0]
     outcome(policy, view, chain(budget), range(budget if right else budget - 1))
     return budget
 
@@ -52,10 +54,10 @@ def test_every_name_that_a_strategy_may_ask_for_is_a_policy() -> None:
     view = SequenceView(0)
     for name in BY_NAME:
         policy = make_policy(name, 0, Flat())
-        assert policy.plan([view]) == [0]
+        assert policy.plan([view]).nodes == [0]
         assert policy.trim([view], [NO_DRAFT]) == [NO_DRAFT]
         policy.learn([view], [NO_DRAFT], [0], Spent(0.0, 1.0, 1, 1))
-        assert policy.plan([view]) == [0]
+        assert policy.plan([view]).nodes == [0]
         policy.release(0)
         policy.release(0)
 
@@ -76,14 +78,14 @@ def test_heuristic_counts_what_was_verified_not_what_was_planned() -> None:
     """A short draft that holds is a draft that holds; a tree holds when its deepest path does; nothing says nothing."""
     policy, view = Heuristic(6), SequenceView(0)
     outcome(policy, view, chain(2), range(2))
-    assert policy.plan([view]) == [8]
+    assert policy.plan([view]).nodes == [8]
     tree = Draft(Tree((5, 6, 7), (-1, -1, 1)), sources=("toy",) * 3)
     outcome(policy, view, tree, [1, 2])
-    assert policy.plan([view]) == [10]
+    assert policy.plan([view]).nodes == [10]
     outcome(policy, view, tree, [0])
     outcome(policy, view, NO_DRAFT, [])
     outcome(policy, view, Draft(Tree((5,), (-1,)), sources=("toy",), probes=1), [])
-    assert policy.plan([view]) == [9]
+    assert policy.plan([view]).nodes == [9]
 
 
 @pytest.mark.parametrize(("name", "second"), [("heuristic", 9), ("heuristic-transient", 5)])
@@ -92,15 +94,15 @@ def test_the_heuristic_persists_over_requests_and_its_transient_form_does_not(na
     view = SequenceView(0)
     step(policy, view, True)
     step(policy, view, True)
-    assert policy.plan([SequenceView(1)]) == [5], "requests side by side do not mix"
+    assert policy.plan([SequenceView(1)]).nodes == [5], "requests side by side do not mix"
     policy.release(0)
-    assert policy.plan([SequenceView(2)]) == [second]
+    assert policy.plan([SequenceView(2)]).nodes == [second]
 
 
 def test_confidence_ends_a_path_with_its_first_unsure_node() -> None:
     """The node below the threshold is the last one drafted, as in the reference; siblings go on."""
     policy, view = Confidence(20), SequenceView(0)
-    assert policy.plan([view]) == [20]
+    assert policy.plan([view]).nodes == [20]
     kept = policy.trim([view], [chain(4, [0.9, 0.4, 0.39, 0.99])])[0]
     assert kept.scores == (0.9, 0.4, 0.39)
     tree = Draft(Tree((1, 2, 3, 4), (-1, -1, 0, 1)), sources=("toy",) * 4, scores=(0.2, 0.8, 0.9, 0.9))

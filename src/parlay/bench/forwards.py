@@ -53,6 +53,11 @@ class Prices:
     model: str
     curves: Mapping[int, Points]
 
+    @property
+    def revision(self) -> int:
+        """A table does not change."""
+        return 0
+
     def forward(self, rows: int, context: int) -> float:
         return _along([(known, _along(self.curves[known], rows)) for known in sorted(self.curves)], context)
 

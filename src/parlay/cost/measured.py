@@ -23,6 +23,9 @@ _UP, _DOWN = 0.22, 0.5  # how far all estimates follow a slower or a quicker ste
 _BY_CHANCE = 3  # steps in a row that were slower, or quicker; after more of them the machine has changed
 _OWN = 0.2  # of that, how far the measured row count moves beside the others
 
+_LONG = 128  # records after which an estimate that had no part in them is doubted
+_MOVED = 0.05  # change of an estimate that matters to those who work with it
+
 _CALIBRATED = (1, 16, 4, 32, 2, 8)  # most telling first, in case time runs out
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 
@@ -30,12 +33,14 @@ _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are n
 class _Curve:
     """Seconds for each of `ROWS` at about one context length, and how often each was measured."""
 
-    __slots__ = ("measured", "run", "seconds", "slower")
+    __slots__ = ("measured", "recent", "run", "seconds", "slower", "watched")
 
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
         self.measured = list(measured)
+        self.recent = [0] * len(ROWS)  # measured since estimates were last looked through
         self.slower, self.run = False, 0  # how the last steps were, and how many in a row
+        self.watched = list(seconds)  # at the last revision
 
     def at(self, rows: int) -> float:
         high = min(bisect_left(ROWS, rows), len(ROWS) - 1)
@@ -44,16 +49,45 @@ class _Curve:
         slope = (self.seconds[high] - self.seconds[high - 1]) / (ROWS[high] - ROWS[high - 1])
         return self.seconds[high] + slope * (rows - ROWS[high])  # beyond the last bucket too
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: int, seconds: float) -> bool:
+        """Whether estimates have moved by more than `_MOVED` since this was said last."""
         place = _nearest(rows)
         ratio = seconds / self.at(rows)
         if self.measured[place] >= _FEW:
             self._follow(place, ratio)
         elif ratio < 1 or not self.measured[place]:
-            above = [self.seconds[other] for other in range(place + 1, len(ROWS)) if self.measured[other]]
-            self.seconds[place] = min(seconds, *above) if above else seconds
+            self._set(place, ratio)
         self.measured[place] += 1
+        self.recent[place] += 1
+        if sum(self.recent) >= _LONG:
+            self._forget()
         _make_way(self.seconds, place)
+        moved = abs(self.seconds[place] - self.watched[place]) > _MOVED * self.watched[place]
+        if moved:
+            self.watched = list(self.seconds)
+        return moved
+
+    def _set(self, place: int, ratio: float) -> None:
+        """Only a guess was known of these rows: it moves, as do those of more rows, up to what is known."""
+        known = [other for other in range(place + 1, len(ROWS)) if self.measured[other]]
+        most = self.seconds[known[0]] if known else math.inf
+        fewer = [other for other in range(place) if self.measured[other]]
+        if fewer:  # in several forwards of fewer rows they would take no longer than this
+            longest = self.seconds[fewer[-1]] * ROWS[place] / ROWS[fewer[-1]]
+            ratio = min(ratio, longest / self.seconds[place])
+        for guessed in range(place, known[0] if known else len(ROWS)):
+            self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
+
+    def _forget(self) -> None:
+        """Rows that were not measured for long may be cheaper than they seem: nobody tries what seems dear."""
+        base = next(place for place, count in enumerate(self.recent) if count)
+        for place in range(base + 1, len(ROWS)):
+            likely = self.seconds[base] * (1 + _PRIOR_ROW * (ROWS[place] - ROWS[base]))
+            if not self.recent[place] and self.seconds[place] > likely:
+                self.seconds[place] = math.sqrt(self.seconds[place] * likely)
+                self.measured[place] = 0
+        self.seconds = list(accumulate(self.seconds, max))
+        self.recent = [0] * len(ROWS)
 
     def _follow(self, place: int, ratio: float) -> None:
         """The machine has become slower or quicker by a little; or else these rows have."""
@@ -81,11 +115,13 @@ class MeasuredCost:
     """
 
     def __init__(self, samples: Mapping[int, float] | None = None) -> None:
+        self.revision = 0
+        """Raised whenever an estimate has moved by more than a twentieth."""
         self._curves: dict[int, _Curve] = {}  # by context bucket
         self._guessed = not samples
         if samples:
-            timed = {_nearest(rows) for rows in samples}
-            self._curves[0] = _Curve(_fill(samples), [_FEW * (place in timed) for place in range(len(ROWS))])
+            most = _nearest(max(samples))  # fewer rows than that lie between timed ones
+            self._curves[0] = _Curve(_fill(samples), [_FEW * (place <= most) for place in range(len(ROWS))])
 
     def forward(self, rows: int, context: int) -> float:
         return self._curve(bisect_left(_CONTEXTS, context)).at(rows)
@@ -96,7 +132,7 @@ class MeasuredCost:
             self._guessed = False
             ratio = seconds / curve.at(rows)
             curve.seconds = [estimate * ratio for estimate in curve.seconds]
-        curve.learn(rows, seconds)
+        self.revision += curve.learn(rows, seconds)
 
     def _curve(self, bucket: int) -> _Curve:
         curve = self._curves.get(bucket)
@@ -133,7 +169,7 @@ def _make_way(curve: list[float], place: int) -> None:
 def _fill(samples: Mapping[int, float]) -> list[float]:
     """A curve over `ROWS` through the samples, straight in between and beyond; from one sample, with a guessed slope.
 
-    No sample counts for more than one of a larger forward: delays only ever add.
+    No sample counts for more than one of a larger forward, or than several of a smaller one: delays only ever add.
     """
     known = sorted(samples.items())
     if len(known) == 1:
@@ -142,7 +178,12 @@ def _fill(samples: Mapping[int, float]) -> list[float]:
         return [seconds + per_row * (count - rows) for count in ROWS]
     least = list(accumulate((seconds for _, seconds in reversed(known)), min))[::-1]
     rising = [(rows, seconds) for (rows, _), seconds in zip(known, least, strict=True)]
+    rising = list(accumulate(rising, _at_most_in_proportion))
     return [_between(rising, count) for count in ROWS]
+
+
+def _at_most_in_proportion(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[int, float]:
+    return more[0], min(more[1], fewer[1] * more[0] / fewer[0])
 
 
 def _between(known: list[tuple[int, float]], rows: int) -> float:

@@ -6,7 +6,9 @@ A drafter or policy that raises costs its requests their drafts and nothing else
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from parlay.engine.admission import Admission
@@ -15,7 +17,7 @@ from parlay.engine.isolation import isolated
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.turn import Turn, grouped
+from parlay.engine.turn import Turn, charge, grouped
 from parlay.types import NO_DRAFT, Draft, Drafter, Policy, Spent, Strategy
 
 
@@ -28,32 +30,33 @@ class Drafting:
         self._layers = layers
         self._planned: list[Sequence] = []
         """Those that could draft in the last step."""
-        self._rest = 0
-        """For how many more steps their policies have nothing to draft."""
-        self._resting = False
+        self._inactive = 0
+        """For how many more steps of these their policies are inactive."""
+        self._is_inactive = False
         """This is one of those steps."""
 
     def propose(self, turns: list[Turn]) -> None:
         """Ask each drafter once for all its sequences, then settle what the target verifies."""
         ready = [turn for turn in turns if turn.at_root and turn.sequence.drafting]
-        if not self._goes_on_resting(turns, ready):
-            self._rest = sys.maxsize
+        if not self._stays_inactive(turns, ready):
+            self._inactive = sys.maxsize
             for group in _by_strategy(ready):
                 self._draft(group[0].sequence.strategy, group)
         isolated(self._admission.add_forced, ready, _leave_out)
         self._admission.settle(ready)
 
-    def _goes_on_resting(self, turns: list[Turn], ready: list[Turn]) -> bool:
+    def _stays_inactive(self, turns: list[Turn], ready: list[Turn]) -> bool:
         """Whether the same sequences run, and no others, as when their policies had nothing to draft for a while."""
         sequences = [turn.sequence for turn in ready]
-        self._resting = self._rest > 0 and len(ready) == len(turns) and sequences == self._planned
+        self._is_inactive = self._inactive > 0 and len(ready) == len(turns) and sequences == self._planned
         self._planned = sequences
-        self._rest -= self._resting
-        return self._resting
+        self._inactive -= self._is_inactive
+        return self._is_inactive
 
     def _draft(self, strategy: Strategy, turns: list[Turn]) -> None:
         """One strategy's sequences."""
         assert strategy.drafter is not None
+        began = time.perf_counter()
         isolated(partial(self._plan, strategy.policy), turns, _leave_out, again=False)
         needs = strategy.drafter.needs
         asked = [turn for turn in turns if turn.budget > 0]
@@ -65,15 +68,16 @@ class Drafting:
         if asked:
             isolated(partial(self._ask, strategy, strategy.drafter), asked, _leave_out)
         self._layers.reclaim()
+        charge([turn for turn in turns if turn.active], began)
 
     def _plan(self, policy: Policy, turns: list[Turn]) -> None:
-        """Set budgets. A policy that gives none says for how many more steps it would not."""
+        """Set budgets, and see for how many more steps the policy gives none."""
         views = [turn.sequence for turn in turns]
-        budgets = policy.plan(views)
-        wanted = [(turn, budget) for turn, budget in zip(turns, budgets, strict=True) if budget > 0]
-        self._rest = min(self._rest, 0 if wanted else policy.rest(views))
+        nodes, inactive = policy.plan(views)
+        wanted = [(turn, budget) for turn, budget in zip(turns, nodes, strict=True) if budget > 0]
+        self._inactive = min(self._inactive, 0 if wanted else inactive)
         for turn, budget in wanted:
-            turn.budget = min(budget, self._admission.limit(turn))
+            turn.active, turn.budget = True, min(budget, self._admission.limit(turn))
 
     def _lend(self, turn: Turn) -> bool:
         """Set memory aside for rows of the target's own layers. If there is little, lower the budget.
@@ -97,15 +101,17 @@ class Drafting:
 
     def learn(self, turns: list[Turn], spent: Spent) -> None:
         """Tell each policy once what the drafts of all its sequences came to."""
-        if self._resting:
+        if self._is_inactive:
             return
         for group in _by_strategy([turn for turn in turns if turn.done.committed and turn.sequence.drafting]):
             isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, Turn.drop_drafter, again=False)
 
     def observe(self, turns: list[Turn]) -> None:
-        """Tell each drafter once what became of all its sequences, if it wants to know."""
-        for group in grouped(filter(_is_told, turns), lambda turn: id(turn.sequence.strategy.drafter)):
+        """Show each drafter once what became of all its sequences, if it wants to know."""
+        for group in grouped(filter(_observes, turns), lambda turn: id(turn.sequence.strategy.drafter)):
+            began = time.perf_counter()
             isolated(_observe, group, Turn.drop_drafter, again=False)
+            charge(group, began)
 
 
 def _leave_out(turn: Turn, error: Exception) -> None:
@@ -126,12 +132,15 @@ def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
             drafts.append(draft)
             accepted.append(turn.done.accepted if draft is turn.draft else 0)
     if views:
-        policy.learn(views, drafts, accepted, spent)
+        asked = [turn.draft_seconds for turn in turns if turn.active]
+        seconds = sum(asked) / len(asked) if asked else 0.0
+        policy.learn(views, drafts, accepted, replace(spent, draft_seconds=seconds))
 
 
-def _is_told(turn: Turn) -> bool:
+def _observes(turn: Turn) -> bool:
+    """A drafter sees the first step of a sequence, later those in which its policy is active, and tapped ones."""
     needs = turn.sequence.needs
-    return bool(turn.taps) or (turn.at_root and needs.outcomes)
+    return bool(turn.taps) or (turn.at_root and needs.outcomes and (turn.active or turn.prefill))
 
 
 def _observe(turns: list[Turn]) -> None:

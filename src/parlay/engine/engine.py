@@ -15,7 +15,7 @@ from parlay.engine.isolation import isolated, named
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence import NOTHING_NEEDED, Sequence
-from parlay.engine.turn import Commit, Turn
+from parlay.engine.turn import Commit, Turn, charge
 from parlay.engine.verify import verify
 from parlay.sampling.processors import validate
 from parlay.types import (
@@ -55,10 +55,9 @@ class _Clock:
         if not verified:
             return
         self.whole = len(verified) == len(turns) and len({id(turn.out) for turn in turns}) == 1
-        drafted = len([turn for turn in verified if turn.draft.tree.tokens]) or 1
         rows = sum([len(turn.pending) + len(turn.draft.tree.tokens) for turn in verified])
         context = sum([len(turn.sequence.tokens) for turn in verified]) // len(verified)
-        self.spent = Spent(self.draft / drafted, self.verify, rows, context)
+        self.spent = Spent(0.0, self.verify, rows, context)  # draft seconds are told to each policy by itself
 
 
 class Engine:
@@ -138,9 +137,9 @@ class Engine:
         turns = self.scheduler.next()
         self._propose(turns, clock)
         self._verify(turns, clock)
-        self._accept(turns)
-        self._commit(turns, clock)
-        self._observe(turns)
+        self._accept(turns, clock)
+        self._commit(turns)
+        self._observe(turns, clock)
         self._count_seconds(turns, clock)
         return self._report(turns)
 
@@ -158,20 +157,21 @@ class Engine:
         clock.verify = time.perf_counter() - began
         clock.count(due, _sound(due))
 
-    def _accept(self, turns: list[Turn]) -> None:
+    def _accept(self, turns: list[Turn], clock: _Clock) -> None:
         """The rules decide the drafts. Early prefill chunks have nothing to decide."""
         due = [turn for turn in _sound(turns) if turn.at_root]
         accept(due)
-        if curious := [turn for turn in _sound(due) if turn.sequence.needs.choices]:
+        if curious := [turn for turn in _sound(due) if turn.active and turn.sequence.needs.choices]:
+            began = time.perf_counter()
             isolated(rank, curious, Turn.drop_drafter)
+            clock.draft += charge(curious, began)
 
-    def _commit(self, turns: list[Turn], clock: _Clock) -> None:
+    def _commit(self, turns: list[Turn]) -> None:
         for turn in _sound(turns):
             try:
                 self._commit_one(turn)
             except Exception as error:  # a stop checker, for example: only its own request ends
                 turn.fail(named(error), error)
-        self._drafting.learn(turns, clock.spent)
 
     def _commit_one(self, turn: Turn) -> None:
         """The one place where tokens join a sequence and rows join the cache."""
@@ -184,13 +184,16 @@ class Engine:
         sequence.cached = self.runner.keep(sequence.sequence, path)
         turn.done = done
 
-    def _observe(self, turns: list[Turn]) -> None:
-        """Drafters see what became of their sequences."""
+    def _observe(self, turns: list[Turn], clock: _Clock) -> None:
+        """Drafters see what became of their sequences, and policies what it has cost."""
+        began = time.perf_counter()
         self._drafting.observe(_sound(turns))
+        clock.draft += time.perf_counter() - began
+        self._drafting.learn(turns, clock.spent)
 
     def _count_seconds(self, turns: list[Turn], clock: _Clock) -> None:
         overhead, spent = clock.overhead, clock.spent
-        if clock.whole:  # the engine's own work for drafts is part of their cost
+        if clock.whole:  # drafts make commits longer: that is part of what their rows cost
             self.cost.record(spent.rows, spent.context, clock.verify + overhead)
         for turn in turns:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)

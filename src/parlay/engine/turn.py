@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,7 +63,9 @@ class Turn:
     fault: Fault | None = None
 
     budget: int = 0
-    """Propose: how many nodes its drafter may draft, probes not counted."""
+    """Propose: how many nodes its drafter may draft, probes not counted. With 0 it is not asked."""
+    active: bool = False
+    """The policy gave it a budget, of which limits may have left nothing. Its drafter may see the step."""
     draft: Draft = NO_DRAFT
 
     out: Output = _NO_OUTPUT
@@ -77,7 +80,10 @@ class Turn:
     verdict: Verdict = _NO_VERDICT
     """Accept: what the rule decided. An early prefill chunk keeps the empty verdict."""
     choices: tuple[tuple[int, ...], ...] = ()
-    """The tokens that the sampler prefers at the root and at each node, if the drafter asks for them."""
+    """The tokens that the sampler prefers at the root and at each node, if the drafter of an active turn wants them."""
+
+    draft_seconds: float = 0.0
+    """Wall time of what was done for its drafter in this step: its share of proposing, ranking and observing."""
 
     done: Commit = _NO_COMMIT
     """Commit: what joined the sequence."""
@@ -120,6 +126,14 @@ class Turn:
         first_node = self.first_row + len(self.pending)
         rows = [*range(self.first_row, first_node), *(first_node + node for node in self.path)]
         return {layer: self.out.taps[layer][rows] for layer in self.taps}
+
+
+def charge(turns: list[Turn], began: float) -> float:
+    """What was done since ``began`` was done for the drafters of these turns. How many seconds it took."""
+    seconds = time.perf_counter() - began
+    for turn in turns:
+        turn.draft_seconds += seconds / len(turns)
+    return seconds
 
 
 def grouped(turns: Iterable[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:

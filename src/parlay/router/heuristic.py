@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.types import Draft, Spent, View
+from parlay.types import Budgets, Draft, Spent, View
 
 _MORE, _LESS, _LEAST = 2, 1, 1
 _MOST = 1024  # no draft is larger, as of the parameter k itself
@@ -24,14 +24,11 @@ class Heuristic:
         self._transient = transient
         self._budgets: dict[int, int] = {}
 
-    def plan(self, views: Sequence[View]) -> list[int]:
-        return [self._budgets.get(view.sequence, self._start) for view in views]
+    def plan(self, views: Sequence[View]) -> Budgets:
+        return Budgets([self._budgets.get(view.sequence, self._start) for view in views])
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
-
-    def rest(self, views: Sequence[View]) -> int:
-        return 0
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         for view, draft, right in zip(views, drafts, accepted, strict=True):

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from parlay.router.adaptive import Adaptive
 from parlay.router.heuristic import Heuristic
 from parlay.router.stopping import Confidence, Risk
-from parlay.types import Cost, Draft, Policy, Spent, View
+from parlay.types import Budgets, Cost, Draft, Policy, Spent, View
 
 __all__ = ["BY_NAME", "Adaptive", "Confidence", "Fixed", "Heuristic", "Plain", "Risk", "make_policy"]
 
@@ -19,14 +19,11 @@ class Fixed:
     def __init__(self, budget: int) -> None:
         self._budget = budget
 
-    def plan(self, views: Sequence[View]) -> list[int]:
-        return [self._budget] * len(views)
+    def plan(self, views: Sequence[View]) -> Budgets:
+        return Budgets([self._budget] * len(views))
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
-
-    def rest(self, views: Sequence[View]) -> int:
-        return 0
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         """Nothing to learn."""

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.router.estimates import UNSCORED, Calibration, walk
-from parlay.types import Draft, Spent, View
+from parlay.router.acceptance import UNSCORED, Calibration, walk
+from parlay.types import Budgets, Draft, Spent, View
 
 _RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
 _FEWEST = 6  # of them, before the first fit
@@ -28,14 +28,11 @@ class Confidence:
         self._budget = budget
         self._record: deque[tuple[float, bool]] = deque(maxlen=_RECORD)
 
-    def plan(self, views: Sequence[View]) -> list[int]:
-        return [self._budget] * len(views)
+    def plan(self, views: Sequence[View]) -> Budgets:
+        return Budgets([self._budget] * len(views))
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
-
-    def rest(self, views: Sequence[View]) -> int:
-        return 0
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         for view, draft, right in zip(views, drafts, accepted, strict=True):
@@ -87,8 +84,8 @@ class Risk:
         self._most = most
         self._calibration = Calibration()
 
-    def plan(self, views: Sequence[View]) -> list[int]:
-        return [self._budget] * len(views)
+    def plan(self, views: Sequence[View]) -> Budgets:
+        return Budgets([self._budget] * len(views))
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [1 - reach <= self._most for reach in self._reaches(draft)]) for draft in drafts]
@@ -100,9 +97,6 @@ class Risk:
             chance = self._calibration.chance(draft.scores[node] if draft.scores else UNSCORED)
             reaches.append(reaches[parent] * chance if parent >= 0 else 1.0)
         return reaches
-
-    def rest(self, views: Sequence[View]) -> int:
-        return 0
 
     def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
         told = zip(views, drafts, accepted, strict=True)

@@ -22,7 +22,18 @@ from parlay.types.results import (
     TokenLogprobs,
 )
 from parlay.types.runners import NO_SKIP, Features, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
-from parlay.types.strategy import NOTHING_SPENT, Cost, Drafter, Needs, Observation, Policy, Rule, Spent, Strategy
+from parlay.types.strategy import (
+    NOTHING_SPENT,
+    Budgets,
+    Cost,
+    Drafter,
+    Needs,
+    Observation,
+    Policy,
+    Rule,
+    Spent,
+    Strategy,
+)
 
 __all__ = [
     "NOTHING_COMMITTED",
@@ -30,6 +41,7 @@ __all__ = [
     "NO_DRAFT",
     "NO_SKIP",
     "NO_TREE",
+    "Budgets",
     "Committed",
     "CommittedTokens",
     "Constraint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parlay.types.base import Exactness, Law
 from parlay.types.drafts import Draft, Fault, Verdict
@@ -22,7 +22,7 @@ class Needs:
     the LM head reads), as `Observation` says, and computes those that it lacks by `View.layers`. ``choices``: the rows
     are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's own
     layers, which it then finds as `View.layers`. ``outcomes`` False: the committed tokens tell it all that it wants to
-    know, and `Drafter.observe` need not be called.
+    know, and `Drafter.observe` need not be called. What a drafter sees is charged to it, like its proposals.
     """
 
     taps: tuple[int, ...] = ()
@@ -40,7 +40,8 @@ class Observation:
     never come: the step does not compute what was cached before (a prefix hit, a fork), and it is not tapped if it only
     decodes and the policy did not let the drafter draft. `Layers.states` gives what is lacking. ``choices`` holds for
     the root and then each node the tokens that the request's own sampler prefers there, noise included, best first:
-    the first is what plain decoding would commit after that path. Each only if the drafter's needs name it.
+    the first is what plain decoding would commit after that path. Each only if the drafter's needs name it, and
+    ``choices`` only of steps in which the policy is active.
     """
 
     view: View
@@ -66,7 +67,11 @@ class Drafter(Protocol):
         ...
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Learn from committed tokens (and from rejected rows, if asked for)."""
+        """Learn from committed tokens (and from rejected rows, if asked for).
+
+        Called for the first step of a sequence, then for those in which the policy gives it a budget, and for those
+        that are tapped for it.
+        """
         ...
 
     def release(self, sequence: int) -> None:
@@ -94,7 +99,17 @@ class Rule(Protocol):
 
 
 class Cost(Protocol):
-    """What steps cost, in seconds: a forward and the engine's work around it, but no drafting; measured or modelled."""
+    """What steps cost, in seconds: a forward and the engine's work around it, but nothing that is done for drafters.
+
+    It is measured or modelled.
+    """
+
+    @property
+    def revision(self) -> int:
+        """Raised whenever an estimate has moved enough to matter: what was worked out from `forward` still holds until
+        then.
+        """
+        ...
 
     def forward(self, rows: int, context: int) -> float:
         """Seconds of a step of ``rows`` rows in all, over sequences of ``context`` tokens on average."""
@@ -107,9 +122,10 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one step cost a sequence: its proposal's share of drafting, and the forward that verified it.
+    """What one step cost a sequence: what was done for its drafter, and the forward that verified its draft.
 
-    ``context`` is the mean length of the batch's texts in that forward, before it committed anything.
+    ``draft_seconds`` go to proposing, ranking what the drafter wants to see, and showing it. ``context`` is the mean
+    length of the batch's texts in that forward, before it committed anything.
     """
 
     draft_seconds: float
@@ -121,18 +137,22 @@ class Spent:
 NOTHING_SPENT = Spent(0.0, 0.0, 0, 0)
 
 
+class Budgets(NamedTuple):
+    """How many nodes each sequence may draft in this step; 0 is always allowed and costs nothing.
+
+    Where all are 0, they are 0 for ``inactive`` more steps. In these the policy is not called, as long as the same
+    sequences run.
+    """
+
+    nodes: Sequence[int]
+    inactive: int = 0
+
+
 class Policy(Protocol):
     """Sets budgets. One per strategy; its state per sequence is its own."""
 
-    def plan(self, views: Sequence[View]) -> list[int]:
-        """Nodes each sequence may draft now; 0 is always allowed and costs nothing."""
-        ...
-
-    def rest(self, views: Sequence[View]) -> int:
-        """Asked when `plan` gave nobody anything: for how many more steps it would not, if nothing else happens.
-
-        For so many steps, or until other sequences run, the policy is neither asked nor told.
-        """
+    def plan(self, views: Sequence[View]) -> Budgets:
+        """Called before each step, but for those in which it said it would be inactive."""
         ...
 
     def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:

@@ -39,6 +39,10 @@ class Meter:
         self._prices = prices
         self.seconds = 0.0
 
+    @property
+    def revision(self) -> int:
+        return self._prices.revision if self._prices is not None else 0
+
     def forward(self, rows: int, context: int) -> float:
         return self._prices.forward(rows, context) if self._prices is not None else 0.0
 

@@ -19,10 +19,6 @@ _WEIGHT = 4.0  # observations that a score is worth before anything was seen
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
-_ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
-_FEW = 4  # proposals of which the quickest counts, at first
-_SLOWER = 0.5  # weight of a proposal that took longer than expected
-
 
 def walk(draft: Draft, accepted: int, text: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """The nodes on the accepted path, and all whose parent was reached: those were tested.
@@ -91,20 +87,20 @@ class Calibration:
         """
         table, real = self._table(draft), len(draft) - draft.probes
         weighed = zip(table.likely[:real], table.unlikely, strict=False)
-        reaches: list[float] = []
+        path_probs: list[float] = []
         if not trees.is_chain(draft.tree):
             for parent, (yes, no) in zip(draft.tree.parents, weighed, strict=False):
-                above = reaches[parent] if parent >= 0 else 1.0
-                reaches.append(above * odds * yes / (odds * yes + no))
-            kept = [node for node, reach in enumerate(reaches) if reach >= floor or node < sure]
-            return kept, [reaches[node] for node in kept]
-        reach = 1.0
+                above = path_probs[parent] if parent >= 0 else 1.0
+                path_probs.append(above * odds * yes / (odds * yes + no))
+            kept = [node for node, path_prob in enumerate(path_probs) if path_prob >= floor or node < sure]
+            return kept, [path_probs[node] for node in kept]
+        path_prob = 1.0
         for yes, no in weighed:
-            reach *= odds * yes / (odds * yes + no)
-            if reach < floor and len(reaches) >= sure:
+            path_prob *= odds * yes / (odds * yes + no)
+            if path_prob < floor and len(path_probs) >= sure:
                 break
-            reaches.append(reach)
-        return range(len(reaches)), reaches
+            path_probs.append(path_prob)
+        return range(len(path_probs)), path_probs
 
     def learn(self, outcomes: Sequence[Outcome]) -> list[float]:
         """One step of many drafts. How many of each one's tested nodes should have been accepted, as far as known."""
@@ -158,95 +154,44 @@ def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
     return tuple([bisect_right(_EDGES, score) for score in scores])
 
 
-class Lean:
-    """How much better or worse one sequence's nodes do than the calibration says, as a shift of log-odds."""
+class Record:
+    """Levels and nodes that were tested and accepted lately: how deep to draft, and how far the calibration is off.
 
-    def __init__(self) -> None:
-        self._accepted = self._tested = self._expected = 0.0
-
-    def learn(self, accepted: int, tested: int, expected: float) -> None:
-        """One step: nodes accepted, nodes tested, and how many of these should have been by the calibration."""
-        self._accepted = self._accepted * _SEQUENCE_DECAY + accepted
-        self._tested = self._tested * _SEQUENCE_DECAY + tested
-        self._expected = self._expected * _SEQUENCE_DECAY + expected
-
-    @property
-    def odds(self) -> float:
-        """The factor on the odds; 1 before anything was seen."""
-        up = (self._accepted + 1) / (self._expected + 1)
-        down = (self._tested - self._accepted + 1) / (self._tested - self._expected + 1)
-        return up / down
-
-
-class Levels:
-    """Share of levels at which one of the drafted children was accepted: what tells how deep to draft.
-
-    Of a sequence it leans on that of the whole strategy, and that on a guess which fades.
+    That of a sequence leans on ``whole``, the record of all sequences, which leans on a guess that fades.
     """
 
-    def __init__(self, whole: Levels | None = None) -> None:
+    def __init__(self, whole: Record | None = None) -> None:
         self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
-        self._tested = _WEIGHT if whole is None else 0.0
-        self._accepted = self._tested * UNSCORED
+        self._levels = _WEIGHT if whole is None else 0.0
+        self._right_levels = self._levels * UNSCORED
+        self._nodes = self._right = self._expected = 0.0
 
     @property
     def share(self) -> float:
+        """Of the levels that were reached, the share at which a node was accepted."""
         if self._whole is None:
-            return self._accepted / self._tested
-        return (self._accepted + _WEIGHT * self._whole.share) / (self._tested + _WEIGHT)
+            return self._right_levels / self._levels
+        return (self._right_levels + _WEIGHT * self._whole.share) / (self._levels + _WEIGHT)
 
-    def learn(self, accepted: int, missed: bool) -> None:
-        """One step: levels at which a node was accepted, and whether one was reached at which none was."""
-        self._accepted = self._accepted * self._decay + accepted
-        self._tested = self._tested * self._decay + accepted + missed
+    @property
+    def odds(self) -> float:
+        """The factor on the calibrated odds of a node; 1 before anything was seen."""
+        up = (self._right + 1) / (self._expected + 1)
+        return up * (self._nodes - self._expected + 1) / (self._nodes - self._right + 1)
+
+    def learn(self, accepted: int, missed: bool, nodes: int, expected: float) -> None:
+        """One step: levels at which a node was accepted, whether one was reached at which none was, nodes tested, and
+        how many of these should have been accepted by the calibration.
+        """
+        decay = self._decay
+        self._levels = self._levels * decay + accepted + missed
+        self._right_levels = self._right_levels * decay + accepted
+        self._nodes = self._nodes * decay + nodes
+        self._right = self._right * decay + accepted
+        self._expected = self._expected * decay + expected
         if self._whole is not None:
-            self._whole.learn(accepted, missed)
-
-
-def longest(usual: float, plain: float) -> float:
-    """The most that a proposal can take by its own work; what took longer was held up by other processes.
-
-    A drafter that is dear in one step out of four, and free in the others, stays within it.
-    """
-    return 4 * usual + 0.25 * plain
-
-
-class DraftSeconds:
-    """What a sequence's proposal costs: something fixed, and so much per node.
-
-    Least squares over what was seen, older proposals counting less, through nothing for no nodes until sizes tell
-    more. Delays are noise: of the first few proposals the quickest sets the level, and later what took longer than
-    expected counts less.
-    """
-
-    def __init__(self) -> None:
-        self._count, self._nodes, self._squares = _ORIGIN, 0.0, 0.0
-        self._seconds = self._products = 0.0
-        self._seen = 0
-
-    def of(self, nodes: float) -> float:
-        """Seconds of a proposal of so many nodes; 0 before any was seen."""
-        spread = self._count * self._squares - self._nodes**2
-        if spread <= 0:
-            return 0.0
-        slope = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
-        return max(0.0, (self._seconds - slope * self._nodes) / self._count) + slope * nodes
-
-    def learn(self, nodes: float, seconds: float) -> None:
-        """Proposals of so many nodes on average took so long each."""
-        expected = self.of(nodes)
-        if expected and self._seen < _FEW:
-            factor = min(1.0, seconds / expected)
-            self._seconds, self._products = self._seconds * factor, self._products * factor
-        weight = _SLOWER if expected and seconds > expected else 1.0
-        self._seen += 1
-        decay = _SEQUENCE_DECAY
-        self._count = self._count * decay + weight + (1 - decay) * _ORIGIN
-        self._nodes = self._nodes * decay + weight * nodes
-        self._squares = self._squares * decay + weight * nodes**2
-        self._seconds = self._seconds * decay + weight * seconds
-        self._products = self._products * decay + weight * seconds * nodes
+            self._whole.learn(accepted, missed, nodes, expected)
 
 
 def expected_accepted(share: float, depth: float) -> float:

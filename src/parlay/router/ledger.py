@@ -1,0 +1,81 @@
+"""What drafts may cost a sequence, in seconds: what they have earned, and small shares of the decoding time to try."""
+
+from __future__ import annotations
+
+import math
+
+from parlay.types import View
+
+START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
+TRIALS = 0.01  # share of the decoding time that trials may lose
+PROMPTS = 0.05  # share of the decoding time for which drafters may read prompts where drafts are not expected to pay
+FIRST_WAIT = 8  # tokens without a draft before the first trial
+
+
+class Account:
+    """Seconds that were lost, to be worked off with ``share`` of the decoding time before more may be lost."""
+
+    __slots__ = ("debt", "share")
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.debt = 0.0
+
+    def earn(self, seconds: float) -> None:
+        """So many seconds were spent on decoding."""
+        self.debt = max(0.0, self.debt - self.share * seconds)
+
+    def tokens_left(self, seconds: float) -> int:
+        """Tokens, each of so many seconds, until the debt is worked off."""
+        return math.ceil(self.debt / (self.share * seconds))
+
+
+class Ledger:
+    """One sequence's accounts.
+
+    ``credit`` is what its drafts have gained beyond what they cost. It pays for drafts that are expected to pay.
+    Without credit, or where no draft is expected to pay, only trials are drafted. Each trial that loses at least
+    doubles what must be worked off before the next. A sequence's first proposal reads its prompt: that is charged to
+    ``prompts``, which the sequences of a strategy share.
+    """
+
+    __slots__ = ("_counted", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")
+
+    def __init__(self, view: View, token: float, prompts: Account) -> None:
+        """``token``: seconds that plain decoding takes for one token of this sequence."""
+        self.credit = START * token
+        self.is_unread = True
+        self._view = view
+        self._counted = len(view.tokens)
+        self._token = token
+        self._prompts = prompts
+        self._trials = Account(TRIALS)
+        self._trials.debt = self._price = FIRST_WAIT * TRIALS * token  # of the next trial
+
+    def earn(self) -> None:
+        """Count what was decoded since the last call."""
+        tokens = len(self._view.tokens) - self._counted
+        if tokens:
+            self._counted += tokens
+            self._trials.earn(tokens * self._token)
+            self._prompts.earn(tokens * self._token)
+
+    def wait(self, together: int) -> int:
+        """Tokens to decode before a trial, where so many sequences decode together."""
+        tokens = self._trials.tokens_left(self._token)
+        return max(tokens, self._prompts.tokens_left(self._token * together)) if self.is_unread else tokens
+
+    def read_prompt(self, loss: float) -> None:
+        """The first proposal, which read the prompt, has lost so many seconds in all."""
+        self.is_unread = False
+        self._prompts.debt = max(0.0, loss)
+
+    def settle(self, loss: float, token: float, *, trial: bool, tested: bool) -> None:
+        """A proposal has lost so many seconds, or gained them (below 0). ``tested``: some nodes were verified."""
+        self._token = token
+        self.credit = max(0.0, self.credit - loss)
+        least = FIRST_WAIT * TRIALS * token
+        if trial:
+            self._price = max(2 * self._price if tested else least, loss) if loss > 0 else least
+        if trial or tested:
+            self._trials.debt = self._price

@@ -1,0 +1,126 @@
+"""What drafts cost a batch: seconds of proposals as measured, and of the steps that verify them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from parlay.router.acceptance import Record, expected_accepted
+
+FREE = 0.01  # of a forward: drafting that costs less counts as free
+_SURE = 0.98  # acceptance of the surest drafts
+
+_DECAY = 0.9  # per proposal
+_ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
+_FEW = 4  # proposals of which the quickest counts, at first
+_SLOWER = 0.5  # weight of a proposal that took longer than expected
+_MOVED = 0.1  # change of an estimate that is worth new prices
+
+
+class DraftSeconds:
+    """What a sequence's proposal costs: something fixed, and so much per node.
+
+    Least squares over what was seen, where older proposals count less. A proposal of no nodes is taken to cost nothing
+    until sizes tell more. Delays are noise: of the first few proposals the quickest sets the level, and later what took
+    longer than expected counts less.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0
+        """Raised whenever estimates have moved by more than a tenth."""
+        self._fixed = self._per_node = 0.0
+        self._watched = (0.0, 0.0)  # these two at the last revision
+        self._seen = 0
+        self._count, self._nodes, self._squares = _ORIGIN, 0.0, 0.0
+        self._seconds = self._products = 0.0
+
+    def of(self, nodes: float) -> float:
+        """Seconds of a proposal of so many nodes; 0 before any was seen."""
+        return self._fixed + self._per_node * nodes
+
+    def own_work(self, nodes: float, seconds: float, slowdown: float, forward: float) -> float:
+        """Of the seconds that a proposal took those that it would take without delays.
+
+        What slowed the step's forward, by ``slowdown``, has slowed drafting too. What is left may be 4 times the usual
+        and a quarter of a ``forward``: that leaves room for drafters that are dear in one step out of four and free in
+        the others.
+        """
+        usual = self.of(nodes)
+        if not usual:
+            return min(seconds / slowdown, forward)
+        return min(seconds, max(usual, seconds / slowdown), 4 * usual + 0.25 * forward)
+
+    def learn(self, nodes: float, seconds: float) -> None:
+        """Proposals of so many nodes on average took so long each."""
+        expected = self.of(nodes)
+        if expected and self._seen < _FEW:
+            factor = min(1.0, seconds / expected)
+            self._seconds, self._products = self._seconds * factor, self._products * factor
+        weight = _SLOWER if expected and seconds > expected else 1.0
+        self._seen += 1
+        self._count = self._count * _DECAY + weight + (1 - _DECAY) * _ORIGIN
+        self._nodes = self._nodes * _DECAY + weight * nodes
+        self._squares = self._squares * _DECAY + weight * nodes**2
+        self._seconds = self._seconds * _DECAY + weight * seconds
+        self._products = self._products * _DECAY + weight * seconds * nodes
+        self._fit(nodes)
+
+    def _fit(self, nodes: float) -> None:
+        spread = self._count * self._squares - self._nodes**2
+        if spread > 0:
+            self._per_node = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
+            self._fixed = max(0.0, (self._seconds - self._per_node * self._nodes) / self._count)
+        fixed, per_node = self._watched
+        known = fixed + per_node * nodes
+        if abs(self.of(nodes) - known) > _MOVED * known:
+            self._watched = self._fixed, self._per_node
+            self.revision += 1
+
+
+@dataclass
+class Prices:
+    """What it costs a batch that each of its sequences drafts, for a few sizes.
+
+    They hold as long as ``key`` does: the batch, and the revisions of the estimates that they come from.
+    """
+
+    key: tuple[int, ...]
+    sequences: int
+    rows: int
+    """Of a plain step: the sequences' own, and those of other strategies."""
+    steps: list[tuple[int, float, float]]
+    """Nodes per sequence; seconds of drafting and of the forward, for all sequences together. The first is plain."""
+    sizes: dict[tuple[float, float], int] = field(default_factory=dict)
+    """Those that pay, as far as anyone asked."""
+    held: tuple[int, float] | None = None
+    """Of drafts that were weighed and all kept, none of which was wrong since: most nodes, and lowest score."""
+
+    def __post_init__(self) -> None:
+        self._free = all(drafting <= FREE * forward for _, drafting, forward in self.steps)
+
+    @property
+    def token(self) -> float:
+        """Seconds of plain decoding per token."""
+        return self.steps[0][2] / self.rows
+
+    def best_size(self, record: Record, depth_per_node: float) -> int:
+        """The nodes with which tokens per second are highest if all sequences do as this one; 0 where none beats plain.
+
+        If drafting is free, as many as the surest drafts are worth: trimming leaves what others are.
+        """
+        share, depth_per_node = _SURE if self._free else round(record.share, 3), round(depth_per_node, 2)
+        size = self.sizes.get((share, depth_per_node))
+        if size is None:
+            plain = self.rows / self.sequences
+
+            def rate(step: tuple[int, float, float]) -> float:
+                nodes, drafting, forward = step
+                return (plain + expected_accepted(share, nodes * depth_per_node)) / (drafting + forward)
+
+            size = self.sizes[share, depth_per_node] = max(self.steps, key=rate)[0]
+        return size
+
+
+def sizes(most: int) -> list[int]:
+    """0, 1, 2, 3, 4, 6, 8, 12, ... up to ``most``."""
+    below = {size for power in range(12) for size in (1 << power, 3 << power) if size < most}
+    return [0, *sorted(below), most]
