@@ -206,7 +206,7 @@ def test_the_model_writes_its_tokens_and_the_matcher_goes_on(toy_runner: MakeRun
         ("matrix=5/1/1+0/1/1", "2 rows of 2"),
         ("matrix=5/-1+0/1", "negative"),
         ("matrix=5/1+1/1", "left of the diagonal"),
-        ("matrix=0/0+0/1", "lets nobody draft"),
+        ("matrix=0/0+0/1", "nothing would be drafted"),
         ("matrix=", "2 rows of 2"),
         ("drafters=,matrix=", "0 rows"),
         ("drafters=none,matrix=4", "none drafts nothing"),
