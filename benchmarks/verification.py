@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.report import about, table
-from benchmarks.figures.setup import FULL, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
+from benchmarks.pages import about, table
+from benchmarks.setup import FULL, WIDE, Setup
 from parlay import models, threads
 from parlay.bench.forwards import TimedModel, measure, weight_bytes
 from parlay.bench.provenance import ROOT, provenance
@@ -88,7 +88,7 @@ def page(record: dict[str, Any], seconds: Seconds) -> str:
     """The results as Markdown."""
     head = ("weights", "context", "ms of 1 row", *(f"{count} rows" for count in ROWS[1:]))
     floor = ("weights", "ms of 1 row", "times the reading", "speed against bfloat16")
-    parts = ["# What verifying costs", "", f"{WIDE}. {about(record)[0]}", "", TIMES, ""]
+    parts = ["# What verifying costs", "", f"{WIDE}. {about(record)}", "", TIMES, ""]
     parts += [*table(head, list(by_rows(seconds))), "", "## Against the memory", "", FLOOR, ""]
     return "\n".join([*parts, *table(floor, list(against_floor(seconds)))])
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from benchmarks.busy.page import page
 from benchmarks.busy.plans import FULL, QUICK, Scale, plans
-from benchmarks.figures.setup import DRAFT, MINI, WIDE, Setup
-from benchmarks.figures.setup import FULL as FIGURES_SCALE
 from benchmarks.options import CACHE
 from benchmarks.peers.__main__ import given
 from benchmarks.peers.catalogue import PEERS
@@ -23,6 +21,8 @@ from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
+from benchmarks.setup import DRAFT, MINI, WIDE, Setup
+from benchmarks.setup import FULL as USUAL
 from parlay.bench.busy import busy_cores
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
@@ -84,7 +84,7 @@ def main() -> int:
 
 def measure(model: str, options: argparse.Namespace, results: Results, ends: float) -> None:
     """All rounds of one model, as far as there is time."""
-    setup = Setup(FIGURES_SCALE, None, options.cache)
+    setup = Setup(USUAL, None, options.cache)
     directory = setup.directory(model)
     scale = scale_of(options)
     with ExitStack() as stack:

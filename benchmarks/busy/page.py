@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.busy.plans import EDIT, ENGINES, FORETOLD, KINDS, PEER_MODE, PREDICTION, PROSE
-from benchmarks.figures.report import about, table
+from benchmarks.pages import about, failures, number, shown, table
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
 from parlay.bench.summary import Measurements, Spread, plain_of
 from parlay.llm import DEFAULT_STRATEGY
@@ -71,7 +71,7 @@ class Model:
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Everything, one model after the other."""
     found = Measurements(rows)
-    lines = ["# Beside busy processes", "", about(dict(header))[0], "", *EXPLANATION, ""]
+    lines = ["# Beside busy processes", "", about(header), "", *EXPLANATION, ""]
     for name in found.each(lambda cell: cell.model):
         lines += section(Model(name, found))
     return "\n".join(lines)
@@ -86,7 +86,7 @@ def section(model: Model) -> list[str]:
     lines += engines(model)
     lines += [f"`{DEFAULT_STRATEGY}` against `{PLAIN}`, by kind of text:", "", *by_kind(model)]
     lines += ["A prediction that is right in every letter:", "", *predictions(model)]
-    return lines + failures(model)
+    return lines + failures(model.found)
 
 
 def heads(model: Model) -> list[str]:
@@ -158,19 +158,3 @@ def prediction_goal(model: Model, busy: int) -> Goal:
     before, after = (each.tokens_per_step if each else None for each in (idle, now))
     words = f"tokens per step of right predictions beside {busy}: {number(after)}, idle {number(before)}"
     return Goal(words, after >= RIGHT_KEPT * before if after and before else None)
-
-
-def failures(model: Model) -> list[str]:
-    errors = {(str(row.cell.system), row.error.replace("|", "/")): None for row in model.found.rows if row.error}
-    return ["What did not run:", "", *table(("engine or strategy", "why"), errors)] if errors else []
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def shown(value: Spread | None, places: int = 2) -> str:
-    if value is None:
-        return "-"
-    median, low, high = (f"{each:.{places}f}" for each in (value.median, value.low, value.high))
-    return f"{median} ({low}-{high})"

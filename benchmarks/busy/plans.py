@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from parlay.bench import workloads
-from parlay.bench.conversations import conversation_ids, text_ids
-from parlay.bench.loops import lasts
+from parlay.bench.prepare import first_ids, lasting
 from parlay.bench.records import PLAIN, System
 from parlay.bench.runner import Plan
 from parlay.bench.workloads import Item, Workload
@@ -88,12 +87,6 @@ def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[Plan
     ]
 
 
-def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
-    """So many of its items, by preference those whose text does not repeat itself at once: of others little is left."""
-    loops = {item.id: not lasts(plainly(llm, item, most).token_ids) for item in workload.items}
-    return replace(workload, items=tuple(sorted(workload.items, key=lambda item: loops[item.id])[:count]))
-
-
 def foretold(llm: LLM, edits: Workload, most: int) -> Workload:
     """Edits, each with a prediction that is right in every letter: the text that plain decoding writes."""
     items = tuple(replace(item, prediction=plainly(llm, item, most).text) for item in edits.items)
@@ -107,7 +100,6 @@ def plain_speed(llm: LLM, item: Item) -> float:
 
 def plainly(llm: LLM, item: Item, most: int) -> CompletionOutput:
     """What plain decoding writes."""
-    ids = text_ids(llm, item.prompt) if item.prompt else conversation_ids(llm, item.messages)
     params = SamplingParams(temperature=0, max_tokens=most)
-    (output,) = llm.generate({"prompt_token_ids": ids}, params, strategy=PLAIN, store=False)
+    (output,) = llm.generate({"prompt_token_ids": first_ids(llm, item)}, params, strategy=PLAIN, store=False)
     return output.outputs[0]

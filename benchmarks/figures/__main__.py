@@ -13,11 +13,11 @@ from benchmarks.figures import parts
 from benchmarks.figures.launch import launch
 from benchmarks.figures.overhead import overhead
 from benchmarks.figures.report import report
-from benchmarks.figures.results import Results
-from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
+from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import Results
 
 PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
     "launch": launch,
@@ -38,7 +38,7 @@ logger = logging.getLogger("benchmarks")
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="held-out documents; without it, built-in prompts")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=BY_DEFAULT, metavar="PART", help=", ".join(PARTS))
     add_run_flags(parser)
     return parser.parse_args(arguments)

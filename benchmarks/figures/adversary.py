@@ -2,64 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-from benchmarks.figures.ours import PLAIN
-from benchmarks.figures.prompts import Prompt
-from benchmarks.figures.systems import Stopwatch, System, Timed
+from parlay.bench.records import PLAIN
+from parlay.bench.stopwatch import Stopwatch
+from parlay.bench.wave import Answer, Ask, Gauges, Ids, Wave
 from parlay.llm import LLM
 from parlay.router.policies import Adaptive, Plain
 from parlay.sampling.rules import SharedNoise
-from parlay.testing.toy_drafters import Answer, answer_from, sometimes
+from parlay.testing.toy_drafters import answer_from, sometimes
 from parlay.types import Event, NoiseKey, Request, SamplingParams, Strategy
 
 BUDGET = 16
-PATTERNS = {"never right": (False,), "right until it is trusted": (True,) * 12 + (False,) * 52}
+PATTERNS: Mapping[str, Sequence[bool]] = {
+    "never right": (False,),
+    "right until it is trusted": (True,) * 12 + (False,) * 52,
+}
 
 
-def plainly(llm: LLM) -> System:
-    """Plain decoding, asked as the adversaries are: of the engine, without a text being made of the tokens."""
-    return _asked(llm, f"parlay {PLAIN}", lambda: Strategy(PLAIN, None, SharedNoise(), Plain()))
+class Adversaries:
+    """Implements `Decoder`, greedily and for one request at a time: plain decoding, and each of `PATTERNS`.
 
+    All is asked of the engine itself, so that making text hides nothing. Each request meets a policy that knows nothing
+    yet, the hardest case. ``most`` is how many tokens of each text the drafters know.
+    """
 
-def adversaries(llm: LLM, reference: System, prompts: Sequence[Prompt], most: int) -> list[System]:
-    """One system for each of `PATTERNS`. Each request meets a policy that knows nothing yet, the hardest case."""
-    texts = {prompt.ids: prompt.ids + reference.decode(prompt, most).tokens for prompt in prompts}
-    answer = answer_from(lambda request: texts[request.prompt])
-    return [_adversary(llm, name, pattern, answer) for name, pattern in PATTERNS.items()]
+    def __init__(self, llm: LLM, most: int) -> None:
+        self._llm = llm
+        self._most = most
+        self._gauges = Gauges(llm.runner.spec.device)
+        self._texts: dict[Ids, Ids] = {}
 
+    def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
+        """See `Decoder`."""
+        (ask,) = asks
+        if ask.ids not in self._texts:
+            (answer,) = self._decode(PLAIN, ask.ids, self._most).answers
+            self._texts[ask.ids] = ask.ids + answer.tokens
+        return self._decode(strategy, ask.ids, ask.most)
 
-def _adversary(llm: LLM, name: str, pattern: Sequence[bool], answer: Answer) -> System:
-    def strategy() -> Strategy:
-        drafter = sometimes(answer, llm.runner.spec.vocab_size, pattern)
-        return Strategy(name, drafter, SharedNoise(), Adaptive(llm.engine.cost, BUDGET))
-
-    return _asked(llm, f"adversary: {name}", strategy)
-
-
-def _asked(llm: LLM, name: str, strategy: Callable[[], Strategy]) -> System:
-    """Requests to the engine, each under a strategy of its own."""
-    engine = llm.engine
-
-    def decode(prompt: Prompt, most: int) -> Timed:
+    def _decode(self, strategy: str, ids: Ids, most: int) -> Wave:
+        engine = self._llm.engine
         request = Request(
-            id=name,
-            prompt=prompt.ids,
+            id=strategy,
+            prompt=ids,
             params=SamplingParams(temperature=0.0, max_tokens=most),
             key=NoiseKey(0),
-            stop_ids=frozenset(llm.runner.spec.eos_ids),
+            stop_ids=frozenset(self._llm.runner.spec.eos_ids),
         )
-        watch = Stopwatch()
-        engine.add(request, strategy())
-        events: list[Event] = []
-        while not engine.idle:
-            events = engine.step()
-            for event in events:
-                watch.emit(event.committed.tokens)
-        metrics = events[-1].metrics
-        assert metrics is not None
-        return watch.read(
-            steps=metrics.steps, draft_tokens=metrics.draft_tokens, accepted_tokens=metrics.accepted_tokens
-        )
+        last: list[Event] = []
 
-    return System(name, decode)
+        def run(watch: Stopwatch) -> None:
+            engine.add(request, self._strategy(strategy))
+            while not engine.idle:
+                last[:] = engine.step()
+                for event in last:
+                    watch.emit(event.committed.tokens)
+
+        def answers(watch: Stopwatch) -> list[Answer]:
+            metrics = last[-1].metrics
+            assert metrics is not None
+            return [Answer(watch.read(steps=metrics.steps), metrics)]
+
+        return self._gauges.measure(run, answers)
+
+    def _strategy(self, name: str) -> Strategy:
+        if name == PLAIN:
+            return Strategy(PLAIN, None, SharedNoise(), Plain())
+        answer = answer_from(lambda request: self._texts[request.prompt])
+        drafter = sometimes(answer, self._llm.runner.spec.vocab_size, PATTERNS[name])
+        return Strategy(name, drafter, SharedNoise(), Adaptive(self._llm.engine.cost, BUDGET))

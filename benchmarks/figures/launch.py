@@ -7,29 +7,30 @@ import subprocess
 import sys
 import time
 
-from benchmarks.figures.results import Block, Results, Row
-from benchmarks.figures.setup import MINI, Setup
+from benchmarks.setup import MINI, Setup
+from parlay.bench.records import Cell, Results, Row
+from parlay.llm import DEFAULT_STRATEGY
 
-COMMAND = (sys.executable, "-m", "parlay", "generate", "The old man looked at the sea and", "--max-tokens", "32")
+WORDS = ("generate", "The old man looked at the sea and", "--model", MINI, "--max-tokens", "32")
+COMMAND = (sys.executable, "-m", "parlay", *WORDS)
 LIMIT = 120
+CELL = Cell(part="launch", model=MINI, strategy=DEFAULT_STRATEGY, workload="parlay generate")
 
 
 def launch(setup: Setup, results: Results) -> None:
     """One launch that is not counted warms the disk's cache; then some that are."""
-    blocks = [Block("launch", MINI, "", number, 0) for number in range(setup.scale.launches)]
-    pending = [block for block in blocks if not results.has(block)]
+    pending = range(len(results.of(CELL)), setup.scale.launches)
     if pending:
         first_text()
-    for block in pending:
+    for number in pending:
         first, whole = first_text()
-        results.add([Row(**block._asdict(), system="parlay generate", first_seconds=first, values={"whole": whole})])
+        results.add([Row(cell=CELL, round=number, requests=1, ttft=(first,), seconds=whole)])
 
 
 def first_text() -> tuple[float, float]:
     """Seconds to the first byte on standard output, and to the end of the process.
 
-    Raises:
-        ValueError: when the command fails or writes nothing.
+    Raises ValueError when the command fails or writes nothing.
     """
     began = time.perf_counter()
     with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import median
 
 from benchmarks.figures.phases import TimedEngine
-from benchmarks.figures.results import Block, Results, Row
-from benchmarks.figures.setup import Setup
 from benchmarks.figures.stub import StubCost, StubRunner
+from benchmarks.setup import Setup
+from parlay.bench.records import Cell, Results, Row
 from parlay.drafters.resources import Resources
 from parlay.engine import Limits
 from parlay.options import UsageError
@@ -38,22 +39,24 @@ logger = logging.getLogger(__name__)
 def overhead(setup: Setup, results: Results) -> None:
     """Every strategy, batch, way of sampling and vocabulary."""
     for vocab_size, rounds in VOCABULARIES.items():
-        for turn in range(min(rounds, setup.scale.rounds)):
-            block = Block("overhead", "stub", str(vocab_size), 0, turn)
-            if not results.has(block):
-                results.add(overhead_rows(block, StubRunner(vocab_size), setup.scale.steps))
-                logger.info("overhead: vocabulary %d, round %d", vocab_size, turn)
+        cells = list(cells_of(vocab_size))
+        done = min(len(results.of(cell)) for cell in cells)
+        for turn in range(done, min(rounds, setup.scale.rounds)):
+            runner = StubRunner(vocab_size)
+            results.add([overhead_row(cell, turn, runner, setup.scale.steps) for cell in cells])
+            logger.info("overhead: vocabulary %d, round %d", vocab_size, turn)
 
 
-def overhead_rows(block: Block, runner: StubRunner, steps: int) -> list[Row]:
-    """A row for each cell of one round."""
-    rows = []
-    for batch in BATCHES:
-        for way, params in PARAMS.items():
-            for name in STRATEGIES:
-                values = measure(runner, name, params, batch, steps)
-                rows.append(Row(**block._asdict(), system=f"{name} | batch {batch} | {way}", values=values))
-    return rows
+def cells_of(vocab_size: int) -> Iterator[Cell]:
+    """The workload names how tokens are chosen; the model is the stub with its vocabulary."""
+    for batch, way, name in product(BATCHES, PARAMS, STRATEGIES):
+        yield Cell(part="overhead", model=f"stub {vocab_size}", strategy=name, workload=way, concurrency=batch)
+
+
+def overhead_row(cell: Cell, turn: int, runner: StubRunner, steps: int) -> Row:
+    """One cell of one round."""
+    values = measure(runner, cell.strategy, PARAMS[cell.workload], cell.concurrency, steps)
+    return Row(cell=cell, round=turn, requests=cell.concurrency, values=values)
 
 
 def measure(runner: StubRunner, name: str, params: SamplingParams, batch: int, steps: int) -> dict[str, float]:

@@ -2,165 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 
-from benchmarks.figures.adversary import adversaries, plainly
-from benchmarks.figures.compare import Comparison
-from benchmarks.figures.ours import PLAIN, parlay
-from benchmarks.figures.prompts import Prompt
-from benchmarks.figures.results import Block, Results, Row
-from benchmarks.figures.setup import DRAFT, MINI, WIDE, Setup
-from benchmarks.figures.systems import System
-from benchmarks.figures.theirs import COMBINATIONS, Combination, Field, default_combination
-from parlay.llm import DEFAULT_STRATEGY
+from benchmarks.figures.adversary import PATTERNS, Adversaries
+from benchmarks.setup import DRAFT, MINI, WIDE, Setup
+from parlay.bench.against import AS_IT_COMES, ASSISTED, ATTENTIONS, COMPILED, DTYPES, LOOKUP, NAME, Transformers
+from parlay.bench.records import OURS, Results, Row, System
+from parlay.bench.runner import Bench, Plan, lacks
+from parlay.bench.wave import Decoder
+from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.models.resolving import resolve
 
-TRANSFORMERS_PLAIN = "transformers plain"
-OPENING = 64
-"""Tokens of the prompts on which plain decoding is timed: one length, so that nothing is compiled twice."""
+COMBINATIONS = tuple(
+    f"{dtype} {attention} {way}" for dtype in DTYPES for attention in ATTENTIONS for way in (AS_IT_COMES, COMPILED)
+)
+"""How `transformers` can decode plainly; beside them it runs as it comes, told nothing."""
+ROOM = 512
+"""Tokens of prompt and answer that its static caches hold."""
+
+Decoders = Callable[[LLM], Mapping[str, Decoder]]
+
+
+def run(setup: Setup, results: Results, plan: Plan, decoders: Decoders = lambda llm: {}) -> None:
+    """Measure what the results lack of the plan."""
+    if lacks(results, plan):
+        with setup.llm(plan.model) as llm:
+            Bench(llm, plan, results, decoders(llm)).run()
+
+
+def scaled(setup: Setup, part: str, model: str, kinds: tuple[str, ...] | None = None) -> Plan:
+    """A plan without strategies."""
+    scale = setup.scale
+    return Plan(
+        part=part,
+        model=model,
+        strategies=(),
+        workloads=setup.workloads(model, kinds) if kinds else setup.workloads(model),
+        rounds=scale.rounds if model == MINI else scale.wide_rounds,
+        max_tokens=scale.tokens,
+    )
 
 
 def plain(setup: Setup, results: Results, model: str) -> None:
-    """Plain decoding against `transformers` in every combination."""
-    comparison = Comparison(
-        part="plain",
-        model=model,
-        prompts=opening_prompts(setup, model),
-        most_tokens=setup.scale.tokens,
+    """Plain decoding against `transformers` in every combination, on one prompt of prose and one of code."""
+    plan = scaled(setup, "plain", model, ("prose", "code"))
+    plan = replace(
+        plan,
+        workloads=tuple(replace(workload, items=workload.items[:1]) for workload in plan.workloads),
+        against=tuple(System(NAME, way) for way in (AS_IT_COMES, *COMBINATIONS)),
         rounds=setup.scale.rounds,
-        before_loops=False,
+        keep_loops=True,
     )
-    if not comparison.pending(results):
-        return
-    directory = setup.directory(model)
-    field = Field(directory, resolve(DRAFT), OPENING + setup.scale.tokens)
-    note_default(results, model, default_combination(directory))
-    with setup.llm(model) as llm:
-        others = [field.plain(combination) for combination in COMBINATIONS]
-        comparison.run(results, parlay(llm, PLAIN), others)
+    run(setup, results, plan, transformers(setup, model))
 
 
-def opening_prompts(setup: Setup, model: str) -> Mapping[str, Sequence[Prompt]]:
-    """A prompt of prose and one of code, cut to one length."""
-    drawn = setup.prompts(model, ("prose", "code"))
-    return {
-        kind: [replace(prompt, ids=(prompt.ids * OPENING)[:OPENING]) for prompt in prompts[:1]]
-        for kind, prompts in drawn.items()
+def transformers(setup: Setup, model: str) -> Decoders:
+    return lambda llm: {
+        NAME: Transformers(setup.directory(model), llm.runner.spec.device, "auto", draft=resolve(DRAFT), longest=ROOM)
     }
-
-
-def note_default(results: Results, model: str, combination: Combination) -> None:
-    """Store which combination `transformers` uses by default."""
-    block = Block("plain-default", model, "", 0, 0)
-    if not results.has(block):
-        results.add([Row(part=block.part, model=model, note=str(combination))])
 
 
 def lookup(setup: Setup, results: Results) -> None:
     """Prompt lookup on edits and copies."""
-    comparison = Comparison(
-        part="lookup",
-        model=MINI,
-        prompts=setup.prompts(MINI, ("edit", "copy")),
-        most_tokens=setup.scale.tokens,
-        rounds=setup.scale.rounds,
-    )
-    run_strategies(setup, results, comparison, ("prompt-lookup",))
+    plan = scaled(setup, "lookup", MINI, ("edit", "copy"))
+    run(setup, results, replace(plan, strategies=("prompt-lookup",)))
 
 
 def draft(setup: Setup, results: Results) -> None:
     """The draft model, and the other strategies beside it, on every kind of text."""
-    comparison = Comparison(
-        part="draft",
-        model=WIDE,
-        prompts=setup.prompts(WIDE),
-        most_tokens=setup.scale.tokens,
-        rounds=setup.scale.wide_rounds,
-    )
-    run_strategies(setup, results, comparison, ("draft-model", "prompt-lookup", "union"))
-
-
-def run_strategies(setup: Setup, results: Results, comparison: Comparison, names: Iterable[str]) -> None:
-    """Strategies of one model against plain decoding."""
-    if comparison.pending(results):
-        with setup.llm(comparison.model) as llm:
-            comparison.run(results, parlay(llm, PLAIN), [parlay(llm, name) for name in names])
+    plan = scaled(setup, "draft", WIDE)
+    run(setup, results, replace(plan, strategies=("draft-model", "prompt-lookup", "union")))
 
 
 def adversary(setup: Setup, results: Results) -> None:
     """Drafters that are wrong on purpose, under the default policy, on a model whose forwards are dear and on one
     whose forwards take no longer than the engine's work for a draft."""
     for model in (MINI, WIDE):
-        mislead(setup, results, model)
-
-
-def mislead(setup: Setup, results: Results, model: str) -> None:
-    """The same on one model."""
-    prompts = setup.prompts(model, ("prose", "edit"))
-    comparison = Comparison(
-        part="adversary",
-        model=model,
-        prompts=prompts,
-        most_tokens=setup.scale.tokens,
-        rounds=setup.scale.rounds if model == MINI else setup.scale.wide_rounds,
-        before_loops=False,
-    )
-    if not comparison.pending(results):
-        return
-    with setup.llm(model) as llm:
-        reference = plainly(llm)
-        everything = [prompt for drawn in prompts.values() for prompt in drawn]
-        comparison.run(results, reference, adversaries(llm, reference, everything, setup.scale.tokens))
+        plan = replace(
+            scaled(setup, "adversary", model, ("prose", "edit")), strategies=tuple(PATTERNS), keep_loops=True
+        )
+        run(setup, results, plan, lambda llm: {OURS: Adversaries(llm, setup.scale.tokens)})
 
 
 def versus(setup: Setup, results: Results, model: str) -> None:
     """The default strategy against `transformers` at its best, by kind of text; runs `plain` first if it has to."""
-    comparison = Comparison(
-        part="versus",
-        model=model,
-        prompts={kind: drawn[: setup.scale.wide_prompts] for kind, drawn in setup.prompts(model).items()},
-        most_tokens=setup.scale.tokens,
-        rounds=setup.scale.wide_rounds,
-    )
-    if not comparison.pending(results):
-        return
     plain(setup, results, model)
-    with setup.llm(model) as llm:
-        others = [parlay(llm, DEFAULT_STRATEGY), *transformers_at_its_best(setup, results, comparison)]
-        comparison.run(results, parlay(llm, PLAIN), others)
+    plan = scaled(setup, "versus", model)
+    against = tuple(System(NAME, strategy) for strategy in at_its_best(results, model))
+    plan = replace(plan, strategies=(DEFAULT_STRATEGY,), against=against, rounds=setup.scale.wide_rounds)
+    run(setup, results, plan, transformers(setup, model))
 
 
-def transformers_at_its_best(setup: Setup, results: Results, comparison: Comparison) -> list[System]:
-    """Its fastest plain combination, its prompt lookup and its assisted generation."""
-    prompts = [prompt for drawn in comparison.prompts.values() for prompt in drawn]
-    longest = max(len(prompt.ids) for prompt in prompts) + comparison.most_tokens
-    field = Field(setup.directory(comparison.model), resolve(DRAFT), longest)
-    combinations = fastest_first(results.of("plain", comparison.model))
-    dynamic = next(combination for combination in combinations if combination.cache == "dynamic")
-    return [
-        replace(field.plain(combinations[0]), name=TRANSFORMERS_PLAIN),
-        field.prompt_lookup(dynamic),  # neither takes a static cache
-        field.assisted(dynamic),
-    ]
+def at_its_best(results: Results, model: str) -> tuple[str, str, str]:
+    """The fastest plain combination of `transformers`, its prompt lookup and its assisted generation.
 
-
-def fastest_first(rows: Sequence[Row]) -> list[Combination]:
-    """The combinations that ran, by their median tokens per second.
-
-    Raises:
-        ValueError: when none ran.
+    Neither of these takes a static cache: they run in the fastest combination without one.
+    Raises ValueError when none ran.
     """
-    rates: dict[Combination, float] = {}
-    for combination in COMBINATIONS:
-        own = [
-            row.decode_tokens / row.decode_seconds
-            for row in rows
-            if row.system == str(combination) and row.decode_seconds
-        ]
-        if own:
-            rates[combination] = median(own)
-    if not rates:
+    rows = [row for row in results.rows if (row.cell.part, row.cell.model) == ("plain", model)]
+    rates = {strategy: speed([row for row in rows if row.cell.strategy == strategy]) for strategy in COMBINATIONS}
+    rates = {strategy: rate for strategy, rate in rates.items() if rate}
+    dynamic = [strategy for strategy in rates if strategy.endswith(AS_IT_COMES)]
+    if not dynamic:
         raise ValueError("no combination of transformers ran: see the errors in the rows of the part `plain`")
-    return sorted(rates, key=lambda combination: -rates[combination])
+    start = max(dynamic, key=lambda strategy: rates[strategy]).removesuffix(AS_IT_COMES)
+    return max(rates, key=lambda strategy: rates[strategy]), f"{start}{LOOKUP}", f"{start}{ASSISTED}"
+
+
+def speed(rows: Sequence[Row]) -> float:
+    """Decoded tokens per second of all rows together; 0 of none."""
+    seconds = sum(row.decode_seconds for row in rows)
+    return sum(row.decode_tokens for row in rows) / seconds if seconds else 0.0

@@ -2,163 +2,137 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from benchmarks.figures import summary
-from benchmarks.figures.compare import LEFT_OUT
-from benchmarks.figures.results import Row
-from benchmarks.figures.summary import Ratio, geometric_ratio, ratio, spread
+from benchmarks.pages import HOW, about, number, same, shown, table
+from parlay.bench.against import AS_IT_COMES, NAME
+from parlay.bench.prepare import LOOPS
+from parlay.bench.records import OURS, PLAIN, Cell, Row, System
+from parlay.bench.summary import Measurements, Spread, Summary, geometric_means, plain_of, ratio
+from parlay.llm import DEFAULT_STRATEGY
 
-NONE = "parlay none"
 Line = Sequence[str]
 
 
-def report(header: dict[str, Any], rows: Sequence[Row]) -> str:
+def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The page."""
-    sections = [
-        section(rows)
-        for section in (plain, lookup, draft, adversary, overhead, launch, versus)
-        if any(row.part == section.__name__ for row in rows)
-    ]
-    return "\n".join(["# Figures", "", *about(header), *(line for lines in sections for line in lines)])
+    lines = ["# Figures", "", about(header), "", HOW, ""]
+    for section in (plain, lookup, draft, adversary, overhead, launch, versus):
+        found = Measurements(row for row in rows if row.cell.part == section.__name__)
+        lines += section(found) if found.rows else []
+    return "\n".join(lines)
 
 
-def about(header: dict[str, Any]) -> list[str]:
-    """Where the numbers come from, and how to read them."""
-    machine, versions = header["machine"], header["versions"]
-    environment = ", ".join(f"{name}={value}" for name, value in header["environment"].items())
-    return [
-        f"{machine['cpu']}, {machine['cores']} cores ({machine['capability']}), {machine['memory_gib']} GiB, "
-        f"{machine['system']}; threads: {header['threads']}{'; ' + environment if environment else ''}. "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + f". Commit {header['commit']}, {header['date']}, made by `{header['command']}`.",
-        "",
-        "Speed is decoding speed: tokens after the first emission over the time they took, by one stopwatch for all "
-        "systems. A ratio is the median of the rounds with the lowest and the highest round in brackets; within a "
-        "round the systems run in turn on the same prompts. *Same* counts texts equal, token for token, to those of "
-        "plain decoding by Parlay. *Looped* is the share of the plain text that repeats 16 tokens or more of its own; "
-        "unless the section says otherwise only tokens before the first such repeat are measured.",
-        "",
-    ]
+def by_model(found: Measurements) -> Iterator[tuple[str, Measurements]]:
+    """The models, in order, and what was measured on each."""
+    for model in found.each(lambda cell: cell.model):
+        yield model, Measurements(row for row in found.rows if row.cell.model == model)
 
 
-def table(head: Line, lines: Iterable[Line]) -> list[str]:
-    """A Markdown table and an empty line."""
-    rows = [head, ["---"] * len(head), *lines]
-    return [*("| " + " | ".join(row) + " |" for row in rows), ""]
+def of_system(found: Measurements, system: System) -> Measurements:
+    return found.only(lambda cell: cell.system == system)
 
 
-def of(rows: Iterable[Row], part: str) -> list[Row]:
-    """The rows of one part."""
-    return [row for row in rows if row.part == part]
-
-
-def models(rows: Iterable[Row]) -> list[str]:
-    """The models of these rows, in order."""
-    return list(dict.fromkeys(row.model for row in rows))
-
-
-def plain(rows: Sequence[Row]) -> list[str]:
+def plain(found: Measurements) -> list[str]:
     """`none` against every combination."""
     lines = ["## Plain decoding against transformers", ""]
-    defaults = {row.model: row.note for row in of(rows, "plain-default")}
-    for model in models(of(rows, "plain")):
-        own = [row for row in of(rows, "plain") if row.model == model]
-        cells = [plain_line(own, system, defaults.get(model, "")) for system in summary.systems(own)]
-        head = ("system", "tokens/s", f"{NONE} is faster by", "same", "")
+    head = ("system", "tokens/s", f"{PLAIN} is faster by", "same", "")
+    for model, own in by_model(found):
+        cells = [plain_line(own, system) for system in own.each(lambda cell: cell.system)]
         lines += [f"{model}. Goal: at least 1.3 times the best combination, 1.5 times the default. Loops are kept.", ""]
         lines += table(head, sorted(cells, key=lambda cell: -float(cell[1] or 0)))
     return lines
 
 
-def plain_line(rows: Sequence[Row], system: str, default: str) -> Line:
-    """One system's line."""
-    own = [row for row in rows if row.system == system]
-    errors = [row.error for row in own if row.error]
+def plain_line(found: Measurements, system: System) -> Line:
+    """One system's line, over both texts together."""
+    own = of_system(found, system)
+    errors = [row.error for row in own.rows if row.error]
     if errors:
-        return (system, "", "", "", f"failed: {errors[0]}")
-    notes = "default" if system == default else note_of(own) if system == NONE else ""
-    return (system, f"{summary.rate(own):.1f}", shown(ratio(rows, NONE, system)), summary.same(own), notes)
+        return (str(system), "", "", "", f"failed: {errors[0]}")
+    note = "default" if system == System(NAME, AS_IT_COMES) else ""
+    faster = ratio(together(of_system(found, System(OURS, PLAIN))), together(own))
+    speed = Spread.of(row.tokens_per_second for row in together(own))
+    return (str(system), f"{speed.median if speed else 0:.1f}", shown(faster), same(own.rows), note)
 
 
-def lookup(rows: Sequence[Row]) -> list[str]:
+def together(found: Measurements) -> list[Row]:
+    """All texts of a round as one row."""
+    rounds: dict[int, Row] = {}
+    for row in found.rows:
+        if row.round in rounds:
+            one = rounds[row.round]
+            row = replace(
+                one,
+                decode_tokens=one.decode_tokens + row.decode_tokens,
+                decode_seconds=one.decode_seconds + row.decode_seconds,
+            )
+        rounds[row.round] = row
+    return [*rounds.values()]
+
+
+def lookup(found: Measurements) -> list[str]:
     """Prompt lookup on edits and copies."""
     lines = ["## Prompt lookup on edits and copies", "", "Goal: at least 3 times plain decoding.", ""]
-    return lines + strategy_tables(of(rows, "lookup"))
+    return lines + strategy_tables(found)
 
 
-def draft(rows: Sequence[Row]) -> list[str]:
+def draft(found: Measurements) -> list[str]:
     """The draft model on all kinds of text."""
     lines = ["## Draft model on every kind of text", ""]
     lines += ["Goal: `draft-model` at least 1.2 times plain decoding in geometric mean.", ""]
-    return lines + strategy_tables(of(rows, "draft"))
+    return lines + strategy_tables(found)
 
 
-def adversary(rows: Sequence[Row]) -> list[str]:
+def adversary(found: Measurements) -> list[str]:
     """Drafters that are wrong on purpose."""
-    lines = ["## Drafters that are wrong on purpose", ""]
-    lines += [
-        "Goal: at least 0.98 of plain decoding. Each request meets a policy that knows nothing. Loops are kept.",
-        "",
-    ]
-    return lines + strategy_tables(of(rows, "adversary"))
+    goal = "Goal: at least 0.98 of plain decoding. Each request meets a policy that knows nothing. Loops are kept."
+    return ["## Drafters that are wrong on purpose", "", goal, "", *strategy_tables(found)]
 
 
-def strategy_tables(rows: Sequence[Row]) -> list[str]:
-    """For each model and system: a line for each kind of text, and the geometric mean."""
+def strategy_tables(found: Measurements) -> list[str]:
+    """For each model and strategy: a line for each kind of text, and the geometric mean."""
     lines: list[str] = []
-    for model in models(rows):
-        own = [row for row in rows if row.model == model]
-        for system in (name for name in summary.systems(own) if name != NONE):
-            cells = [strategy_line(own, system, kind) for kind in summary.kinds(own)]
-            mean = shown(geometric_ratio(own, system, NONE))
-            cells.append(("**geometric mean**", f"**{mean}**", "", "", "", "", ""))
-            head = (
-                f"{system} on {model}",
-                "speed against none",
-                "tokens per step",
-                "accepted",
-                "same",
-                "tokens",
-                "looped",
-            )
-            lines += table(head, cells)
+    heads = ("speed against none", "tokens per step", "accepted", "same", "tokens", "looped")
+    for model, own in by_model(found):
+        for strategy in (name for name in own.each(lambda cell: cell.strategy) if name != PLAIN):
+            summaries = summaries_of(own, System(OURS, strategy))
+            cells = [strategy_line(each) for each in summaries]
+            mean, _ = geometric_means(summaries).get(strategy, (None, 0))
+            cells.append(("**geometric mean**", f"**{number(mean)}**", "", "", "", "", ""))
+            lines += table((f"{strategy} on {model}", *heads), cells)
         lines += left_out(own)
     return lines
 
 
-def left_out(rows: Sequence[Row]) -> list[str]:
+def summaries_of(found: Measurements, system: System) -> list[Summary]:
+    """One for each cell of a system."""
+    cells = of_system(found, system).cells
+    return [each for cell in cells if (each := found.summary(cell)) is not None]
+
+
+def left_out(found: Measurements) -> list[str]:
     """What was not measured because the text loops at once."""
-    blocks = {row.block for row in rows if row.note.startswith(LEFT_OUT) and row.round == 0}
-    count = len({row.block for row in rows if row.round == 0})
-    return [f"Left out, since their text loops at once: {len(blocks)} of {count} prompts.", ""] if blocks else []
+    notes = {f"{row.cell.workload}: {row.note}": None for row in found.rows if LOOPS in row.note}
+    return [f"{'; '.join(notes)}.", ""] if notes else []
 
 
-def strategy_line(rows: Sequence[Row], system: str, kind: str) -> Line:
-    """One system on one kind of text."""
-    pair = [row for row in rows if row.kind == kind]
-    own = [row for row in pair if row.system == system]
-    errors = [row.error for row in own if row.error]
-    if errors:
-        return (kind, f"failed: {errors[0]}", "", "", "", "", "")
-    drafted = sum(row.draft_tokens for row in own)
-    accepted = f"{sum(row.accepted_tokens for row in own) / drafted:.2f}" if drafted else ""
-    return (
-        kind,
-        shown(ratio(pair, system, NONE)),
-        f"{summary.tokens_per_step(own):.2f}",
-        accepted,
-        summary.same(own),
-        str(sum(row.tokens for row in own)),
-        f"{summary.mean_looped(own):.2f}",
-    )
+def strategy_line(each: Summary) -> Line:
+    """One strategy on one kind of text."""
+    kind = each.cell.workload
+    if each.error:
+        return (kind, f"failed: {each.error}", "", "", "", "", "")
+    tokens = sum(row.tokens for row in each.rows)
+    steps, accepted = number(each.tokens_per_step), number(each.acceptance_rate)
+    equal = "/".join(map(str, each.same or ()))
+    return (kind, shown(each.ratio), steps, accepted, equal, str(tokens), number(each.looped))
 
 
-def overhead(rows: Sequence[Row]) -> list[str]:
+def overhead(found: Measurements) -> list[str]:
     """Milliseconds of a step besides its forward."""
-    own = of(rows, "overhead")
     parts = ("besides", "besides p90", "propose", "verify", "accept", "commit", "observe", "report", "rest", "tokens")
     lines = ["## A step besides the forward", ""]
     lines += [
@@ -166,24 +140,24 @@ def overhead(rows: Sequence[Row]) -> list[str]:
         "sequence; `rest`: scheduling and counting). Goal, without drafts: 0.3 at batch 1 greedy, 2 at batch 32.",
         "",
     ]
-    for kind in dict.fromkeys(row.kind for row in own):
-        chosen = [row for row in own if row.kind == kind]
+    for model, own in by_model(found):
         cells = []
-        for system in dict.fromkeys(row.system for row in chosen):
-            values = [row.values or {} for row in chosen if row.system == system]
-            cells.append((*system.split(" | "), *(f"{median(value[part] for value in values):.3f}" for part in parts)))
-        lines += [f"Vocabulary {kind}", "", *table(("strategy", "batch", "tokens chosen", *parts), cells)]
+        for cell in own.cells:
+            values = (median(row.values[part] for row in own.of(cell)) for part in parts)
+            cells.append((cell.strategy, str(cell.concurrency), cell.workload, *(f"{value:.3f}" for value in values)))
+        head = ("strategy", "batch", "tokens chosen", *parts)
+        lines += [f"Vocabulary {model.split()[-1]}", "", *table(head, cells)]
     return lines
 
 
-def launch(rows: Sequence[Row]) -> list[str]:
+def launch(found: Measurements) -> list[str]:
     """Seconds to the first text."""
-    first = spread([row.first_seconds for row in of(rows, "launch")])
+    first = Spread.of(row.ttft[0] for row in found.rows)
     lines = ["## From the command to the first text", ""]
     return [*lines, f"`parlay generate`, warm disk: {shown(first)} s. Goal: within 5 s.", ""]
 
 
-def versus(rows: Sequence[Row]) -> list[str]:
+def versus(found: Measurements) -> list[str]:
     """The default strategy against transformers, by workload."""
     lines = ["## The default strategy by workload", ""]
     lines += [
@@ -192,60 +166,40 @@ def versus(rows: Sequence[Row]) -> list[str]:
         "in the last place of bf16; its own *same* stands in the last column.",
         "",
     ]
-    for model in models(of(rows, "versus")):
-        own = [row for row in of(rows, "versus") if row.model == model]
-        head = (
-            "workload",
-            "against plain",
-            "against transformers at its best",
-            "same text",
-            "tokens per step",
-            "its best",
-        )
-        lines += [model, "", *table(head, [versus_line(own, kind) for kind in summary.kinds(own)])]
+    head = ("workload", "against plain", "against transformers at its best", "same text", "tokens per step", "its best")
+    for model, own in by_model(found):
+        defaults = summaries_of(own, System(OURS, DEFAULT_STRATEGY))
+        lines += [model, "", *table(head, [versus_line(own, each) for each in defaults if each.rows])]
         lines += [*every_system(own), *left_out(own)]
     return lines
 
 
-def versus_line(rows: Sequence[Row], kind: str) -> Line:
+def versus_line(found: Measurements, each: Summary) -> Line:
     """One workload."""
-    own = [row for row in rows if row.kind == kind]
-    names = summary.systems(own)
-    default = next(name for name in names if name.startswith("parlay ") and name != NONE)
-    rates = {name: rate_of(own, name) for name in names if name.startswith("transformers")}
-    best = max(rates, key=lambda name: rates[name])
-    ours, theirs = ([row for row in own if row.system == name] for name in (default, best))
-    note = f"{best.removeprefix('transformers ')} ({note_of(theirs)}), same {summary.same(theirs)}"
+    beside = found.only(lambda cell: plain_of(cell) == plain_of(each.cell) and cell.engine == NAME)
+    best = max(beside.cells, key=lambda cell: rate_of(found, cell), default=None)
+    note = f"{best.strategy}, same {same(found.of(best))}" if best else "-"
     return (
-        kind,
-        shown(ratio(own, default, NONE)),
-        shown(ratio(own, default, best)),
-        summary.same(ours),
-        f"{summary.tokens_per_step(ours):.2f}",
+        each.cell.workload,
+        shown(each.ratio),
+        shown(found.ratio(each.cell, best) if best else None),
+        "/".join(map(str, each.same or ())),
+        number(each.tokens_per_step),
         note,
     )
 
 
-def every_system(rows: Sequence[Row]) -> list[str]:
+def every_system(found: Measurements) -> list[str]:
     """Tokens per second of every system on every workload."""
-    kinds = summary.kinds(rows)
-    cells = [
-        (system, *(f"{rate_of([row for row in rows if row.kind == kind], system):.1f}" for kind in kinds))
-        for system in summary.systems(rows)
-    ]
-    return table(("tokens/s", *kinds), cells)
+    kinds = found.each(lambda cell: cell.workload)
+    lines = []
+    for system in found.each(lambda cell: cell.system):
+        rates = {cell.workload: rate_of(found, cell) for cell in of_system(found, system).cells}
+        lines.append((str(system), *(f"{rates.get(kind, 0):.1f}" for kind in kinds)))
+    return table(("tokens/s", *kinds), lines)
 
 
-def rate_of(rows: Iterable[Row], system: str) -> float:
-    """Tokens per second of one system."""
-    return summary.rate(row for row in rows if row.system == system)
-
-
-def note_of(rows: Sequence[Row]) -> str:
-    """How the system was run."""
-    return next((row.note.removeprefix("transformers ") for row in rows if row.note), "")
-
-
-def shown(value: Ratio | None) -> str:
-    """A ratio, or a dash."""
-    return "-" if value is None else str(value)
+def rate_of(found: Measurements, cell: Cell) -> float:
+    """Tokens per second in the median round; 0 without one."""
+    each = found.summary(cell)
+    return each.speed.median if each and each.speed else 0.0

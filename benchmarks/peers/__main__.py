@@ -15,8 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.prompts import as_workload
-from benchmarks.figures.setup import DRAFT, MINI, WIDE, Scale, Setup
 from benchmarks.options import CACHE
 from benchmarks.peers.catalogue import PEERS, STRATEGIES
 from benchmarks.peers.decoder import PeerDecoder
@@ -24,6 +22,7 @@ from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
+from benchmarks.setup import DRAFT, MINI, WIDE, Scale, Setup
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row, System, read
@@ -35,6 +34,8 @@ from parlay.options import LoadOptions
 WORKLOADS = ("edit", "copy", "calls", "maths", "code", "prose")
 FULL = Scale(prompts=4, wide_prompts=2, tokens=128, rounds=3)
 QUICK = Scale(prompts=1, wide_prompts=1, tokens=24, rounds=1)
+LONGEST = 1024
+"""Tokens of prompt and answer for which all engines make room."""
 
 logger = logging.getLogger("benchmarks")
 
@@ -49,7 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="*", choices=engines, default=engines, metavar="ENGINE", help=str(engines))
     parser.add_argument("--model", nargs="+", choices=(MINI, WIDE), default=[MINI, WIDE], help="default: both")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="held-out documents; without it, built-in prompts")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
     parser.add_argument("--minutes", type=float, default=12, help="for each model, but one round always (default: 12)")
     parser.add_argument("--load-limit", type=float, default=420, metavar="SECONDS", help="for a mode to get ready")
@@ -118,12 +119,11 @@ def measure(
     model: str, setup: Setup, options: argparse.Namespace, pythons: Mapping[str, Path | str], results: Results
 ) -> None:
     """Everyone on one model. Raises ValueError when Parlay can't run it."""
-    drawn = setup.prompts(model, WORKLOADS)
     peers = [peer for peer in PEERS if peer.engine in pythons]
     plan = Plan(
         model=model,
         strategies=STRATEGIES,
-        workloads=tuple(as_workload(kind, prompts) for kind, prompts in drawn.items()),
+        workloads=setup.workloads(model, WORKLOADS),
         against=tuple(System(peer.engine, mode) for peer in peers for mode in peer.modes),
         rounds=setup.scale.rounds,
         max_tokens=setup.scale.tokens,
@@ -132,7 +132,7 @@ def measure(
         model=str(setup.directory(model)),
         draft=str(resolve(DRAFT)),
         threads=options.threads,
-        longest=max(len(prompt.ids) for prompts in drawn.values() for prompt in prompts) + setup.scale.tokens,
+        longest=LONGEST,
         cache=str(setup.cache / "peers"),
     )
     limits = Limits(load=options.load_limit)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.figures.report import about, table
+from benchmarks.pages import about, failures, number, table
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
 from parlay.bench.summary import Measurements, Spread, decode_rate, measured, ratio, whole_rate
 from parlay.llm import DEFAULT_STRATEGY
@@ -20,7 +20,7 @@ Rate = Callable[[Row], float]
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Everything, one model after the other."""
-    lines = ["# Parlay and its peers", "", about(dict(header))[0], "", *EXPLANATION, ""]
+    lines = ["# Parlay and its peers", "", about(header), "", *EXPLANATION, ""]
     for model in dict.fromkeys(row.cell.model for row in rows):
         lines += section(Model(model, [row for row in rows if row.cell.model == model]))
     return "\n".join(lines)
@@ -115,7 +115,7 @@ def section(model: Model) -> list[str]:
     lines += ["*Whole time*: whole requests, prompt included, against transformers plain.", ""]
     for contest in CONTESTS:
         lines += duel(model, contest)
-    return lines + failures(model)
+    return lines + failures(model.found)
 
 
 def system_line(model: Model, system: System) -> tuple[str, ...]:
@@ -124,9 +124,9 @@ def system_line(model: Model, system: System) -> tuple[str, ...]:
     note = next((row.note for row in own if row.decode_seconds), "")
     return (
         " ".join(system),
-        *(shown(model.rate(system, workload) or None, 0) for workload in model.workloads),
-        *(shown(model.mean(system, base, decode_rate)) for base in BASES.values()),
-        shown(model.mean(system, TRANSFORMERS, whole_rate)),
+        *(number(model.rate(system, workload) or None, 0) for workload in model.workloads),
+        *(number(model.mean(system, base, decode_rate)) for base in BASES.values()),
+        number(model.mean(system, TRANSFORMERS, whole_rate)),
         f"{sum(row.same for row in own)}/{sum(row.of for row in own)}",
         note + (f"; failed in {len(errors)} of {len(own)} rows" if errors else ""),
     )
@@ -155,7 +155,7 @@ def duel(model: Model, contest: Contest) -> list[str]:
             cell.append(f"{value:.2f} ({' '.join(theirs) if field == ALL else theirs.strategy})")
         cells.append(tuple(cell))
     means = {field: mean_of(ratios, field) for field in fields}
-    cells.append(("**geometric mean**", "", *(f"**{shown(mean)}**" for mean in means.values())))
+    cells.append(("**geometric mean**", "", *(f"**{number(mean)}**" for mean in means.values())))
     lines = [f"{contest.title}, decoding:", "", *table(("workload", "Parlay", *fields), cells)]
     return [*lines, verdict(ratios, means, contest.goal), ""]
 
@@ -183,21 +183,3 @@ def counts(model: Model) -> str:
     """What each workload consists of: prompts and tokens of plain decoding in one round."""
     plain = {workload: model.of(System(OURS, PLAIN), workload)[0] for workload in model.workloads}
     return ", ".join(f"{workload} {row.requests} and {row.tokens}" for workload, row in plain.items())
-
-
-def failures(model: Model) -> list[str]:
-    """The modes that failed somewhere, and why."""
-    errors: dict[System, str] = {row.cell.system: row.error for row in model.rows if row.error}
-    if not errors:
-        return []
-    lines = ["What did not run:", ""]
-    return lines + table(("engine and mode", "why"), [(" ".join(name), clean(why)) for name, why in errors.items()])
-
-
-def clean(text: str) -> str:
-    """A sentence that breaks no table."""
-    return text.replace("|", "/")
-
-
-def shown(value: float | None, places: int = 2) -> str:
-    return "-" if value is None else f"{value:.{places}f}"

@@ -15,16 +15,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.figures.results import Block, Results, Row
 from benchmarks.options import add_threads_flag
-from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, TARGETS, Cell
+from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, PLAIN, TARGETS, Cell
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
 from parlay import threads
+from parlay.bench.forwards import FORWARD
 from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import Cell as Measured
+from parlay.bench.records import Results, Row
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
 from parlay.cost.roofline import Machine, Shape, Work
-from parlay.cost.speed import Setting, predict
+from parlay.cost.speed import Setting, Speed, predict
 from parlay.options import LoadOptions
 from parlay.plan.machine import calibrate_here, open_random
 from parlay.types import Runner
@@ -99,13 +101,13 @@ class Bench:
     def forwards(self, machine: Machine) -> None:
         """Each shape's forwards, measured and predicted."""
         for name, shape in HELD_OUT.items():
-            block = Block("forwards", name, "", 0, 0)
-            if self._results.has(block):
+            cell = Measured(part="forwards", model=name, strategy=FORWARD, workload="")
+            if any((row.cell.part, row.cell.model) == ("forwards", name) for row in self._results.rows):
                 continue
             works = self._works(HELD_OUT_WORKS)
             runner, kept = self._open(self._sized(shape), max(work.context + work.rows for work in works))
             timed = measure(runner, works, rounds=_FORWARD_ROUNDS, seconds=_FORWARD_SECONDS)
-            rows = [_forward_row(block, work, seconds, machine.forward(kept, work)) for work, seconds in timed]
+            rows = [_forward_row(cell, work, seconds, machine.forward(kept, work)) for work, seconds in timed]
             self._results.add(rows)
             logger.info("forwards of %s", name)
 
@@ -113,33 +115,29 @@ class Bench:
         """Each cell's strategies, in turns, a round of them at a time."""
         for size in TARGETS:
             own = [(number, self._cell(cell)) for number, cell in enumerate(CELLS) if cell.size == size]
-            rounds = [
-                Block("cells", size, cell.name, number, turn) for number, cell in own for turn in range(self._rounds)
-            ]
-            if all(map(self._results.has, rounds)):
+            turns = {cell.name: range(len(self._results.of(_measured(cell, PLAIN))), self._rounds) for _, cell in own}
+            if not any(turns.values()):
                 continue
             target, kept = self._open(self._sized(TARGETS[size]), *_room(own))
             draft, kept_draft = self._open(self._sized(DRAFTS[size]), *_room(own))
             stage = Stage(target, draft)
-            cells = dict(own)
-            for block in rounds:
-                if not self._results.has(block):
-                    cell = cells[block.prompt]
-                    setting = Setting(machine, kept, cell.batch, cell.context + cell.tokens // 2)
-                    self._results.add(self._round(block, cell, stage, setting, kept_draft))
-                    logger.info("%s: round %d", cell.name, block.round + 1)
+            for _, cell in own:
+                setting = Setting(machine, kept, cell.batch, cell.context + cell.tokens // 2)
+                for turn in turns[cell.name]:
+                    self._results.add(self._round(turn, cell, stage, setting, kept_draft))
+                    logger.info("%s: round %d", cell.name, turn + 1)
 
-    def _round(self, block: Block, cell: Cell, stage: Stage, setting: Setting, draft: Shape) -> list[Row]:
+    def _round(self, turn: int, cell: Cell, stage: Stage, setting: Setting, draft: Shape) -> list[Row]:
         """Every strategy once; who begins changes."""
         text = stage.text(cell)
         names = list(BUDGETS)
-        order = names[block.round % len(names) :] + names[: block.round % len(names)]
-        return [
-            _cell_row(
-                block, name, stage.decode(cell, name), text, predict(setting, cell.plan(name, draft)).tokens_per_second
-            )
-            for name in order
-        ]
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        rows = []
+        for name in order:
+            predicted = predict(setting, cell.plan(name, draft))
+            row = _cell_row(_measured(cell, name), stage.decode(cell, name), text, predicted)
+            rows.append(replace(row, round=turn))
+        return rows
 
     def _open(self, shape: Shape, longest: int, batch: int = 1) -> tuple[Runner, Shape]:
         gc.collect()  # of a former model, whose memory this one may need
@@ -165,23 +163,27 @@ def _room(cells: Sequence[tuple[int, Cell]]) -> tuple[int, int]:
     return max(cell.context + cell.tokens for _, cell in cells), max(cell.batch for _, cell in cells)
 
 
-def _forward_row(block: Block, work: Work, measured: float, predicted: float) -> Row:
+def _forward_row(cell: Measured, work: Work, measured: float, predicted: float) -> Row:
     return Row(
-        **block._asdict(),
-        system=f"{work.rows} rows behind {work.context}",
+        cell=replace(cell, workload=f"rows {work.rows}", context=work.context),
         values={"rows": work.rows, "context": work.context, "measured": measured, "predicted": predicted},
     )
 
 
-def _cell_row(block: Block, name: str, decoded: Decoded, text: Sequence[int], predicted: float) -> Row:
+def _measured(cell: Cell, strategy: str) -> Measured:
+    return Measured(part="cells", model=cell.size, strategy=strategy, workload=cell.name, concurrency=cell.batch)
+
+
+def _cell_row(cell: Measured, decoded: Decoded, text: Sequence[int], predicted: Speed) -> Row:
     return Row(
-        **block._asdict(),
-        system=name,
+        cell=cell,
+        requests=1,
         tokens=len(decoded.text),
         decode_tokens=decoded.tokens,
         decode_seconds=decoded.seconds,
-        same=decoded.text == tuple(text),
-        values={"predicted": predicted, "tokens_per_step": decoded.tokens_per_step},
+        same=int(decoded.text == tuple(text)),
+        of=1,
+        values={"predicted": predicted.tokens_per_second, "tokens_per_step": decoded.tokens_per_step},
     )
 
 

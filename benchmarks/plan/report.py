@@ -6,29 +6,24 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.figures.report import table
-from benchmarks.figures.results import Row
+from benchmarks.pages import about, table
 from benchmarks.plan.cells import BUDGETS, PLAIN
+from parlay.bench.records import Row
 
 ERROR_GOAL, RIGHT_GOAL, MARGIN_GOAL, PLAIN_GOAL = 0.2, 8, 3, 3
 
 
 def report(header: dict[str, Any], rows: Sequence[Row]) -> str:
     """Markdown."""
-    machine = header["machine"]
-    origin = (
-        f"{machine['cpu']}, {machine['cores']} cores ({machine['capability']}), threads: {header['threads']}; torch "
-        f"{header['versions']['torch']}. Commit {header['commit']}, {header['date']}, made by `{header['command']}`."
-    )
-    return "\n".join(["# What `parlay plan` says, and what is", "", origin, "", *_forwards(rows), *_cells(rows)])
+    return "\n".join(["# What `parlay plan` says, and what is", "", about(header), "", *_forwards(rows), *_cells(rows)])
 
 
 def _forwards(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row.part == "forwards"]
+    own = [row for row in rows if row.cell.part == "forwards"]
     if not own:
         return []
     errors = [error(row) for row in own]
-    lines = [_forward_line(model, [row for row in own if row.model == model]) for model in _in_order(own)]
+    lines = [_forward_line(model, [row for row in own if row.cell.model == model]) for model in _in_order(own)]
     verdict = "met" if median(errors) < ERROR_GOAL else "missed"
     return [
         "## Forwards of shapes that were not fitted",
@@ -41,11 +36,11 @@ def _forwards(rows: Sequence[Row]) -> list[str]:
 
 
 def _forward_line(model: str, own: Sequence[Row]) -> list[str]:
-    least = min(values(row)["context"] for row in own)
-    ends = [row for row in own if values(row)["context"] == least]
-    ends = [min(ends, key=lambda row: values(row)["rows"]), max(ends, key=lambda row: values(row)["rows"])]
+    least = min(row.values["context"] for row in own)
+    ends = [row for row in own if row.values["context"] == least]
+    ends = [min(ends, key=lambda row: row.values["rows"]), max(ends, key=lambda row: row.values["rows"])]
     measured, predicted = (
-        " and ".join(f"{1000 * values(row)[name]:.2f}" for row in ends) for name in ("measured", "predicted")
+        " and ".join(f"{1000 * row.values[name]:.2f}" for row in ends) for name in ("measured", "predicted")
     )
     errors = [error(row) for row in own]
     return [model, f"{median(errors):.1%}", f"{max(errors):.0%}", measured, predicted]
@@ -53,15 +48,15 @@ def _forward_line(model: str, own: Sequence[Row]) -> list[str]:
 
 def error(row: Row) -> float:
     """Relative error of a predicted forward."""
-    return abs(values(row)["predicted"] / values(row)["measured"] - 1)
+    return abs(row.values["predicted"] / row.values["measured"] - 1)
 
 
 def _cells(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row.part == "cells"]
-    names = list(dict.fromkeys(row.kind for row in own))
+    own = [row for row in rows if row.cell.part == "cells"]
+    names = list(dict.fromkeys(row.cell.workload for row in own))
     if not names:
         return []
-    cells = {name: rates([row for row in own if row.kind == name]) for name in names}
+    cells = {name: rates([row for row in own if row.cell.workload == name]) for name in names}
     fastest = {name: best(measured) for name, (measured, _) in cells.items()}
     chosen = {name: best(predicted) for name, (_, predicted) in cells.items()}
     right = sum(fastest[name] == chosen[name] for name in names)
@@ -83,8 +78,8 @@ def _cells(rows: Sequence[Row]) -> list[str]:
 
 def rates(own: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
     """Tokens per second of each strategy, the median of its rounds; and what was predicted."""
-    measured = {name: median(row.rate for row in own if row.system == name) for name in BUDGETS}
-    predicted = {row.system: values(row)["predicted"] for row in own}
+    measured = {name: median(row.tokens_per_second for row in own if row.cell.strategy == name) for name in BUDGETS}
+    predicted = {row.cell.strategy: row.values["predicted"] for row in own}
     return measured, predicted
 
 
@@ -97,11 +92,5 @@ def _cell(measured: dict[str, float], predicted: dict[str, float]) -> list[str]:
     return [f"{measured[name]:.0f} / {predicted[name]:.0f}" for name in BUDGETS]
 
 
-def values(row: Row) -> dict[str, float]:
-    """The numbers of a row, which has some."""
-    assert row.values is not None
-    return row.values
-
-
 def _in_order(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.model for row in rows))
+    return list(dict.fromkeys(row.cell.model for row in rows))

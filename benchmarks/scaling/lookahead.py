@@ -11,18 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.figures.prompts import KINDS, Prompt, built_in, heldout
 from benchmarks.options import add_threads_flag
 from benchmarks.scaling.fit import Line, fit
+from benchmarks.setup import FULL, KINDS, Setup
 from parlay import models, threads
 from parlay.bench.loops import first_loop
+from parlay.bench.prepare import first_ids
 from parlay.bench.provenance import provenance
+from parlay.bench.wave import Ids
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
+from parlay.llm import LLM
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
 from parlay.strategies.cache import RunnerCache, StrategyCache
@@ -78,8 +81,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling.lookahead", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where rows, table and plot go")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="held-out documents; without it, built-in prompts")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="keeps the prompts drawn from --data (default: out)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument("--model", default="parlay-mini", help="model (default: parlay-mini)")
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each kind (default: 3)")
     parser.add_argument("--tokens", type=int, default=128, help="longest text (default: 128)")
@@ -99,9 +101,10 @@ def main() -> int:
         return 1
     threads.use(options.threads)
     runner = models.load(options.model)
+    prompts = drawn(options)
     rows: list[Row] = []
     for size in sorted(set(options.sizes)):
-        rows += measure(runner, options, size)
+        rows += measure(runner, options, prompts, size)
         print(f"W = G = {size}: {total(rows, size)}", flush=True)
     write(options, rows)
     return 0
@@ -116,21 +119,26 @@ def plots() -> bool:
     return True
 
 
-def measure(runner: Runner, options: argparse.Namespace, size: int) -> list[Row]:
+def measure(runner: Runner, options: argparse.Namespace, prompts: Mapping[str, Sequence[Ids]], size: int) -> list[Row]:
     """Every prompt at one size, one after the other."""
     tokenizer = load_tokenizer(resolve(options.model))
-    count, cache = options.prompts, options.cache or options.out
-    drawn = heldout(options.data, tokenizer, count, cache) if options.data else built_in(tokenizer, count)
     counter = RowCount()
     engine = Engine(runner, counter, Limits(max_draft_rows=1 << 20))
     resources = Resources(runner.spec.vocab_size, RunnerCache(models.load), tokenizer=tokenizer)
     strategy = StrategyCache(resources, counter).get(spec(options, size))
     rows: list[Row] = []
-    for prompt in (prompt for kind in KINDS for prompt in drawn[kind]):
-        steps, end = decode(engine, counter, strategy, prompt.ids, options.tokens)
+    for kind, number, ids in ((kind, at, ids) for kind, own in prompts.items() for at, ids in enumerate(own)):
+        steps, end = decode(engine, counter, strategy, ids, options.tokens)
         if end >= SHORTEST:
-            rows.append(before(steps, end, size, prompt))
+            rows.append(before(steps, end, Row(size, kind, number, 0, 0, 0)))
     return rows
+
+
+def drawn(options: argparse.Namespace) -> dict[str, list[Ids]]:
+    """The prompts of each kind as ids."""
+    setup = Setup(FULL, options.data, options.out)
+    with LLM(options.model, strategy="none") as llm:
+        return {kind: [first_ids(llm, item) for item in setup.drawn(kind, options.prompts).items] for kind in KINDS}
 
 
 def spec(options: argparse.Namespace, size: int) -> str:
@@ -155,10 +163,10 @@ def decode(
     return steps, first_loop(output)
 
 
-def before(steps: Sequence[tuple[int, int]], end: int, size: int, prompt: Prompt) -> Row:
+def before(steps: Sequence[tuple[int, int]], end: int, of: Row) -> Row:
     """Tokens, steps and rows up to token ``end``; of the step that crosses it, the part before. The first is prefill's.
 
-    ``steps`` are committed tokens and rows.
+    ``steps`` are committed tokens and rows; ``of`` names the size and the prompt.
     """
     done, taken, rows = steps[0][0], 0.0, 0.0
     for committed, count in steps[1:]:
@@ -166,7 +174,7 @@ def before(steps: Sequence[tuple[int, int]], end: int, size: int, prompt: Prompt
         taken += part
         rows += part * count
         done += committed
-    return Row(size, prompt.kind, prompt.number, end - steps[0][0], taken, rows)
+    return replace(of, tokens=end - steps[0][0], steps=taken, rows=rows)
 
 
 def total(rows: Iterable[Row], size: int) -> Point:

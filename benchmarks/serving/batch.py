@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.figures.report import about, table
-from benchmarks.figures.setup import FULL, MINI, WIDE, Setup
 from benchmarks.options import add_cache_flag, add_threads_flag
+from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
+from benchmarks.setup import FULL, MINI, WIDE, Setup
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import LLM
@@ -137,7 +137,7 @@ def main() -> None:
     options.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     head = ("requests at once", "Parlay, tokens/s", "vLLM, tokens/s", f"ratio (goal {GOAL})")
     title = ["# Plain decoding of many requests", "", *(__doc__ or "").strip().splitlines(), ""]
-    text = "\n".join([*title, about(record)[0], "", *table(head, [list(row) for row in rows(rates)])])
+    text = "\n".join([*title, about(record), "", *table(head, [list(row) for row in rows(rates)])])
     options.out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
 

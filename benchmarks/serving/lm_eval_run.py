@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures.report import about, table
+from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
@@ -112,7 +112,7 @@ def page(header: dict[str, Any], version: str, plain: Verdict, default: Verdict)
         for name in NAMES
     ]
     head = ("task", "none", DEFAULT_STRATEGY, "same answers")
-    return "\n".join(["# lm-eval against the server", "", about(header)[0], "", told, "", *table(head, lines)])
+    return "\n".join(["# lm-eval against the server", "", about(header), "", told, "", *table(head, lines)])
 
 
 def _same(plain: Verdict, default: Verdict, task: str) -> str:

@@ -16,22 +16,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 
-from benchmarks.figures.prompts import Prompt
-from benchmarks.figures.results import Block, Results, Row
-from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
 from benchmarks.serving import over_api
-from benchmarks.serving.load_page import EDITOR, LOAD, PLAIN, page
-from benchmarks.serving.over_api import LIMIT, Asking
+from benchmarks.serving.load_page import EDITOR, LOAD, page
+from benchmarks.serving.over_api import LIMIT
 from benchmarks.serving.served import served
+from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import PLAIN, Cell, Results, Row
+from parlay.bench.workloads import Item
 from parlay.llm import DEFAULT_STRATEGY
 
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
@@ -53,8 +53,9 @@ class Run:
     tokens_in: int
     tokens_out: int
 
-    def block(self, model: str) -> Block:
-        return Block(self.part, model, self.strategy, self.at_once, 0)
+    def cell(self, model: str) -> Cell:
+        workload = f"{self.tokens_in} in, {self.tokens_out} out"
+        return Cell(part=self.part, model=model, strategy=self.strategy, workload=workload, concurrency=self.at_once)
 
     def arguments(self, model: str, tokenizer: Path, url: str, out: Path) -> list[str]:
         """Those of `vllm bench serve`. Prompts are the same for all strategies, and never met in a cache."""
@@ -103,19 +104,18 @@ def read(run: Run, model: str, out: Path) -> Row:
         raise ValueError(f"{run.requests - told['completed']} of {run.requests} requests failed: {run}")
     names = {f"{measure}_p{at}_ms": f"p{at}_{measure}_ms" for measure in MEASURES for at in PERCENTILES}
     return Row(
-        **run.block(model)._asdict(),
-        system="server",
+        cell=run.cell(model),
+        requests=run.requests,
         tokens=told["total_output_tokens"],
         decode_tokens=told["total_output_tokens"],
         decode_seconds=told["duration"],
-        values={"requests": run.requests, "tokens_in": told["total_input_tokens"]}
-        | {ours: round(told[theirs], 3) for ours, theirs in names.items()},
+        values={ours: round(told[theirs], 3) for ours, theirs in names.items()},
     )
 
 
 def load(results: Results, python: Path, model: str, tokenizer: Path, url: str, *, quick: bool) -> None:
     """Everything that the generator measures on one model."""
-    runs = [run for run in plan(quick=quick) if not results.has(run.block(model))]
+    runs = [run for run in plan(quick=quick) if not results.of(run.cell(model))]
     if not runs:
         return
     warm_up(model, url)
@@ -142,15 +142,16 @@ def measure(results: Results, setup: Setup, model: str, options: argparse.Namesp
         logger.info("%s over the Python API", model)
         with setup.llm(model) as llm:
             for strategy in STRATEGIES:
-                asking = Asking(model, strategy, 16 if options.quick else 128, llm, urlsplit(url).netloc)
-                over_api.compare(results, asking, prompts(setup, model), setup.scale.rounds)
+                cell = Cell(model=model, strategy=strategy, workload="prose and copies")
+                tokens, rounds = 16 if options.quick else 128, setup.scale.rounds
+                over_api.compare(
+                    results, llm, urlsplit(url).netloc, cell, prompts(setup, model), tokens=tokens, rounds=rounds
+                )
 
 
-def prompts(setup: Setup, model: str) -> list[Prompt]:
-    """Two of prose and two of copying, numbered through."""
-    drawn = setup.prompts(model, ("prose", "copy"))
-    chosen = [prompt for kind in drawn.values() for prompt in kind[:2]]
-    return [replace(prompt, number=number) for number, prompt in enumerate(chosen)]
+def prompts(setup: Setup, model: str) -> list[Item]:
+    """Two of prose and two of copying."""
+    return [item for workload in setup.workloads(model, ("prose", "copy")) for item in workload.items[:2]]
 
 
 def has_vllm(python: Path) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.figures import summary
-from benchmarks.figures.report import about, models, table
-from benchmarks.figures.results import Row
+from benchmarks.pages import about, same, shown, table
 from benchmarks.serving.over_api import API, PART, STREAMED, WHOLE
+from parlay.bench.records import Row
+from parlay.bench.summary import Measurements
 
 LOAD, EDITOR = "load", "editor"
-PLAIN = "none"
 GOAL = 0.95
 
 HOW = (
@@ -23,11 +23,12 @@ HOW = (
 )
 
 
-def page(header: dict[str, Any], rows: Sequence[Row]) -> str:
+def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The page."""
-    lines = ["# The server under load", "", about(header)[0], "", HOW, ""]
-    for model in models(rows):
-        own = [row for row in rows if row.model == model]
+    lines = ["# The server under load", "", about(header), "", HOW, ""]
+    found = Measurements(rows)
+    for model in found.each(lambda cell: cell.model):
+        own = [row for row in rows if row.cell.model == model]
         lines += [f"## {model}", "", *_loads(own), *_editor(own), *_over_api(own)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -35,51 +36,48 @@ def page(header: dict[str, Any], rows: Sequence[Row]) -> str:
 def _loads(rows: Sequence[Row]) -> list[str]:
     head = ("strategy", "at once", "requests", "tokens/s", "first token", "chunks", "per token")
     lines = [
-        [
-            row.kind,
-            str(row.prompt),
-            _count(row),
-            f"{row.rate:.1f}",
+        (
+            row.cell.strategy,
+            str(row.cell.concurrency),
+            str(row.requests),
+            f"{row.tokens_per_second:.1f}",
             *(_times(row, at) for at in ("ttft", "itl", "tpot")),
-        ]
+        )
         for row in rows
-        if row.part == LOAD
+        if row.cell.part == LOAD
     ]
     return ["### Requests at once", "", *table(head, lines)] if lines else []
 
 
 def _editor(rows: Sequence[Row]) -> list[str]:
     head = ("strategy", "requests", "first token", "whole answer")
-    lines = [[row.kind, _count(row), _times(row, "ttft"), _times(row, "e2el")] for row in rows if row.part == EDITOR]
+    own = [row for row in rows if row.cell.part == EDITOR]
+    lines = [(row.cell.strategy, str(row.requests), _times(row, "ttft"), _times(row, "e2el")) for row in own]
     if not lines:
         return []
     return ["### Completion in an editor", "", "500 tokens in, 20 out, one request at a time.", "", *table(head, lines)]
 
 
 def _over_api(rows: Sequence[Row]) -> list[str]:
-    lines = list(_over_api_lines([row for row in rows if row.part == PART]))
-    if not lines:
+    found = Measurements(row for row in rows if row.cell.part == PART)
+    if not found.rows:
         return []
     told = (
         "One request at a time. Tokens per second of whole requests, as a share of those of `LLM.generate`; goal: "
         f"more than {GOAL:g}. Median round, lowest and highest in brackets."
     )
+    lines = [
+        (
+            cell.strategy,
+            cell.engine,
+            shown(found.ratio(cell, replace(cell, engine=API))),
+            same(found.of(cell)),
+        )
+        for cell in found.cells
+        if cell.engine in (STREAMED, WHOLE)
+    ]
     return ["### Over the Python API", "", told, "", *table(("strategy", "", "share", "same text"), lines)]
 
 
-def _over_api_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    for strategy in dict.fromkeys(row.kind for row in rows):
-        own = [row for row in rows if row.kind == strategy]
-        for system in (STREAMED, WHOLE):
-            same = summary.same(row for row in own if row.system == system)
-            yield [strategy, system, str(summary.ratio(own, system, API)), same]
-
-
-def _count(row: Row) -> str:
-    assert row.values is not None
-    return f"{row.values['requests']:.0f}"
-
-
 def _times(row: Row, measure: str) -> str:
-    assert row.values is not None
     return " / ".join(f"{row.values[f'{measure}_p{at}_ms']:.1f}" for at in (50, 99))

@@ -8,32 +8,24 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.figures.compare import one_line
-from benchmarks.figures.results import Block, Results, Row, read
-from benchmarks.figures.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.options import add_run_flags
+from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
 from benchmarks.strategies.guide import guide
-from benchmarks.strategies.recorded import KINDS
-from benchmarks.strategies.recorded import read as read_recorded
-from benchmarks.strategies.replay import replay
+from benchmarks.strategies.replays import replays
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
-from parlay.bench.replay.tokens import open_tokens
+from parlay.bench.records import Results, read
 from parlay.strategies.catalogue import catalogue
 
 PARTS = ("replay", "speed", "speed-100m")
-LEARNING = "tool calls"
-"""Of these the first half only teaches: what counts is the second pass."""
-
-logger = logging.getLogger("benchmarks")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strategies", description=__doc__)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="recorded answers and held-out documents")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="recorded answers and published sets of prompts")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--strategies", nargs="+", metavar="SPEC", help="instead of the whole catalogue")
     parser.add_argument("--records", type=int, default=100, help="recorded answers of each kind (default: 100)")
@@ -60,7 +52,8 @@ def main() -> int:
     setup = Setup(scale, options.data, options.cache)
     if "replay" in options.only and options.data is not None:
         threads.use(1)  # nothing is computed there
-        replays(setup, results, options.strategies or without_models(), 10 if options.quick else options.records)
+        count = 10 if options.quick else options.records
+        replays(options.data, results, options.strategies or without_models(), count)
     threads.use(options.threads)
     for part, model in (("speed", MINI), ("speed-100m", WIDE)):
         if part in options.only:
@@ -81,35 +74,6 @@ def everything() -> list[str]:
 def without_models() -> list[str]:
     """Those that need no model; of them, `replay` leaves out those that look at what the target prefers."""
     return [name for name in everything() if catalogue()[name].family in ("copy", "store")]
-
-
-def replays(setup: Setup, results: Results, specs: list[str], count: int) -> None:
-    """Tokens per step of each strategy on each kind of recorded answer."""
-    assert setup.data is not None
-    tokens = open_tokens(MINI)
-    for kind in KINDS:
-        records = read_recorded(kind, setup.data, setup.tokenizer(), 2 * count if kind == LEARNING else count)
-        first = len(records) // 2 if kind == LEARNING else 0
-        for number, spec in enumerate(specs):
-            block = Block("replay", spec, kind, number, 0)
-            if results.has(block):
-                continue
-            try:
-                done = replay(spec, records, tokens, first)
-                row = Row(
-                    **block._asdict(),
-                    system=spec,
-                    tokens=done.tokens,
-                    steps=done.steps,
-                    draft_tokens=done.draft_tokens,
-                    accepted_tokens=done.accepted_tokens,
-                    same=done.same,
-                    values={"propose_us": 1e6 * done.propose_seconds},
-                )
-            except Exception as error:  # the row says so
-                row = Row(**block._asdict(), system=spec, error=str(error) or one_line(error))
-            results.add([row])
-            logger.info("replay: %s on %s", spec, kind)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.figures import summary
-from benchmarks.figures.ours import PLAIN
-from benchmarks.figures.results import Row
-from benchmarks.strategies.report import cell, gap_table, heading, line, table_head
+from benchmarks import pages
+from benchmarks.strategies.report import gap_table, models, of_strategy, ratio_cell, summary_of
+from parlay.bench.records import Row
+from parlay.bench.summary import Measurements
 from parlay.strategies.accept_rules import RULES
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.entry import StrategyEntry
@@ -36,48 +37,49 @@ the ideal of so few rows is as uncertain as the timing of single forwards.
 """
 
 
-def guide(header: dict[str, object], runs: Sequence[Sequence[Row]], model: str) -> str:
+def guide(header: Mapping[str, Any], runs: Sequence[Sequence[Row]], model: str) -> str:
     """Markdown. ``runs`` were measured apart: ratios are taken within each, and the first decides what is best."""
-    own = [[row for row in rows if row.part == "speed" and row.model == model] for rows in runs]
-    where = heading(header).split("\n\n")[1]
+    own = [found for rows in runs for name, found in models(Measurements(rows)) if name == model]
     parts = [
         "# Strategies",
         INTRODUCTION.rstrip(),
-        f"Measured on {where}, by `python -m benchmarks.strategies --data DIR --guide docs/strategies.md`; "
+        f"{pages.about(header)} Made by `python -m benchmarks.strategies --data DIR --guide docs/strategies.md`; "
         "[raw rows and more tables](../benchmarks/results/strategies.md), "
         "[on 100 M parameters](../benchmarks/results/strategies-100m.md), "
         "[what proposing costs](../benchmarks/results/propose.md), "
         "[the scaling law of lookahead](../benchmarks/results/scaling/lookahead.md).",
-        table(own),
+        *table(own),
         "## Measured against the formula",
         FORMULA.rstrip(),
-        gap_table(own[0]),
+        *gap_table(own[0]),
         "## Accept rules",
         "`rule=NAME`. Those of `distribution` keep the law of the text but not the text; they want drafts that were "
         "drawn, which the draft models make when such a rule is named.",
-        rules(),
+        *rules(),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def table(runs: Sequence[Sequence[Row]]) -> str:
+def table(runs: Sequence[Measurements]) -> list[str]:
     """A line for each entry of the catalogue."""
-    kinds = summary.kinds(runs[0])
+    kinds = runs[0].each(lambda cell: cell.workload)
     best = {kind: fastest(runs[0], kind) for kind in kinds}
-    lines = [table_head(["strategy", "what it does", "use it where", *kinds])]
+    lines = []
     for entry in catalogue().values():
-        rows, system = next((found for rows in runs if (found := measured(rows, entry.name))), ([], ""))
-        own = [row for row in rows if row.system == system]
-        cells = [bold(cell(rows, own, system, kind), best[kind] == system) for kind in kinds]
-        named = f"`{system or entry.name}`"
-        lines.append(line([named, what(entry), entry.when, *(cells if own else not_run(entry, len(kinds)))]))
-    return "\n".join(lines)
+        found, strategy = next((each for run in runs if (each := measured(run, entry.name))), (None, ""))
+        cells: Sequence[str] = not_run(entry, len(kinds))
+        if found:
+            own = of_strategy(found, strategy)
+            cells = [bold(ratio_cell(found, own, kind), best[kind] == strategy) for kind in kinds]
+        lines.append((f"`{strategy or entry.name}`", what(entry), entry.when, *cells))
+    return pages.table(("strategy", "what it does", "use it where", *kinds), lines)
 
 
-def measured(rows: Sequence[Row], name: str) -> tuple[Sequence[Row], str] | None:
-    """The rows and the spec under which they know a strategy; None if they don't."""
-    spec = next((row.system for row in rows if row.system.partition(":")[0] == name), None)
-    return None if spec is None else (rows, spec)
+def measured(found: Measurements, name: str) -> tuple[Measurements, str] | None:
+    """The measurements and the spelling under which they know a strategy; None if they don't."""
+    names = found.each(lambda cell: cell.strategy)
+    spec = next((each for each in names if each.partition(":")[0] == name), None)
+    return None if spec is None else (found, spec)
 
 
 def what(entry: StrategyEntry) -> str:
@@ -90,11 +92,12 @@ def not_run(entry: StrategyEntry, count: int) -> list[str]:
     return [f"not run: needs {entry.needs}", *[""] * (count - 1)] if count else []
 
 
-def fastest(rows: Sequence[Row], kind: str) -> str:
+def fastest(found: Measurements, kind: str) -> str:
     """The strategy with the best ratio on a kind of text."""
-    here = [row for row in rows if row.kind == kind]
-    ratios = {system: summary.ratio(here, system, PLAIN) for system in summary.systems(here)}
-    return max(ratios, key=lambda system: ratio.middle if (ratio := ratios[system]) is not None else 0.0)
+    names = found.each(lambda cell: cell.strategy)
+    summaries = {name: summary_of(found, of_strategy(found, name), kind) for name in names}
+    ratios = {name: each.ratio.median for name, each in summaries.items() if each and each.ratio}
+    return max(ratios, key=lambda name: ratios[name], default="")
 
 
 def bold(text: str, wanted: bool) -> str:
@@ -102,10 +105,10 @@ def bold(text: str, wanted: bool) -> str:
     return f"**{text}**" if wanted and text else text
 
 
-def rules() -> str:
+def rules() -> list[str]:
     """A line for each accept rule."""
-    lines: Iterable[str] = (
-        line([f"`{rule.name}`", rule.summary, str(rule.exactness), rule.law.replace("_", " "), rule.reference])
+    lines = (
+        (f"`{rule.name}`", rule.summary, str(rule.exactness), rule.law.replace("_", " "), rule.reference)
         for rule in RULES.values()
     )
-    return "\n".join([table_head(["rule", "what it does", "exactness", "drafts", "source"]), *lines])
+    return pages.table(("rule", "what it does", "exactness", "drafts", "source"), lines)

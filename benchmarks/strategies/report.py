@@ -2,120 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.figures import summary
-from benchmarks.figures.ours import PLAIN
-from benchmarks.figures.results import Row
+from benchmarks.pages import about, number, same, table
+from benchmarks.strategies.replays import PART as REPLAY
+from benchmarks.strategies.speed import DRAFT_STEPS, IDEAL
+from benchmarks.strategies.speed import PART as SPEED
+from parlay.bench.records import OURS, PLAIN, Cell, Row, System
+from parlay.bench.summary import Measurements, Summary, geometric_means
 
 EXPLAIN = 0.15
 """A gap between ideal and measured speed that is to be explained."""
 
 
-def report(header: dict[str, object], rows: Sequence[Row]) -> str:
+def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Markdown."""
-    parts = [heading(header), *replay_tables(rows)]
-    for model in dict.fromkeys(row.model for row in rows if row.part == "speed"):
-        parts += speed_tables(model, [row for row in rows if row.part == "speed" and row.model == model])
-    return "\n\n".join(parts) + "\n"
+    found = Measurements(rows)
+    lines = ["# Strategies on real text", "", about(header), ""]
+    lines += replay_table(found.only(lambda cell: cell.part == REPLAY))
+    for model, own in models(found):
+        lines += [f"## Speed against plain decoding: {model}", "", f"Times `{PLAIN}`, tokens per step in brackets.", ""]
+        lines += speed_table(own)
+        lines += [f"## Measured against the formula: {model}", "", *gap_table(own)]
+    return "\n".join(lines)
 
 
-def heading(header: dict[str, object]) -> str:
-    """Where the numbers come from."""
-    machine = header["machine"]
-    assert isinstance(machine, dict)
-    origin = f"{machine['cpu']}, {machine['cores']} cores; commit {header['commit']}, {header['date']}"
-    return f"# Strategies on real text\n\n{origin}\n\n    {header.get('command', '')}"
+def models(found: Measurements) -> list[tuple[str, Measurements]]:
+    """What was timed, by model."""
+    timed = found.only(lambda cell: cell.part == SPEED)
+    names = timed.each(lambda cell: cell.model)
+    return [(name, Measurements(row for row in timed.rows if row.cell.model == name)) for name in names]
 
 
-def replay_tables(rows: Sequence[Row]) -> list[str]:
+def replay_table(found: Measurements) -> list[str]:
     """Tokens per step, and what proposing took."""
-    own = [row for row in rows if row.part == "replay"]
-    if not own:
+    if not found.rows:
         return []
-    kinds = list(dict.fromkeys(row.kind for row in own))
-    by_cell = {(row.system, row.kind): row for row in own}
-    lines = [table_head(["strategy", *kinds, "us of drafting a step"])]
-    for system in dict.fromkeys(row.system for row in own):
-        cells = [by_cell.get((system, kind)) for kind in kinds]
-        slowest = max((cell.values or {}).get("propose_us", 0.0) for cell in cells if cell)
-        lines.append(line([f"`{system}`", *(replay_cell(cell) for cell in cells), f"{slowest:.0f}"]))
-    title = "## Tokens per step on recorded answers\n\n" + (
+    kinds = found.each(lambda cell: cell.workload)
+    lines = []
+    for strategy in found.each(lambda cell: cell.strategy):
+        rows = {row.cell.workload: row for row in found.rows if row.cell.strategy == strategy}
+        slowest = max(row.draft_seconds / row.steps if row.steps else 0.0 for row in rows.values())
+        lines.append((f"`{strategy}`", *(replay_cell(rows.get(kind)) for kind in kinds), f"{1e6 * slowest:.0f}"))
+    title = (
         "Exact for those texts: the drafters here don't look at the target. Every text came out as recorded, unless a "
         "cell says otherwise. Tokens are those of the built-in tokenizer."
     )
-    return [title + "\n\n" + "\n".join(lines)]
+    head = ("strategy", *kinds, "us of drafting a step")
+    return ["## Tokens per step on recorded answers", "", title, "", *table(head, lines)]
 
 
 def replay_cell(row: Row | None) -> str:
     """Tokens per step."""
     if row is None:
         return ""
-    if row.error:
-        return row.error
-    return f"{row.tokens / row.steps:.2f}" + ("" if row.same else " (text differs)")
+    return row.error or f"{row.tokens_per_step:.2f}" + ("" if row.same == row.of else " (text differs)")
 
 
-def speed_tables(model: str, rows: Sequence[Row]) -> list[str]:
-    """Tokens per step and speed by kind; then measured against ideal."""
-    kinds = summary.kinds(rows)
-    systems = list(dict.fromkeys(row.system for row in rows))
-    speed = [table_head(["strategy", *kinds, "geometric mean", "same text"])]
-    for system in systems:
-        own = [row for row in rows if row.system == system]
-        failed = next((row.error for row in own if row.error), "")
-        cells = [cell(rows, own, system, kind) for kind in kinds]
-        mean = summary.geometric_ratio(rows, system, PLAIN)
-        speed.append(line([f"`{system}`", *cells, failed or str(mean or ""), summary.same(own)]))
-    return [
-        f"## Speed against plain decoding: {model}\n\nTimes `{PLAIN}`, tokens per step in brackets.\n\n"
-        + "\n".join(speed),
-        f"## Measured against the formula: {model}\n\n" + gap_table(rows),
-    ]
+def speed_table(found: Measurements) -> list[str]:
+    """Tokens per step and speed by kind."""
+    kinds = found.each(lambda cell: cell.workload)
+    lines = []
+    for strategy in found.each(lambda cell: cell.strategy):
+        own = of_strategy(found, strategy)
+        failed = next((row.error for row in own.rows if row.error), "")
+        summaries = [each for cell in own.cells if (each := found.summary(cell)) is not None]
+        mean, _ = geometric_means(summaries).get(strategy, (None, 0))
+        cells = (ratio_cell(found, own, kind) for kind in kinds)
+        lines.append((f"`{strategy}`", *cells, failed or number(mean), same(own.rows)))
+    return table(("strategy", *kinds, "geometric mean", "same text"), lines)
 
 
-def gap_table(rows: Sequence[Row]) -> str:
+def of_strategy(found: Measurements, strategy: str) -> Measurements:
+    return found.only(lambda cell: cell.system == System(OURS, strategy))
+
+
+def ratio_cell(found: Measurements, own: Measurements, kind: str) -> str:
+    """Speed against plain decoding, and tokens per step, of a strategy on a kind of text."""
+    each = summary_of(found, own, kind)
+    return f"{each.ratio.median:.2f} ({each.tokens_per_step or 0:.1f})" if each and each.ratio else ""
+
+
+def summary_of(found: Measurements, own: Measurements, kind: str) -> Summary | None:
+    cell: Cell | None = next((cell for cell in own.cells if cell.workload == kind), None)
+    return found.summary(cell) if cell else None
+
+
+def gap_table(found: Measurements) -> list[str]:
     """Measured speed against ideal, all kinds of text together."""
-    lines = [table_head(["strategy", "tokens per step", "rows", "measured", "ideal", "measured / ideal"])]
-    for system in dict.fromkeys(row.system for row in summary.timed(rows)):
-        if system != PLAIN:
-            lines.append(line(gap_cells(rows, [row for row in rows if row.system == system], system)))
-    return "\n".join(lines)
+    head = ("strategy", "tokens per step", "rows", "measured", "ideal", "measured / ideal")
+    plain = timed(found, PLAIN)
+    names = (name for name in found.each(lambda cell: cell.strategy) if name != PLAIN and timed(found, name))
+    return table(head, (gap_line(name, timed(found, name), plain) for name in names))
 
 
-def cell(rows: Sequence[Row], own: Sequence[Row], system: str, kind: str) -> str:
-    """Speed, and tokens per step."""
-    here = [row for row in rows if row.kind == kind]
-    ratio = summary.ratio(here, system, PLAIN)
-    steps = summary.tokens_per_step([row for row in own if row.kind == kind])
-    return f"{ratio.middle:.2f} ({steps:.1f})" if ratio else ""
+def timed(found: Measurements, strategy: str) -> list[Row]:
+    return [row for row in found.rows if row.cell.strategy == strategy and row.decode_seconds]
 
 
-def gap_cells(rows: Sequence[Row], own: Sequence[Row], system: str) -> list[str]:
-    """All kinds of text together."""
-    plain = summary.timed(row for row in rows if row.system == PLAIN)
-    mine = summary.timed(own)
-    measured = summary.rate(mine) / summary.rate(plain)
-    ideal = ideal_rate(mine) / ideal_rate(plain)
-    share = measured / ideal
-    mark = "" if abs(share - 1) <= EXPLAIN else " (*)"
-    drafting = [row for row in mine if row.draft_tokens]
-    rows_each = sum((row.values or {}).get("rows", 1.0) for row in drafting) / max(1, len(drafting))
-    steps = summary.tokens_per_step(mine)
-    return [f"`{system}`", f"{steps:.2f}", f"{rows_each:.1f}", f"{measured:.2f}", f"{ideal:.2f}", f"{share:.2f}{mark}"]
+def gap_line(strategy: str, own: Sequence[Row], plain: Sequence[Row]) -> tuple[str, ...]:
+    measured, ideal = rate(own) / rate(plain), ideal_rate(own) / ideal_rate(plain)
+    mark = "" if abs(measured / ideal - 1) <= EXPLAIN else " (*)"
+    drafts = sum(row.values[DRAFT_STEPS] for row in own)
+    rows = 1 + sum(row.proposed for row in own) / drafts if drafts else 1.0
+    steps = sum(row.tokens for row in own) / sum(row.steps for row in own)
+    figures = (steps, rows, measured, ideal)
+    return (f"`{strategy}`", *(number(each) for each in figures), f"{measured / ideal:.2f}{mark}")
 
 
-def ideal_rate(rows: Iterable[Row]) -> float:
+def rate(rows: Sequence[Row]) -> float:
+    """Decoded tokens per second of all rows together."""
+    return sum(row.decode_tokens for row in rows) / sum(row.decode_seconds for row in rows)
+
+
+def ideal_rate(rows: Sequence[Row]) -> float:
     """Decoded tokens per ideal second."""
-    chosen = [row for row in rows if row.values]
-    return sum(row.decode_tokens for row in chosen) / sum((row.values or {})["ideal_seconds"] for row in chosen)
-
-
-def table_head(names: Sequence[str]) -> str:
-    """The first two lines of a table."""
-    return line(names) + "\n" + line(["---"] * len(names))
-
-
-def line(cells: Sequence[str]) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(cells) + " |"
+    return sum(row.decode_tokens for row in rows) / sum(row.values[IDEAL] for row in rows)

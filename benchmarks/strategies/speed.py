@@ -14,57 +14,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.figures.compare import Comparison
-from benchmarks.figures.ours import PLAIN
-from benchmarks.figures.prompts import KINDS, Prompt
-from benchmarks.figures.results import Results
-from benchmarks.figures.setup import Setup
-from benchmarks.figures.systems import Stopwatch, System, Timed
+from benchmarks.setup import Setup
+from parlay.bench.records import OURS, PLAIN, Results
+from parlay.bench.runner import Bench, Plan, lacks
+from parlay.bench.wave import Ask, Wave, Waves
 from parlay.llm import LLM
-from parlay.types import Metrics, SamplingParams
+from parlay.types import Metrics
+
+PART = "speed"
+IDEAL, DRAFT_STEPS = "ideal_seconds", "draft_steps"
+"""Values of the rows: seconds that decoding should take, and steps that verified a draft."""
 
 
 def speed(setup: Setup, results: Results, model: str, specs: Sequence[str]) -> None:
     """All strategies on every kind of text, interleaved, with plain decoding."""
-    comparison = Comparison(
-        part="speed",
+    count = setup.scale.wide_prompts
+    drawn = setup.workloads(model)
+    plan = Plan(
+        part=PART,
         model=model,
-        prompts={kind: drawn[: setup.scale.wide_prompts] for kind, drawn in setup.prompts(model, KINDS).items()},
-        most_tokens=setup.scale.tokens,
+        strategies=tuple(spec for spec in specs if spec != PLAIN),
+        workloads=tuple(replace(each, items=each.items[:count]) for each in drawn),
         rounds=setup.scale.wide_rounds,
+        max_tokens=setup.scale.tokens,
     )
-    if comparison.pending(results):
+    if lacks(results, plan):
         with setup.llm(model) as llm:
-            comparison.run(results, priced(llm, PLAIN), [priced(llm, spec) for spec in specs if spec != PLAIN])
+            Bench(llm, plan, results, {OURS: Priced(llm)}).run()
 
 
-def priced(llm: LLM, spec: str) -> System:
-    """A strategy as a system whose rows carry ``ideal_seconds`` and ``draft_seconds`` of the decoding."""
+class Priced:
+    """Implements `Decoder`: Parlay, whose waves carry the ideal seconds of their decoding."""
 
-    def decode(prompt: Prompt, most: int) -> Timed:
-        watch = Stopwatch()
-        params = SamplingParams(temperature=0.0, max_tokens=most)
-        stream = llm.stream({"prompt_token_ids": prompt.ids}, params, strategy=spec, store=False)
-        for event in stream:
-            watch.emit(event.token_ids)
-        metrics = stream.output.outputs[0].metrics
-        timed = watch.read(
-            steps=metrics.steps, draft_tokens=metrics.draft_tokens, accepted_tokens=metrics.accepted_tokens
-        )
-        return replace(timed, values=prices(llm, metrics, len(prompt.ids)))
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._waves = Waves(llm)
 
-    return System(spec, decode)
+    def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
+        """See `Decoder`."""
+        wave = self._waves.decode(strategy, asks, temperature)
+        metrics = [answer.metrics for answer in wave.answers]
+        values = {
+            IDEAL: sum(ideal_seconds(self._llm, each) for each in metrics),
+            DRAFT_STEPS: float(sum(each.draft_steps for each in metrics)),
+        }
+        return replace(wave, values=values)
 
 
-def prices(llm: LLM, metrics: Metrics, prompt_tokens: int) -> dict[str, float]:
+def ideal_seconds(llm: LLM, metrics: Metrics) -> float:
     """Forwards after the first step: plain ones of one row, and those that verify a draft, each of the mean size."""
-    context = prompt_tokens + metrics.completion_tokens // 2
+    context = metrics.prompt_tokens + metrics.completion_tokens // 2
     forward = llm.engine.cost.forward
     drafted = min(metrics.draft_steps, metrics.steps - 1)
     rows = 1 + round(metrics.draft_tokens / metrics.draft_steps) if metrics.draft_steps else 1
     seconds = (metrics.steps - 1 - drafted) * forward(1, context) + drafted * forward(rows, context)
-    return {
-        "ideal_seconds": seconds + metrics.draft_seconds,
-        "draft_seconds": metrics.draft_seconds,
-        "rows": float(rows),
-    }
+    return seconds + metrics.draft_seconds

@@ -154,3 +154,26 @@ def test_filler_is_as_long_as_asked_and_no_line_comes_twice() -> None:
     assert len(set(lines)) == len(lines)
     assert text == book(1, 20_000)
     assert text != book(2, 20_000)
+
+
+def test_published_sets_are_read_from_a_folder_and_their_categories_have_names(tmp_path: Path) -> None:
+    path = tmp_path / "spec-bench" / "question.jsonl"
+    path.parent.mkdir()
+    questions = [{"category": name, "turns": [f"a {name} question"]} for name in ("writing", "rag", "writing")]
+    path.write_text("\n".join(map(json.dumps, questions)), encoding="utf-8")
+    found = workloads.load(["spec-bench"], data=tmp_path)
+    assert [(each.name, len(each.items)) for each in found] == [("spec-bench/writing", 2), ("spec-bench/rag", 1)]
+    (rag,) = workloads.load(["spec-bench/rag"], data=tmp_path)
+    assert rag == found[1]
+    with pytest.raises(ValueError, match="no workload 'spec-bench/poems': spec-bench holds spec-bench/writing, "):
+        workloads.load(["spec-bench/poems"], data=tmp_path)
+    with pytest.raises(ValueError, match=r"humaneval needs --data DIR, a folder that holds humaneval/HumanEval\."):
+        workloads.load(["humaneval"])
+
+
+def test_a_document_that_the_question_quotes_is_not_said_twice(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"query": "Sum up: first text", "docs": ["first text", "second text"]}))
+    (item,) = files.read(path)
+    assert item.messages[0].content == "second text\n\nSum up: first text"
+    assert item.references == ("first text", "second text")

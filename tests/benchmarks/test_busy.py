@@ -66,7 +66,7 @@ def test_a_share_is_that_of_the_same_engines_idle_speed(text: str) -> None:
         f"**not met**: `{DEFAULT_STRATEGY}` over `none` on prose beside 2: 0.90 (0.90-0.90), wanted 0.95",
         f"met: `{DEFAULT_STRATEGY}` over `none` on copy beside 2: 2.60 (2.60-2.60), wanted 2.40",
         "**not met**: tokens per step of right predictions beside 2: 2.00, idle 5.00",
-        "| transformers plain | no / such place |",
+        "| transformers plain | no \\| such place |",
     ],
 )
 def test_goals_and_failures_are_said_in_a_line_each(text: str, line: str) -> None:

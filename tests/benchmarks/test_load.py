@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.results import Row
 from benchmarks.serving import lm_eval_run, load
 from benchmarks.serving.load import MEASURES, PERCENTILES, plan, read
 from benchmarks.serving.load_page import page
 from benchmarks.serving.over_api import API, PART, STREAMED, WHOLE
 from parlay.bench.provenance import provenance
+from parlay.bench.records import Cell, Row
 
 TOLD = {"completed": 12, "total_output_tokens": 1200, "total_input_tokens": 1500, "duration": 10.0} | {
     f"p{at}_{measure}_ms": 3.0 for measure in MEASURES for at in PERCENTILES
@@ -31,7 +31,7 @@ def test_a_request_that_failed_is_an_error(tmp_path: Path) -> None:
     run = next(plan(quick=False))
     out = tmp_path / "1.json"
     out.write_text(json.dumps(TOLD))
-    assert read(run, "m", out).rate == 120
+    assert read(run, "m", out).tokens_per_second == 120
     out.write_text(json.dumps(TOLD | {"completed": 11}))
     with pytest.raises(ValueError, match="1 of 12 requests failed"):
         read(run, "m", out)
@@ -44,9 +44,8 @@ def test_the_page_shows_every_run(tmp_path: Path) -> None:
         out.write_text(json.dumps(TOLD | {"completed": run.requests}))
         rows.append(read(run, "m", out))
     for system, seconds in ((API, 0.95), (STREAMED, 1.0), (WHOLE, 1.9)):
-        rows.append(
-            Row(part=PART, model="m", kind="none", system=system, decode_tokens=9, decode_seconds=seconds, same=True)
-        )
+        cell = Cell(part=PART, engine=system, model="m", strategy="none", workload="prose")
+        rows.append(Row(cell=cell, requests=1, decode_tokens=9, decode_seconds=seconds, same=1, of=1))
     text = page(provenance("command"), rows)
     assert "| none | 32 | 96 | 120.0 | 3.0 / 3.0 | 3.0 / 3.0 | 3.0 / 3.0 |" in text
     assert "| prompt-lookup | 40 | 3.0 / 3.0 | 3.0 / 3.0 |" in text

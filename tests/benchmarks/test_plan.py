@@ -6,21 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.results import Row, read
 from benchmarks.plan.__main__ import main
 from benchmarks.plan.cells import BUDGETS, CELLS, HELD_OUT, TARGETS
 from benchmarks.plan.decode import errors
 from benchmarks.plan.report import report
+from parlay.bench.provenance import provenance
+from parlay.bench.records import Cell, Row, read
 from parlay.cost.calibrate import SHAPES
 
-HEADER = {
-    "machine": {"cpu": "a", "cores": 2, "capability": "b"},
-    "threads": 2,
-    "versions": {"torch": "1"},
-    "commit": "c",
-    "date": "today",
-    "command": "x",
-}
+HEADER = provenance("x")
 
 
 def test_a_quick_run_measures_everything_and_is_not_repeated(tmp_path: Path) -> None:
@@ -28,10 +22,10 @@ def test_a_quick_run_measures_everything_and_is_not_repeated(tmp_path: Path) -> 
     assert main(["--quick", "--threads", "1", "--dtype", "float32", "--out", str(out)]) == 0
     before = out.read_text()
     _, rows = read(out)
-    assert {row.kind.split(",")[0] for row in rows if row.part == "cells"} == set(TARGETS)
-    assert sum(row.part == "cells" for row in rows) == len(CELLS) * len(BUDGETS)
-    assert {row.model for row in rows if row.part == "forwards"} == set(HELD_OUT)
-    assert all(row.same for row in rows if row.part == "cells")
+    assert {row.cell.workload.split(",")[0] for row in rows if row.cell.part == "cells"} == set(TARGETS)
+    assert sum(row.cell.part == "cells" for row in rows) == len(CELLS) * len(BUDGETS)
+    assert {row.cell.model for row in rows if row.cell.part == "forwards"} == set(HELD_OUT)
+    assert all(row.same for row in rows if row.cell.part == "cells")
     page = out.with_suffix(".md").read_text()
     assert "Median error" in page
     assert "Right in" in page
@@ -66,9 +60,7 @@ def test_imposed_errors_give_the_tokens_per_step_of_the_formula(chance: float, n
 def cell(number: int, fastest: str, chosen: str) -> list[Row]:
     return [
         Row(
-            part="cells",
-            kind=f"cell {number}",
-            system=name,
+            cell=Cell(part="cells", model="m", strategy=name, workload=f"cell {number}"),
             decode_tokens=20 if name == fastest else 10,
             decode_seconds=1.0,
             values={"predicted": 2.0 if name == chosen else 1.0},
@@ -91,7 +83,8 @@ def test_the_page_counts_right_choices_and_the_best_constant_guess() -> None:
 def test_the_page_counts_errors_of_forwards() -> None:
     rows = [
         Row(
-            part="forwards", model="7 M", values={"rows": rows, "context": 256, "measured": 1.0, "predicted": predicted}
+            cell=Cell(part="forwards", model="7 M", strategy="forward", workload=f"rows {rows}", context=256),
+            values={"rows": rows, "context": 256, "measured": 1.0, "predicted": predicted},
         )
         for rows, predicted in ((1, 1.05), (2, 0.9), (4, 1.5))
     ]

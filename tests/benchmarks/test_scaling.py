@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.figures.prompts import Prompt
 from benchmarks.scaling.fit import fit
 from benchmarks.scaling.lookahead import Point, Row, before, parse, spec, table, total
 from parlay.strategies.spelling import parse as parse_strategy
 
-PROMPT = Prompt("code", 2, "", (1,))
 OPTIONS = parse(["--out", "somewhere", "--ngram", "4", "--tokens", "50"])
 
 
 def test_steps_count_up_to_the_loop_and_without_prefill() -> None:
     """Prefill's step commits 2; of the step that crosses token 7 a third lies before it."""
-    row = before([(2, 90), (4, 10), (3, 12), (1, 14)], 7, 3, PROMPT)
+    row = before([(2, 90), (4, 10), (3, 12), (1, 14)], 7, Row(3, "code", 2, 0, 0, 0))
     assert row == Row(3, "code", 2, 5, pytest.approx(1 + 1 / 3), pytest.approx(10 + 4))
 
 
 def test_a_step_that_commits_nothing_is_none() -> None:
-    assert before([(1, 9), (0, 9), (2, 9)], 3, 0, PROMPT).steps == 1
+    assert before([(1, 9), (0, 9), (2, 9)], 3, Row(0, "code", 2, 0, 0, 0)).steps == 1
 
 
 def test_the_sum_over_texts_weighs_every_step_alike() -> None:

@@ -15,6 +15,11 @@ NO_MODEL = ("--model", "/nowhere/at/all")
 
 MISTAKES = {
     "unknown workload": (["--workloads", "edits"], "no workload 'edits'"),
+    "published set without a folder": (
+        ["--workloads", "humaneval"],
+        "needs --data DIR, a folder",
+    ),
+    "folder without the set": (["--preset", "spec-bench", "--data", "."], "wants spec-bench/question.jsonl"),
     "unknown strategy": (["--strategies", "none,prompt-lokup"], "did you mean prompt-lookup"),
     "unknown parameter": (["--strategies", "prompt-lookup:k=3,gramm=2"], "gramm"),
     "unknown preset": (["--preset", "huge"], "quick, standard, readme"),

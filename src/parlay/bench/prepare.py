@@ -18,6 +18,8 @@ from parlay.bench.records import PLAIN
 from parlay.bench.wave import Answer, Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Item, Message, Workload
 from parlay.llm import LLM
+from parlay.requests import TokensPrompt
+from parlay.types import SamplingParams
 
 LOOPS = "the answer repeats itself at once"
 NO_ROOM = "no room in the context"
@@ -94,6 +96,26 @@ class Preparation:
             asks.append(replace(ask, most=max(length, 1)))
             goals.append(answer.tokens[:length])
         return Prepared(tuple(asks), tuple(goals), _share(found), _note(left_out, len(asks)))
+
+
+def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
+    """So many of its items, by preference those whose answer of ``most`` tokens does not repeat itself at once.
+
+    Of the others little is left to time. Items for which the model has no room come last.
+    """
+    ids = [first_ids(llm, item) for item in workload.items]
+    fitting = [place for place, own in enumerate(ids) if len(own) + most <= llm.engine.longest]
+    params = SamplingParams(temperature=0, max_tokens=most)
+    prompts = [TokensPrompt(prompt_token_ids=ids[place]) for place in fitting]
+    outputs = llm.generate(prompts, params, strategy=PLAIN, store=False) if prompts else []
+    last = {place for place, output in zip(fitting, outputs, strict=True) if lasts(output.outputs[0].token_ids)}
+    order = sorted(range(len(ids)), key=lambda place: (place not in last, place not in fitting))
+    return replace(workload, items=tuple(workload.items[place] for place in order[:count]))
+
+
+def first_ids(llm: LLM, item: Item) -> Ids:
+    """What the model reads before its first answer."""
+    return text_ids(llm, item.prompt) if item.prompt else conversation_ids(llm, item.messages)
 
 
 def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:

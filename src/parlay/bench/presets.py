@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parlay.bench.records import PLAIN
-from parlay.bench.workloads import BUILT_IN
+from parlay.bench.workloads import BUILT_IN, DATA_SETS
 from parlay.llm import DEFAULT_STRATEGY
 from parlay.options import split
 from parlay.strategies.catalogue import catalogue
@@ -33,8 +33,10 @@ PRESETS = {
     "quick": Preset(("edit", "prose"), prompts=2, rounds=1, most_rounds=1),
     "standard": Preset(),
     "readme": Preset(("copy", "edit", "calls", "maths"), prompts=8, against=True),
+    "spec-bench": Preset(("spec-bench",)),
+    "published": Preset(DATA_SETS, prompts=8),
 }
-"""By name; ``standard`` holds where none is named."""
+"""By name; ``standard`` holds where none is named. Two of them need a folder of published sets."""
 
 
 def strategies(text: str) -> tuple[str, ...]:

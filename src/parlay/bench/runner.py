@@ -88,6 +88,11 @@ class Plan:
             yield from self.cells_of(setting)
 
 
+def lacks(results: Results, plan: Plan) -> bool:
+    """Whether some cell has fewer rounds than planned."""
+    return any(len(results.of(cell)) < plan.rounds for cell in plan.cells())
+
+
 class Bench:
     """Measures what the results lack of a plan; each round of a setting is stored at once."""
 

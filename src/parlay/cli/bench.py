@@ -36,13 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="quick, standard or readme: what the next five flags say if left out (default: standard)",
+        help="quick, standard, readme, spec-bench, published: what flags below say if left out (default: standard)",
     )
     parser.add_argument(
         "--workloads",
         metavar="NAMES",
-        help="joined by commas: edit, copy, code, maths, translation, calls, prose, long; files as PATH or NAME=PATH",
+        help="joined by commas: edit, copy, code, maths, translation, calls, prose, long; files as PATH or NAME=PATH; "
+        "with --data spec-bench, mt-bench, editeval, humaneval, bfcl-simple, llma-questions, ...",
     )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of published sets: see docs/bench.md")
     parser.add_argument(
         "--strategies",
         metavar="NAMES",
@@ -123,7 +125,7 @@ def _measure(options: argparse.Namespace) -> int:
     _check_against(options, preset)
     chosen = strategies(options.strategies or ",".join(preset.strategies))
     names = options.workloads.split(",") if options.workloads else preset.workloads
-    found = workloads.load(names, options.prompts or preset.prompts)
+    found = workloads.load(names, options.prompts or preset.prompts, options.data)
     with _open(options) as llm:
         plan = _plan(options, preset, chosen, found)
         return _run(options, llm, plan)

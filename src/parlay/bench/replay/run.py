@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 
 from parlay.bench.forwards import Prices
@@ -14,6 +13,7 @@ from parlay.bench.records import Cell, Results, Row
 from parlay.bench.replay.answers import read_answers
 from parlay.bench.replay.decode import Replay, Replayed, replay
 from parlay.bench.replay.tokens import Recorded, Tokens, recorded
+from parlay.bench.tally import drafts
 from parlay.bench.workloads.files import stem
 from parlay.strategies.catalogue import catalogue
 from parlay.types import ParlayError
@@ -70,11 +70,8 @@ def _counts(row: Row, texts: Texts, done: Sequence[Replayed]) -> Row:
         tokens=tokens,
         fresh_tokens=tokens,
         decode_tokens=sum(one.completion_tokens - one.first_step_tokens for one in metrics),
-        steps=sum(one.steps for one in metrics),
-        proposed_by_position=_by_position([one.drafted_by_depth for one in metrics]),
-        accepted_by_position=_by_position([one.accepted_by_depth for one in metrics]),
-        proposed_by_source=_by_source([one.drafted_by_source for one in metrics]),
-        accepted_by_source=_by_source([one.accepted_by_source for one in metrics]),
+        **drafts(metrics),
+        draft_seconds=round(sum(one.draft_seconds for one in metrics), 6),
         same=sum(one.tokens == record.output for one, record in zip(done, texts.records, strict=True)),
         of=len(done),
         exactness=str(metrics[0].exactness),
@@ -83,19 +80,8 @@ def _counts(row: Row, texts: Texts, done: Sequence[Replayed]) -> Row:
 
 def _priced(row: Row, done: Sequence[Replayed]) -> Row:
     """With seconds: forwards by their prices, drafting as it was measured here; the engine's own time is left out."""
-    verify, draft = sum(one.forward_seconds for one in done), sum(one.metrics.draft_seconds for one in done)
-    return replace(row, decode_seconds=verify + draft, verify_seconds=verify, draft_seconds=draft, modelled=True)
-
-
-def _by_position(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
-
-
-def _by_source(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(total)
+    verify = sum(one.forward_seconds for one in done)
+    return replace(row, decode_seconds=verify + row.draft_seconds, verify_seconds=verify, modelled=True)
 
 
 def replayable(tokens: Tokens) -> list[str]:

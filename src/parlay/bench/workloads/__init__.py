@@ -1,4 +1,4 @@
-"""What is asked of the models: small sets that ship here, and files in the shapes that benchmarks are published in."""
+"""What is asked of the models: small sets that ship here, published ones, and files in the shapes of those."""
 
 from __future__ import annotations
 
@@ -6,38 +6,53 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from parlay.bench.workloads import builtin, files
+from parlay.bench.workloads import builtin, datasets, files
 from parlay.bench.workloads.item import Item, Message, Workload
 
-__all__ = ["BUILT_IN", "Item", "Message", "Workload", "load"]
+__all__ = ["BUILT_IN", "DATA_SETS", "Item", "Message", "Workload", "load"]
 
 BUILT_IN = builtin.NAMES
+DATA_SETS = tuple(datasets.FILES)
 
 
-def load(names: Sequence[str], most: int | None = None) -> list[Workload]:
-    """Workloads by name: a built-in one, a file's path, or ``NAME=PATH``; of each at most ``most`` items.
+def load(names: Sequence[str], most: int | None = None, data: Path | None = None) -> list[Workload]:
+    """Workloads by name: a built-in one, a published set, a file's path, or ``NAME=PATH``; each of ``most`` items.
 
-    A file whose records name a category makes a workload of each, called ``NAME/CATEGORY``.
-    Raises ValueError for a name that is neither, for a file that can't be read or holds something else (with the
+    Published sets are read from the folder ``data``. Where records name a category, each category is a workload called
+    ``NAME/CATEGORY``, and may be asked for by that name.
+    Raises ValueError for a name that is none of these, for a file that can't be read or holds something else (with the
     number of the line), and for two workloads of one name.
     """
     found: list[Workload] = []
     for name in names:
-        found += [builtin.load(name)] if name in BUILT_IN else _from_file(name)
+        found += [builtin.load(name)] if name in BUILT_IN else _from_file(name, data)
     twice = {workload.name for workload in found if sum(workload.name == other.name for other in found) > 1}
     if twice:
         raise ValueError(f"two workloads are called {min(twice)}: give one another name, as in NAME=PATH")
     return [replace(workload, items=workload.items[:most]) for workload in found]
 
 
-def _from_file(text: str) -> list[Workload]:
-    name, equals, place = text.rpartition("=")
-    path = Path(place)
-    if not equals:
-        name = files.stem(path)
+def _from_file(text: str, data: Path | None) -> list[Workload]:
+    name, _, category = text.partition("/")
+    if name not in DATA_SETS:
+        name, equals, place = text.rpartition("=")
+        path = Path(place)
+        return _by_category(name if equals else files.stem(path), _existing(path, text))
+    found = _by_category(name, datasets.find(name, data))
+    chosen = [workload for workload in found if not category or workload.name == text]
+    if not chosen:
+        raise ValueError(f"no workload {text!r}: {name} holds {', '.join(workload.name for workload in found)}")
+    return chosen
+
+
+def _existing(path: Path, text: str) -> Path:
     if not path.exists():
-        known = ", ".join(BUILT_IN)
-        raise ValueError(f"no workload {text!r}: it is neither built in ({known}) nor a file")
+        known = f"built in ({', '.join(BUILT_IN)}) nor published ({', '.join(DATA_SETS)})"
+        raise ValueError(f"no workload {text!r}: it is neither {known} nor a file")
+    return path
+
+
+def _by_category(name: str, path: Path) -> list[Workload]:
     by_category: dict[str, list[Item]] = {}
     for item in files.read(path):
         by_category.setdefault(item.category, []).append(item)

@@ -83,9 +83,9 @@ def _share_gpt(record: Record, number: str) -> Item:
 
 
 def _with_documents(record: Record, number: str) -> Item:
-    """LLMA: documents before a question, whose answer repeats parts of them."""
-    documents = _texts(record, "docs")
-    question = "\n\n".join([*documents, _text(record, "query")])
+    """LLMA: documents, of which those that the question does not quote stand before it; the answer repeats parts."""
+    documents, query = _texts(record, "docs"), _text(record, "query")
+    question = "\n\n".join([*(document for document in documents if document not in query), query])
     return Item(id=number, messages=(Message("user", question),), references=tuple(documents))
 
 

@@ -1,4 +1,4 @@
-"""What every part is given: how much to measure, with which prompts and models."""
+"""What every benchmark is given: how much to measure, with which models and workloads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
-from benchmarks.figures import prompts
-from benchmarks.figures.lasting import lasting_first
-from benchmarks.figures.prompts import Prompt
+from parlay.bench import workloads
+from parlay.bench.prepare import lasting
+from parlay.bench.workloads import Workload
 from parlay.llm import LLM
-from parlay.models.loading import load_tokenizer, weight_files
+from parlay.models.loading import weight_files
 from parlay.models.resolving import resolve
 from parlay.testing.widen import widen
 
@@ -25,8 +23,18 @@ MINI = "parlay-mini"
 DRAFT = "parlay-mini-draft"
 WIDE = "parlay-mini-100m"
 WIDE_PARAMETERS = 100_000_000
+KINDS: Mapping[str, str] = {
+    "edit": "editeval",
+    "copy": "llma-questions",
+    "calls": "bfcl-simple",
+    "maths": "spec-bench/math_reasoning",
+    "code": "humaneval",
+    "prose": "spec-bench/writing",
+    "translation": "spec-bench/translation",
+}
+"""Kinds of text, each a built-in workload, and the published set that stands for it where ``--data`` is given."""
 DRAWN = 8
-"""Prompts drawn for each one wanted: the text of many loops at once."""
+"""Prompts looked at for each one wanted: the text of many loops at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +63,26 @@ class Setup:
     cache: Path
 
     def directory(self, model: str) -> Path:
-        """The checkpoint of a model by its name here; the wide one is made when it is first asked for."""
+        """The checkpoint of a model by its name; the wide one is made when it is first asked for."""
         return resolve(model) if model != WIDE else self._widened()
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The one that all models here share."""
-        tokenizer: PreTrainedTokenizerBase = load_tokenizer(resolve(MINI))
-        return tokenizer
 
     def llm(self, model: str) -> LLM:
         """The model with everything at its defaults."""
-        return LLM(MINI) if model == MINI else LLM(str(self.directory(model)), draft_model=DRAFT)
+        return LLM(str(self.directory(model)), draft_model=DRAFT) if model == WIDE else LLM(model)
 
-    def prompts(self, model: str, kinds: Sequence[str] = prompts.KINDS) -> Mapping[str, Sequence[Prompt]]:
-        """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts."""
+    def workloads(self, model: str, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Workload, ...]:
+        """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts.
+
+        Which those are is found with the built-in model for the widened one, which writes the same.
+        """
         count = self.scale.prompts if model == MINI else self.scale.wide_prompts
-        tokenizer, most = self.tokenizer(), DRAWN * self.scale.prompts
-        if self.data is None:
-            drawn = prompts.built_in(tokenizer, most)
-        else:
-            drawn = prompts.heldout(self.data, tokenizer, most, self.cache)
-        drawn = lasting_first(drawn, resolve(MINI), self.scale.tokens, self.cache)
-        return {kind: drawn[kind][:count] for kind in kinds}
+        with self.llm(MINI if model == WIDE else model) as llm:
+            return tuple(lasting(llm, self.drawn(kind, DRAWN * count), count, self.scale.tokens) for kind in kinds)
+
+    def drawn(self, kind: str, most: int) -> Workload:
+        """The first prompts of a kind."""
+        (workload,) = workloads.load([kind if self.data is None else KINDS[kind]], most, self.data)
+        return replace(workload, name=kind)
 
     def _widened(self) -> Path:
         source = resolve(MINI)
