@@ -78,7 +78,8 @@ def test_a_teacher_with_another_vocabulary_is_refused(data: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"hours": 0}, "hours=0: must be more than 0"), ({"shape": "giant"}, "giant"), ({"context": 9999}, "9999")]
+    ("change", "message"),
+    [({"hours": 0}, "hours=0: must be more than 0"), ({"shape": "giant"}, "giant"), ({"context": 9999}, "9999")],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
