@@ -103,8 +103,8 @@ def test_sampling_is_reproducible_and_independent_of_the_strategy(model: PreTrai
     assert not ours(model, ids, attention_mask=mask, **options).equal(texts[0])
 
 
-def test_sampled_first_tokens_follow_the_law_that_generate_samples_from(model: PreTrainedModel) -> None:
-    """Chi-square over the kept tokens of a truncated law; its 0.999 quantile for 3 degrees of freedom is 16.27."""
+def test_sampled_first_tokens_follow_the_distribution_that_generate_samples_from(model: PreTrainedModel) -> None:
+    """Chi-square over a truncated distribution's tokens; 16.27 is the 0.999 quantile for 3 degrees of freedom."""
     torch.manual_seed(3)
     ids = torch.tensor([PROMPT])
     with torch.no_grad():

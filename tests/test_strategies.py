@@ -12,7 +12,7 @@ from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
 from parlay.strategies.cache import KEPT, StrategyCache
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 GONE: list[int] = []
 
@@ -30,7 +30,7 @@ class Noted:
     def __init__(self, resources: Resources, options: NotedOptions) -> None:
         resources.closing.callback(GONE.append, options.number)
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
 
     def observe(self, observations: Sequence[Observation]) -> None: ...

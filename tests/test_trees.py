@@ -173,14 +173,14 @@ def test_merging_keeps_every_text_once_and_credits_the_first_to_propose_it(parts
 
 def test_merging_refuses_draws_and_probes() -> None:
     plain = trees.chain([1], "a")
-    for other in (replace(plain, law="iid"), replace(plain, probes=1)):
+    for other in (replace(plain, kind="iid"), replace(plain, probes=1)):
         with pytest.raises(ValueError, match="can be merged"):
             trees.merge([plain, other])
 
 
 @given(drafts(), st.lists(st.integers(0, 9), min_size=1, max_size=4))
 def test_a_lengthened_chain_goes_on_after_its_last_node_and_keeps_its_probes(draft: Draft, tokens: list[int]) -> None:
-    if draft.law != "point" or not trees.is_chain(trees.without_probes(draft).tree):
+    if draft.kind != "point" or not trees.is_chain(trees.without_probes(draft).tree):
         return
     longer = trees.lengthened(draft, tokens, "more")
     end = len(draft) - draft.probes

@@ -1,7 +1,8 @@
 """One cell through the real engine: every strategy decodes the same text, drafts right as often as the cell says.
 
 The drafters know the text from a plain run. Which tokens they get right follows from stretches between errors whose
-lengths are quantiles of the geometric law, shuffled: so few tokens then have the acceptance that many would have.
+lengths are quantiles of the geometric distribution, shuffled. So few tokens
+have the acceptance that many would have.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
-from parlay.types import Draft, Drafter, Needs, NoiseKey, Observation, Request, Runner, SamplingParams, Strategy, View
+from parlay.types import (
+    Draft,
+    Drafter,
+    Needs,
+    NoiseKey,
+    Observation,
+    Request,
+    Runner,
+    SamplingParams,
+    SequenceView,
+    Strategy,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +58,12 @@ class Teller:
     def __init__(self, text: Sequence[int], right: Sequence[bool], vocab_size: int, writer: Drafter | None) -> None:
         self._text, self._right, self._vocab_size, self._writer = text, right, vocab_size, writer
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         if self._writer is not None:
             self._writer.propose(views, budgets)
         return [trees.chain(self._tell(view, budget), "teller") for view, budget in zip(views, budgets, strict=True)]
 
-    def _tell(self, view: View, budget: int) -> list[int]:
+    def _tell(self, view: SequenceView, budget: int) -> list[int]:
         first = len(view.tokens) - view.prompt_length
         places = range(first, min(first + budget, len(self._text)))
         return [self._text[at] if self._right[at] else (self._text[at] + 1) % self._vocab_size for at in places]

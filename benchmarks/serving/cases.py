@@ -19,7 +19,7 @@ Leave = Literal["close", "cancel", "forget", "timeout"]
 FAILING = "benchmarks.serving.failing:Failing"
 SHARES: dict[Kind, float] = {"cancelled": 0.10, "malformed": 0.05, "failing": 0.01}
 INEXACT = ("draft-model:rule=rejection", "prompt-lookup:rule=typical")
-"""Beside every catalogue entry: a rule that keeps the law alone, and one that promises nothing."""
+"""Beside every catalogue entry: a rule that keeps the distribution alone, and one that promises nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Failing:
     def __init__(self, resources: Resources, options: FailingOptions) -> None:
         self._after = options.after
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [self._guess(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -35,7 +35,7 @@ class Failing:
     def release(self, sequence: int) -> None:
         """Holds nothing."""
 
-    def _guess(self, view: View, budget: int) -> Draft:
+    def _guess(self, view: SequenceView, budget: int) -> Draft:
         if len(view.tokens) - view.prompt_length >= self._after:
             raise RuntimeError("made to fail")
         return trees.chain(list(view.tokens[-min(budget, 2) :]), "failing") if budget else NO_DRAFT

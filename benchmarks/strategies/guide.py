@@ -53,8 +53,8 @@ def guide(header: Mapping[str, Any], runs: Sequence[Sequence[Row]], model: str) 
         FORMULA.rstrip(),
         *gap_table(own[0]),
         "## Accept rules",
-        "`rule=NAME`. Those of `distribution` keep the law of the text but not the text; they want drafts that were "
-        "drawn, which the draft models make when such a rule is named.",
+        "`rule=NAME`. Those of `distribution` keep the distribution of the text but not the text; they want drafts "
+        "that were drawn, which the draft models make when such a rule is named.",
         *rules(),
     ]
     return "\n\n".join(parts) + "\n"
@@ -108,7 +108,7 @@ def bold(text: str, wanted: bool) -> str:
 def rules() -> list[str]:
     """A line for each accept rule."""
     lines = (
-        (f"`{rule.name}`", rule.summary, str(rule.exactness), rule.law.replace("_", " "), rule.reference)
+        (f"`{rule.name}`", rule.summary, str(rule.exactness), rule.kind.replace("_", " "), rule.reference)
         for rule in RULES.values()
     )
     return pages.table(("rule", "what it does", "exactness", "drafts", "source"), lines)

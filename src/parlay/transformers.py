@@ -1,8 +1,8 @@
 """Parlay inside transformers: ``model.generate(**inputs, custom_generate=parlay.transformers.generate, ...)``.
 
 transformers prepares lengths, logits processors and stopping criteria; we decode and return padded ids like it does.
-Greedy text is that of plain `generate` up to numerical noise; sampled text follows the same law, drawn from noise that
-one number of torch's own generator seeds.
+Greedy text is that of plain `generate` up to numerical noise. Sampled text follows the same distribution, drawn from
+noise that one number of torch's own generator seeds.
 """
 
 from __future__ import annotations

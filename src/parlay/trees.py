@@ -116,7 +116,7 @@ def _beginning(draft: Draft, count: int) -> Draft:
     parents = _chain_parents(count) if is_chain(tree) else tree.parents[:count]
     return Draft(
         tree=Tree(tree.tokens[:count], parents),
-        law=draft.law,
+        kind=draft.kind,
         sources=draft.sources[:count],
         scores=draft.scores[:count],
         probs=None if draft.probs is None else draft.probs[:count],
@@ -136,11 +136,11 @@ def first_path(tree: Tree) -> tuple[int, ...]:
 def best_chain(draft: Draft) -> Draft:
     """The path of highest expected length by scores (without scores the deepest), for runners that can't branch.
 
-    Of a drawn draft the first path: choosing by what was drawn would change the law.
+    Of a drawn draft the first path: choosing by what was drawn would change the distribution.
     """
     if is_chain(draft.tree):
         return draft
-    if draft.law != "point":
+    if draft.kind != "point":
         return subtree(draft, first_path(without_probes(draft).tree))
     values: list[float] = []  # expected accepted nodes along the path to each node: sum of products of scores
     reach: list[float] = []
@@ -177,7 +177,7 @@ def first(draft: Draft, budget: int) -> Draft:
 
 
 def lengthened(chain: Draft, tokens: Sequence[int], source: str) -> Draft:
-    """A chain with more tokens after its last node, sure to be accepted; its probes stay behind. Laws are dropped."""
+    """A chain with more tokens after its last node, all sure. Its probes, kind and probabilities are dropped."""
     end, count = len(chain) - chain.probes, len(tokens)
     old = chain.tree
     hung = (parent if parent < end else parent + count for parent in old.parents[end:])
@@ -198,10 +198,10 @@ def without_probes(draft: Draft) -> Draft:
 def merge(drafts: Sequence[Draft]) -> Draft:
     """One tree of several point drafts: equal siblings become one node, credited to the first that proposed it.
 
-    Raises ValueError for drafts with other laws: merging draws would change the law they were drawn by.
+    Raises ValueError for drafts of other kinds: merging draws would change the distribution they were drawn by.
     """
     drafts = [draft for draft in drafts if len(draft)]
-    if any(draft.law != "point" or draft.probes for draft in drafts):
+    if any(draft.kind != "point" or draft.probes for draft in drafts):
         raise ValueError("only drafts of fixed guesses without probes can be merged into one tree")
     if len(drafts) <= 1:
         return drafts[0] if drafts else NO_DRAFT

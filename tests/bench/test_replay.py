@@ -18,7 +18,7 @@ from parlay.bench.replay.run import MODEL, Texts, lacking, measure, read_texts, 
 from parlay.bench.replay.tokens import Recorded, Tokens, open_tokens
 from parlay.drafters.resources import Resources
 from parlay.strategies.catalogue import catalogue
-from parlay.types import Draft, Needs, Observation, ParlayError, View
+from parlay.types import Draft, Needs, Observation, ParlayError, SequenceView
 
 COPY = "Repeat after me: the cat sat on the mat, and the dog sat on the cat. The cat sat on the mat,"
 PRICES = Prices("a model", {100: [(1, 1.0), (32, 1.0)]})
@@ -172,7 +172,7 @@ class Faulty:
     def __init__(self, resources: Resources) -> None:
         """Needs nothing."""
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         raise RuntimeError("no idea")
 
     def observe(self, observations: Sequence[Observation]) -> None:

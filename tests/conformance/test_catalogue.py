@@ -17,8 +17,8 @@ from parlay.types import Exactness
 SPECS = catalogue_specs()
 FIRST = {spec.partition(":")[0]: spec for spec in reversed(SPECS)}.values()
 COUNTED = {"none", *(spec for spec in SPECS if subject_of(spec).rule().exactness is Exactness.DISTRIBUTION)}
-"""Plain decoding, and those that promise a law alone. Counting draws takes longest, and all others must give plain
-decoding's own tokens for the same seed, so its law too: the other checks compare every one of them."""
+"""Plain decoding, and those that promise a distribution alone. Counting draws takes longest, and all others must give
+plain decoding's own tokens for the same seed, so its distribution too: the other checks compare every one of them."""
 
 BRIEF = {
     "native float32": CHECKS.keys() - {"references", "failures"},
@@ -38,7 +38,7 @@ CASES = [
     if applies(check, default_stages()[stage])
     and (check in BRIEF.get(stage, CHECKS))
     and (spec in FIRST or stage not in FOR_FIRST)
-    and (check != "law" or spec in COUNTED)
+    and (check != "distribution" or spec in COUNTED)
 ]
 
 

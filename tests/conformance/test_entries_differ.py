@@ -14,7 +14,7 @@ from parlay.strategies.catalogue import catalogue
 from parlay.testing.conformance import default_stages, subject_of
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.testing.conformance.universal import CAPACITY, prompt
-from parlay.types import Draft, Drafter, Needs, Observation, SamplingParams, Strategy, Tree, View
+from parlay.types import Draft, Drafter, Needs, Observation, SamplingParams, SequenceView, Strategy, Tree
 
 BUDGET = 7
 STAGE = default_stages()["toy"]
@@ -32,7 +32,7 @@ class Witness:
     def needs(self) -> Needs:
         return self._inner.needs
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         drafts = self._inner.propose(views, budgets)
         self.proposed += [draft.tree for draft in drafts]
         return drafts

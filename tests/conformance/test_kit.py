@@ -16,7 +16,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance import (
     CHECKS,
-    LAW_STAGE,
+    DISTRIBUTION_STAGE,
     Divergence,
     Effort,
     Stage,
@@ -33,17 +33,17 @@ from parlay.testing.conformance.universal import agree, prompt
 from parlay.testing.toys import ToyRunner
 from parlay.types import (
     NO_SKIP,
+    AcceptRule,
     Draft,
     Drafter,
     Exactness,
     Fault,
     Output,
-    Rule,
     SamplingParams,
     Segment,
+    SequenceView,
     Skip,
     Verdict,
-    View,
 )
 
 STAGE = toy_stage("toy")
@@ -54,7 +54,7 @@ class Hasty(SharedNoise):
     """Accepts the first child below the root without looking."""
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
         verdicts = super().accept(views, drafts, logits_RV, roots)
         return [
@@ -67,18 +67,18 @@ class Misplaced(SharedNoise):
     """Judges every node by the logits of the row after its own."""
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
         return super().accept(views, drafts, logits_RV.roll(-1, 0), roots)
 
 
 class Eager(SharedNoise):
-    """Claims the law, but always keeps a drafted token that has any chance at all."""
+    """Claims the distribution, but always keeps a drafted token that has any chance at all."""
 
     exactness = Exactness.DISTRIBUTION
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
         verdicts = super().accept(views, drafts, logits_RV, roots)
         return [
@@ -94,18 +94,18 @@ def guessing(stage: Stage) -> Callable[[object], Drafter]:
 
 @pytest.mark.parametrize("rule", [Hasty, Misplaced])
 @pytest.mark.parametrize("check", ["greedy", "sampled", "mixed", "endings"])
-def test_a_wrong_rule_is_found_out(rule: type[Rule], check: str) -> None:
+def test_a_wrong_rule_is_found_out(rule: type[AcceptRule], check: str) -> None:
     finding = run_check(check, Subject("wrong", guessing(STAGE), rule), STAGE)
     assert not finding.passed
     assert "Divergence" in finding.detail
 
 
-def test_a_wrong_law_is_found_out_where_tokens_are_not_promised() -> None:
-    stage = default_stages()[LAW_STAGE]
+def test_a_wrong_distribution_is_found_out_where_tokens_are_not_promised() -> None:
+    stage = default_stages()[DISTRIBUTION_STAGE]
     drafter = toy_drafters.ToyDrafter(lambda view, budget: trees.chain([len(view.tokens) % 3], "x"))
-    finding = run_check("law", Subject("eager", lambda _: drafter, Eager), stage, Effort(200, 2000))
+    finding = run_check("distribution", Subject("eager", lambda _: drafter, Eager), stage, Effort(200, 2000))
     assert not finding.passed
-    assert "law" in finding.detail or "probability" in finding.detail
+    assert "distribution" in finding.detail or "probability" in finding.detail
 
 
 def test_a_drafter_that_stops_the_engine_is_a_finding_and_not_a_crash() -> None:

@@ -18,7 +18,7 @@ from parlay.testing.conformance.universal import CAPACITY, agree, prompt
 from parlay.testing.toy_drafters import Prober, Raising, RejectedReader
 from parlay.testing.toy_head import ToyHead, toy_state
 from parlay.testing.toys import ToyRunner, nan_after
-from parlay.types import Draft, Drafter, SamplingParams, Strategy, View
+from parlay.types import Draft, Drafter, SamplingParams, SequenceView, Strategy
 
 STAGE = toy_stage("toy")
 RECURRENT = toy_stage("toy recurrent", tree="chain", cut=4)
@@ -55,7 +55,7 @@ def test_an_oracle_gives_depth_plus_one_tokens_in_every_full_step(budget: int, p
 def test_an_oracle_in_any_tree_is_followed_to_the_end_of_the_true_path(seed: int, params: SamplingParams) -> None:
     true_depths: dict[int, int] = {}
 
-    def watch(view: View, budget: int) -> Draft:
+    def watch(view: SequenceView, budget: int) -> Draft:
         draft = inner.propose([view], [budget])[0]
         true_depths[len(view.tokens)] = true_depth(view, draft)
         return draft
@@ -69,7 +69,7 @@ def test_an_oracle_in_any_tree_is_followed_to_the_end_of_the_true_path(seed: int
     assert len(set(sample.steps)) > 1, "every tree was as deep as the others"
 
 
-def true_depth(view: View, draft: Draft) -> int:
+def true_depth(view: SequenceView, draft: Draft) -> int:
     """How far the tree goes along with what the target will say."""
     below = trees.children(draft.tree)
     node, path = -1, list[int]()
@@ -149,7 +149,7 @@ def test_a_drafter_that_raises_is_counted_and_dropped(where: str) -> None:
 def malformed(kind: str) -> Drafter:
     """Drafts that no forward or rule could take."""
 
-    def guess(view: View, budget: int) -> Draft:
+    def guess(view: SequenceView, budget: int) -> Draft:
         draft = trees.chain([1, 2, 3], "malformed")
         tree = draft.tree
         broken = {
@@ -159,7 +159,7 @@ def malformed(kind: str) -> Drafter:
             "length": replace(draft, tree=replace(tree, parents=(-1, 0))),
             "sources": replace(draft, sources=("malformed",)),
             "scores": replace(draft, scores=(0.5,)),
-            "law": replace(draft, law="iid"),
+            "kind": replace(draft, kind="iid"),
             "siblings": replace(draft, tree=replace(tree, tokens=(1, 1, 1), parents=(-1, -1, -1))),
             "probes": replace(draft, probes=9),
         }
@@ -168,7 +168,7 @@ def malformed(kind: str) -> Drafter:
     return toy_drafters.ToyDrafter(guess)
 
 
-KINDS = ["token", "negative token", "parent", "length", "sources", "scores", "law", "siblings", "probes"]
+KINDS = ["token", "negative token", "parent", "length", "sources", "scores", "kind", "siblings", "probes"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,7 +183,7 @@ class Careless:
 
     needs = toy_drafters.ToyDrafter.needs
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [trees.chain([1], "careless")] * (len(views) + 1)
 
     def observe(self, observations: Sequence[object]) -> None: ...

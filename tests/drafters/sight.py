@@ -12,7 +12,7 @@ REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
 
 @dataclass
 class Sight:
-    """A `View` whose tokens the test sets."""
+    """A `SequenceView` whose tokens the test sets."""
 
     sequence: int
     tokens: Sequence[int]

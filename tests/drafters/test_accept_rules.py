@@ -25,9 +25,9 @@ from parlay.types import Exactness
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_what_its_entry_says(name: str) -> None:
-    strategy = "draft-model" if RULES[name].law != "point" else "prompt-lookup"
+    strategy = "draft-model" if RULES[name].kind != "point" else "prompt-lookup"
     rule = build_rule(parse(f"{strategy}:rule={name}"))
-    assert rule.laws == {RULES[name].law}
+    assert rule.kinds == {RULES[name].kind}
     assert rule.exactness is RULES[name].exactness
     assert RULES[name].summary.endswith(".")
 

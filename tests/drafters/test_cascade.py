@@ -18,7 +18,18 @@ from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import subject_of, toy_stage
 from parlay.testing.conformance.stage import Ask, decode
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View
+from parlay.types import (
+    NO_DRAFT,
+    Draft,
+    Needs,
+    NoiseKey,
+    Observation,
+    Request,
+    SamplingParams,
+    SequenceView,
+    Tree,
+    Verdict,
+)
 
 VOCAB = 12
 GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
@@ -44,7 +55,7 @@ class Scripted:
 
     def __init__(self, resources: Resources) -> None:
         Scripted.last = self
-        self.write: Callable[[View, int], Draft] = lambda view, budget: NO_DRAFT
+        self.write: Callable[[SequenceView, int], Draft] = lambda view, budget: NO_DRAFT
         self.asked: list[tuple[list[int], int]] = []
         self.calls = 0
         self.seen: list[Observation] = []
@@ -52,7 +63,7 @@ class Scripted:
 
     last: Scripted
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self.calls += 1
         self.asked += [(list(view.tokens), budget) for view, budget in zip(views, budgets, strict=True)]
         return [self.write(view, budget) for view, budget in zip(views, budgets, strict=True)]
@@ -91,10 +102,10 @@ def propose(drafter: Any, view: Sight, budget: int) -> Draft:
     return draft
 
 
-def right(runner: Any, count: int) -> Callable[[View, int], Draft]:
+def right(runner: Any, count: int) -> Callable[[SequenceView, int], Draft]:
     """The first ``count`` tokens the greedy model writes, then one it does not."""
 
-    def write(view: View, budget: int) -> Draft:
+    def write(view: SequenceView, budget: int) -> Draft:
         tokens = runner.continuation(view.tokens, count + 1)
         tokens[count] = (tokens[count] + 1) % VOCAB
         return trees.chain(tokens[:budget], "script")
@@ -107,7 +118,7 @@ def right(runner: Any, count: int) -> Callable[[View, int], Draft]:
 def test_what_is_handed_up_is_the_models_own_draft_whatever_the_level_below_says(
     toy_runner: MakeRunner, request_: Request, min_p: float
 ) -> None:
-    """Point law through the inner stage: the same nodes and scores as the model alone, in at most as many forwards."""
+    """Fixed guesses through the inner stage: the nodes and scores of the model alone, in at most as many forwards."""
     alone_runner, silent_runner, runner = toy_runner(), toy_runner(), toy_runner()
     alone = made(f"draft-model:min_p={min_p}", alone_runner)
     silent = made(f"cascade:levels=prompt-lookup(k=0)+draft-model(k=16,min_p={min_p})", silent_runner)
@@ -118,7 +129,7 @@ def test_what_is_handed_up_is_the_models_own_draft_whatever_the_level_below_says
         for drafter in (silent, cascade):
             draft = propose(drafter, view, 7)
             assert draft.tree == expected.tree
-            assert draft.law == "point"
+            assert draft.kind == "point"
             assert draft.scores == pytest.approx(expected.scores)
         view.tokens += [*expected.tree.tokens[:step], step]
     assert len(silent_runner.calls) == len(alone_runner.calls)
@@ -171,7 +182,7 @@ def test_trees_of_the_level_below_are_walked_in_one_forward(toy_runner: MakeRunn
     runner = toy_runner()
     cascade, script = scripted(runner)
 
-    def bush(view: View, budget: int) -> Draft:
+    def bush(view: SequenceView, budget: int) -> Draft:
         first, second = runner.continuation(view.tokens, 2)
         wrong = (first + 1) % VOCAB
         return trees.first(Draft(Tree((wrong, first, second), (-1, -1, 1)), sources=("bush",) * 3), budget)
@@ -292,8 +303,8 @@ def test_logits_that_are_nan_end_the_draft(toy_runner: MakeRunner) -> None:
 
 def test_a_draft_that_was_drawn_is_refused_and_probes_are_left_out(toy_runner: MakeRunner) -> None:
     cascade, script = scripted(toy_runner())
-    script.write = lambda view, budget: replace(trees.chain([1], "script"), law="iid")
-    with pytest.raises(ValueError, match="law 'iid'"):
+    script.write = lambda view, budget: replace(trees.chain([1], "script"), kind="iid")
+    with pytest.raises(ValueError, match="kind 'iid'"):
         propose(cascade, Sight(), 4)
     runner = toy_runner()
     cascade, script = scripted(runner)
@@ -307,7 +318,7 @@ def test_a_level_that_raised_once_leaves_the_others_sound(toy_runner: MakeRunner
     runner = toy_runner()
     cascade, script = scripted(runner)
 
-    def broken(view: View, budget: int) -> Draft:
+    def broken(view: SequenceView, budget: int) -> Draft:
         if len(view.tokens) > 4:
             raise RuntimeError("broken")
         return NO_DRAFT
@@ -382,7 +393,7 @@ def test_a_level_that_fails_during_a_run_costs_its_request_the_drafts_and_no_tok
     subject = subject_of("cascade:levels=toy_levels:Scripted+draft-model(k=16,min_p=0)")
     strategy = subject.strategy(stage, 6)
 
-    def broken(view: View, budget: int) -> Draft:
+    def broken(view: SequenceView, budget: int) -> Draft:
         if view.request.prompt[0] == 1 and len(view.tokens) > 30:
             raise RuntimeError("broken")
         return trees.chain([2, 3][:budget], "script")

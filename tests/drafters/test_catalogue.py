@@ -15,7 +15,7 @@ from parlay.strategies.building import build, resolve
 from parlay.strategies.catalogue import catalogue, find, listing
 from parlay.strategies.entry import StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 from tests.drafters.sight import no_runner
 
 RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
@@ -39,7 +39,7 @@ class Echo:
     def __init__(self, resources: Resources, options: EchoOptions) -> None:
         self.options = options
 
-    def propose(self, views: list[View], budgets: list[int]) -> list[Draft]:
+    def propose(self, views: list[SequenceView], budgets: list[int]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
 
     def observe(self, observations: list[Observation]) -> None: ...

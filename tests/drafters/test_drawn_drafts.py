@@ -1,4 +1,4 @@
-"""What a draft model draws for rules that compare laws: shapes, the law each node tells, and noise of its own."""
+"""What a draft model draws for rules that compare distributions: shapes, each node's distribution, noise of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.draft_models.drawn_trees import Beam, Bud, Distinct, conditioned
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.sampling.laws import law
+from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.types import Draft, NoiseKey, Request, SamplingParams
@@ -65,7 +65,7 @@ def same(one: Draft, other: Draft) -> bool:
 
 
 @pytest.mark.parametrize("settings", EVERY)
-def test_each_node_tells_the_processed_law_of_its_parent(toy_runner: MakeRunner, settings: str) -> None:
+def test_each_node_tells_the_processed_distribution_of_its_parent(toy_runner: MakeRunner, settings: str) -> None:
     """Temperature and truncation as the target's rows get them, on the node's own path; the score is its chance."""
     runner, view = toy_runner(), Sight(0, [1, 2, 3])
     draft = propose(drafter_on(runner, settings), view, 7)
@@ -73,7 +73,7 @@ def test_each_node_tells_the_processed_law_of_its_parent(toy_runner: MakeRunner,
     assert len(draft) > 2
     for node, parent in enumerate(draft.tree.parents):
         path = [draft.tree.tokens[above] for above in trees.path_to(draft.tree, parent)]
-        expected = law(runner.logits([*view.tokens, *path]), view, path)
+        expected = distribution(runner.logits([*view.tokens, *path]), view, path)
         torch.testing.assert_close(draft.probs[node], expected)
         assert draft.scores[node] == pytest.approx(float(expected[draft.tree.tokens[node]]))
         assert draft.scores[node] > 0
@@ -95,7 +95,7 @@ def test_shapes_hang_on_the_budget_alone(
     toy_runner: MakeRunner, settings: str, drafted: str, parents: tuple[int, ...]
 ) -> None:
     draft = propose(drafter_on(toy_runner(), settings), Sight(0, [1, 2, 3]), 7)
-    assert (draft.law, draft.tree.parents) == (drafted, parents)
+    assert (draft.kind, draft.tree.parents) == (drafted, parents)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_siblings_without_replacement_differ(toy_runner: MakeRunner, settings: s
         assert len(set(tokens)) == len(tokens)
 
 
-def test_a_law_of_few_tokens_has_no_more_siblings(toy_runner: MakeRunner) -> None:
+def test_a_distribution_of_few_tokens_has_no_more_siblings(toy_runner: MakeRunner) -> None:
     view = Sight(0, [1, 2, 3], replace(SAMPLED, params=SamplingParams(top_k=2)))
     draft = propose(drafter_on(toy_runner(), "rule=without-replacement,width=5"), view, 6)
     assert draft.tree.parents == (-1, -1, 0, 0, 1, 1)
@@ -122,17 +122,17 @@ def test_a_beam_keeps_so_many_nodes_per_level(toy_runner: MakeRunner) -> None:
 @pytest.mark.parametrize("sprout", [Distinct((3,)), Beam(3)])
 def test_siblings_come_in_the_order_of_drawing_without_replacement(sprout: Any) -> None:
     """Frequencies of ordered triples against the product of what was left each time."""
-    law_V = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    probs_V = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     draws, counts = 4000, Counter[tuple[int, ...]]()
     for seed in range(draws):
         view = Sight(0, [1], replace(SAMPLED, key=NoiseKey(seed)))
-        counts[tuple(child.token for child in sprout.children(view, 0, [Bud(-1, law_V)], 0))] += 1
+        counts[tuple(child.token for child in sprout.children(view, 0, [Bud(-1, probs_V)], 0))] += 1
     statistic = 0.0
     for order in permutations(range(4), 3):
         chance, left = 1.0, 1.0
         for token in order:
-            chance *= float(law_V[token]) / left
-            left -= float(law_V[token])
+            chance *= float(probs_V[token]) / left
+            left -= float(probs_V[token])
         statistic += (counts[order] - draws * chance) ** 2 / (draws * chance)
     assert statistic < 57  # 23 degrees of freedom: less than one in 10,000
 

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
-from parlay.types import NoiseKey, Request, SamplingParams, Skip, View
+from parlay.types import NoiseKey, Request, SamplingParams, SequenceView, Skip
 
 REQUEST = Request(id="r", prompt=(1, 2), params=SamplingParams(), key=NoiseKey(0))
 
 
 class Layers:
     def __init__(self) -> None:
-        self.calls: list[tuple[list[View], list[list[int]], int]] = []
+        self.calls: list[tuple[list[SequenceView], list[list[int]], int]] = []
 
-    def forward(self, views: Sequence[View], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1) -> Tensor:
+    def forward(
+        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+    ) -> Tensor:
         self.calls.append((list(views), [list(path) for path in paths], rows))
         return torch.zeros(len(views) * rows, 4)
 

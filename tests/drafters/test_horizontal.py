@@ -16,7 +16,18 @@ from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict, View
+from parlay.types import (
+    NO_DRAFT,
+    Draft,
+    Needs,
+    NoiseKey,
+    Observation,
+    Request,
+    SamplingParams,
+    SequenceView,
+    Tree,
+    Verdict,
+)
 
 VOCAB = 12
 GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
@@ -53,7 +64,7 @@ class Counting:
         self.seen: list[Observation] = []
         self.released: list[int] = []
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self.asked += [(list(view.tokens), budget) for view, budget in zip(views, budgets, strict=True)]
         return [self._draft(view.tokens[-1], min(self.most, most)) for view, most in zip(views, budgets, strict=True)]
 

@@ -34,9 +34,9 @@ from parlay.types import (
     Policy,
     Request,
     SamplingParams,
+    SequenceView,
     Strategy,
     Verdict,
-    View,
 )
 from tests.drafters.sight import no_runner
 
@@ -101,7 +101,7 @@ class Watched:
         self.needs = inner.needs
         self.seen: list[tuple[list[int], Observation]] = []
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return self.inner.propose(views, budgets)
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -298,7 +298,7 @@ def test_no_probe_is_ever_accepted_and_without_probes_the_text_is_the_same(param
 
 
 class WithoutProbes(Watched):
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [trees.without_probes(draft) for draft in self.inner.propose(views, budgets)]
 
 

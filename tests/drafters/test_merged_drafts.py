@@ -1,4 +1,4 @@
-"""Several draft models draw side by side, each by its own law and with randomness of its own."""
+"""Several draft models draw side by side, each by its own distribution and with randomness of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.sampling.laws import law
+from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build, build_rule
 from parlay.strategies.spelling import parse
 from parlay.types import Draft, Exactness, NoiseKey, Request, SamplingParams
@@ -45,21 +45,21 @@ def two(toy_runner: MakeRunner) -> dict[str, Any]:
     return runners
 
 
-def test_chains_stand_side_by_side_and_each_node_tells_its_own_models_law(toy_runner: MakeRunner) -> None:
+def test_chains_stand_side_by_side_and_each_node_tells_its_own_models_distribution(toy_runner: MakeRunner) -> None:
     runners, view = two(toy_runner), Sight(0, [1, 2, 3])
     draft = propose(runners, view, 5)
     assert draft.sources == ("a", "b", "a", "b", "a")
     assert draft.tree.parents == (-1, -1, 0, 1, 2)
-    assert draft.law == "iid"
+    assert draft.kind == "iid"
     assert draft.probs is not None
     for node, parent in enumerate(draft.tree.parents):
         path = [draft.tree.tokens[above] for above in trees.path_to(draft.tree, parent)]
-        expected = law(runners[draft.sources[node]].logits([*view.tokens, *path]), view, path)
+        expected = distribution(runners[draft.sources[node]].logits([*view.tokens, *path]), view, path)
         torch.testing.assert_close(draft.probs[node], expected)
 
 
 def test_models_draw_independently(toy_runner: MakeRunner) -> None:
-    """Two models with one law: their draws are equal as often as chance has it, or the rule's law would be lost."""
+    """Two models with one distribution: their draws are equal as often as chance has it, or the rule would be wrong."""
     runners = {name: toy_runner(capacity=10**6) for name in "ab"}
     for runner in runners.values():
         runner.logits = lambda prefix: torch.zeros(VOCAB)

@@ -249,14 +249,14 @@ def test_the_intersection_goes_by_bytes_not_by_how_they_are_written() -> None:
     assert intersection(THEIRS, THEIRS) == {number: number for number in range(len(THEIRS))}
 
 
-def test_the_drafters_law_is_one_on_the_intersection_and_zero_outside(toy_runner: MakeRunner) -> None:
+def test_the_drafters_distribution_is_one_on_the_intersection_and_zero_outside(toy_runner: MakeRunner) -> None:
     drafter = drafter_on("intersection-draft", toy_runner(vocab=len(PIECES) + 7), OURS, PIECES)
     logits_RV = torch.randn(3, len(PIECES) + 7)
-    law_RV = drafter.map(logits_RV).softmax(-1)  # type: ignore[attr-defined]
-    assert law_RV.shape == (3, len(OURS))
+    distribution_RV = drafter.map(logits_RV).softmax(-1)  # type: ignore[attr-defined]
+    assert distribution_RV.shape == (3, len(OURS))
     inside = sorted(intersection(OURS, PIECES).values())
-    assert torch.allclose(law_RV[:, inside].sum(-1), torch.ones(3))
-    assert law_RV.sum(-1) == pytest.approx(law_RV[:, inside].sum(-1))
+    assert torch.allclose(distribution_RV[:, inside].sum(-1), torch.ones(3))
+    assert distribution_RV.sum(-1) == pytest.approx(distribution_RV[:, inside].sum(-1))
     theirs, ours = next(iter(intersection(OURS, PIECES).items()))
     assert drafter.map(logits_RV)[1, ours] == logits_RV[1, theirs]  # type: ignore[attr-defined]
 

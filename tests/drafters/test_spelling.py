@@ -13,7 +13,7 @@ from parlay.options import Options, UsageError, option
 from parlay.strategies.building import build
 from parlay.strategies.entry import StrategyEntry
 from parlay.strategies.spelling import DEPTH, parse
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 from tests.drafters.sight import no_runner
 
 RESOURCES = Resources(vocab_size=8, open_runner=no_runner)
@@ -33,7 +33,7 @@ class Echo:
     def __init__(self, resources: Resources, options: EchoOptions) -> None:
         self.options = options
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
 
     def observe(self, observations: Sequence[Observation]) -> None: ...

@@ -29,8 +29,8 @@ from parlay.types import (
     Request,
     RunnerSpec,
     SamplingParams,
+    SequenceView,
     Skip,
-    View,
 )
 from tests.drafters.sight import no_runner
 
@@ -55,7 +55,9 @@ class Layers:
         self.logits_of = logits_of
         self.calls: list[tuple[Skip, int]] = []
 
-    def forward(self, views: Sequence[View], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1) -> Tensor:
+    def forward(
+        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+    ) -> Tensor:
         self.calls.append((skip, rows))
         texts = [[*view.tokens, *path] for view, path in zip(views, paths, strict=True)]
         ends = [text[:end] for text in texts for end in range(len(text) - rows + 1, len(text) + 1)]

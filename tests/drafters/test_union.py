@@ -15,7 +15,7 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Verdict, View
+from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, SequenceView, Verdict
 from tests.drafters.sight import no_runner
 
 REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
@@ -41,7 +41,7 @@ class Counter:
         self.seen: list[Observation] = []
         self.released: list[int] = []
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self.asked += [(view.sequence, budget) for view, budget in zip(views, budgets, strict=True)]
         source = type(self).__name__
         return [
@@ -68,7 +68,7 @@ class Moved(Counter):
 
     first = 60
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [replace(draft, sources=("Counter",) * len(draft)) for draft in super().propose(views, budgets)]
 
 

@@ -17,7 +17,7 @@ from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Draft, Event, NoiseKey, Output, Request, SamplingParams, Segment, Strategy, Tree, View
+from parlay.types import Draft, Event, NoiseKey, Output, Request, SamplingParams, Segment, SequenceView, Strategy, Tree
 
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
@@ -47,7 +47,7 @@ class Cutting(Fixed):
         self.keep = keep
         self.shown: list[Draft] = []
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         self.shown += drafts
         return [trees.first(draft, self.keep) for draft in drafts]
 
@@ -57,7 +57,7 @@ def ask(name: str = "a", *, constraint: ToyConstraint | None = None, tokens: int
     return Request(id=name, prompt=(1, 2, 3), params=params, key=NoiseKey(0), constraint=constraint)
 
 
-def proposing(guess: Callable[[View, int], Draft], policy: Fixed) -> Strategy:
+def proposing(guess: Callable[[SequenceView, int], Draft], policy: Fixed) -> Strategy:
     return Strategy("s", toy_drafters.ToyDrafter(guess), SharedNoise(), policy)
 
 
@@ -93,7 +93,7 @@ def test_the_policy_sees_allowed_nodes_only_and_forced_tokens_come_after_it() ->
     constraint = ToyConstraint(GRAMMAR_40)
     runner = Watched()
 
-    def guess(view: View, budget: int) -> Draft:
+    def guess(view: SequenceView, budget: int) -> Draft:
         output = view.tokens[view.prompt_length :]
         bad = next(token for token in range(VOCAB) if token not in GRAMMAR_40.following(output))
         return Draft(Tree((bad, GRAMMAR_40.following(output)[0]), (-1, -1)), sources=("me", "me"))

@@ -39,7 +39,7 @@ def test_a_forbidden_node_goes_with_all_that_hangs_on_it() -> None:
 
 
 def test_a_drawn_draft_is_left_whole() -> None:
-    drawn = Draft(trees.chain_tree([forbidden([]), 1]), law="iid", sources=("a", "a"), probs=torch.ones(2, 16) / 16)
+    drawn = Draft(trees.chain_tree([forbidden([]), 1]), kind="iid", sources=("a", "a"), probs=torch.ones(2, 16) / 16)
     assert legal(drawn, ToyConstraint(TOOL)) is drawn
     assert with_forced(drawn, [5, 6, 7], "iid", 16) is drawn
 
@@ -54,10 +54,10 @@ def test_forced_tokens_go_on_where_the_drafter_ends() -> None:
 
 
 def test_rules_that_take_draws_alone_get_forced_tokens_as_sure_draws() -> None:
-    drawn = Draft(trees.chain_tree([5]), law="iid", sources=("me",), scores=(0.5,), probs=torch.ones(1, 16) / 16)
+    drawn = Draft(trees.chain_tree([5]), kind="iid", sources=("me",), scores=(0.5,), probs=torch.ones(1, 16) / 16)
     for draft in (drawn, NO_DRAFT):
         longer = with_forced(draft, [5, 6], "iid", 16)
-        assert longer.law == "iid"
+        assert longer.kind == "iid"
         assert longer.tree == trees.chain_tree([5, 6])
         assert longer.probs is not None
         assert longer.probs.shape == (2, 16)

@@ -26,11 +26,11 @@ from parlay.types import (
     Request,
     SamplingParams,
     Segment,
+    SequenceView,
     Skip,
     Spent,
     Strategy,
     Verdict,
-    View,
 )
 
 VOCAB = 16
@@ -56,7 +56,7 @@ class Sick(SharedNoise):
     """A rule that raises on whatever holds the poison."""
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
         if any(POISON in view.tokens[: view.prompt_length] for view in views):
             raise RuntimeError("bad rule")
@@ -153,7 +153,7 @@ class Curt(SharedNoise):
     """A rule that has no verdict for the last of several sequences."""
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
         return super().accept(views, drafts, logits_RV, roots)[: max(1, len(views) - 1)]
 
@@ -208,15 +208,17 @@ class Unruly(Fixed):
         super().__init__(3)
         self._method = method
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         self._raise("plan")
         return super().plan(views)
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         self._raise("trim")
         return super().trim(views, drafts)
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         self._raise("learn")
 
     def release(self, sequence: int) -> None:

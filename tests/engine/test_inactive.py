@@ -19,9 +19,9 @@ from parlay.types import (
     Observation,
     Request,
     SamplingParams,
+    SequenceView,
     Spent,
     Strategy,
-    View,
 )
 
 VOCAB = 16
@@ -37,11 +37,13 @@ class Drowsy(Fixed):
         self.asked: list[int] = []
         self.told: list[int] = []
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         self.asked.append(len(views[0].tokens))
         return super().plan(views) if len(self.asked) % 2 == 0 else Budgets([0] * len(views), self._inactive)
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         self.told.append(len(views[0].tokens))
 
 

@@ -15,14 +15,14 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
 from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Draft, Needs, Observation, SamplingParams, Skip, Strategy, View
+from parlay.types import Draft, Needs, Observation, SamplingParams, SequenceView, Skip, Strategy
 
 LOGITS = RandomLogits(24)
 NONE: Skip = frozenset()
 SOME: Skip = frozenset({("attention", 1), ("mlp", 2)})
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
-Guess = Callable[[View, int], list[int]]
+Guess = Callable[[SequenceView, int], list[int]]
 
 
 class Asking:
@@ -33,7 +33,7 @@ class Asking:
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         pairs = zip(views, budgets, strict=True)
         return [trees.chain(self._guess(view, budget), "asking") for view, budget in pairs]
 
@@ -49,7 +49,7 @@ def strategy(guess: Guess, budget: int = 4) -> Strategy:
 def writes(skip: Skip, stop: int = 100) -> Guess:
     """The likeliest tokens, one by one."""
 
-    def guess(view: View, budget: int) -> list[int]:
+    def guess(view: SequenceView, budget: int) -> list[int]:
         assert view.layers is not None
         path: list[int] = []
         while len(path) < min(budget, stop):
@@ -93,7 +93,7 @@ def test_rows_and_seconds_are_counted() -> None:
 def test_what_lies_in_scratch_serves_the_same_skip_and_the_same_tokens_only() -> None:
     """The toy's logits come of every token before: a row from another path, or another skip, would show."""
 
-    def guess(view: View, budget: int) -> list[int]:
+    def guess(view: SequenceView, budget: int) -> list[int]:
         assert view.layers is not None
         text = list(view.tokens)
         if budget < 4:
@@ -123,7 +123,7 @@ def test_what_lies_in_scratch_serves_the_same_skip_and_the_same_tokens_only() ->
 def test_a_drafter_that_stops_half_way_or_breaks_leaves_nothing_behind(stop: int) -> None:
     run(writes(SOME, stop))
 
-    def breaks(view: View, budget: int) -> list[int]:
+    def breaks(view: SequenceView, budget: int) -> list[int]:
         path = writes(SOME, stop)(view, budget)
         raise RuntimeError(f"broken after {len(path)}")
 
@@ -138,9 +138,9 @@ def test_scratch_never_takes_the_room_of_a_verify(capacity: int) -> None:
 
 
 def test_layers_can_be_used_in_propose_only_and_within_the_budget() -> None:
-    seen: list[View] = []
+    seen: list[SequenceView] = []
 
-    def guess(view: View, budget: int) -> list[int]:
+    def guess(view: SequenceView, budget: int) -> list[int]:
         assert view.layers is not None
         if seen:
             seen[0] = view
@@ -168,7 +168,7 @@ def test_who_does_not_ask_gets_none() -> None:
     class Modest(Asking):
         needs = Needs()
 
-    def guess(view: View, budget: int) -> list[int]:
+    def guess(view: SequenceView, budget: int) -> list[int]:
         assert view.layers is None
         return []
 

@@ -24,10 +24,10 @@ from parlay.types import (
     Request,
     SamplingParams,
     Segment,
+    SequenceView,
     Skip,
     Strategy,
     Tree,
-    View,
 )
 
 VOCAB = 16
@@ -36,7 +36,7 @@ ANSWER = toy_drafters.answer_by(LOGITS)
 PROBES = 6
 
 
-def oracle_with_probes(view: View, budget: int) -> Draft:
+def oracle_with_probes(view: SequenceView, budget: int) -> Draft:
     """A chain of the truth, and beside it a chain of probes below the root."""
     chain = trees.chain_tree(gold(ANSWER, view, budget))
     probes = tuple(range(PROBES))

@@ -27,9 +27,9 @@ from parlay.types import (
     Observation,
     Request,
     SamplingParams,
+    SequenceView,
     Strategy,
     Tree,
-    View,
 )
 
 VOCAB = 16
@@ -91,7 +91,7 @@ def test_more_drafting_sequences_than_draft_rows_use_all_rows_in_each_step() -> 
 def test_without_draft_rows_nobody_is_asked_to_draft() -> None:
     asked: list[int] = []
 
-    def propose(view: View, budget: int) -> Draft:
+    def propose(view: SequenceView, budget: int) -> Draft:
         asked.append(budget)
         return NO_DRAFT
 
@@ -214,7 +214,7 @@ def test_a_drafter_is_told_of_each_step_unless_it_does_not_want_to_know(outcomes
         Draft(Tree((-1,), (-1,)), sources=("bad",)),
         Draft(Tree((1, 2), (-1, 1)), sources=("bad", "bad")),
         Draft(Tree((1, 2), (-1, 0)), sources=("bad",)),
-        Draft(Tree((1,), (-1,)), law="iid", sources=("bad",), probs=torch.ones(1, VOCAB)),
+        Draft(Tree((1,), (-1,)), kind="iid", sources=("bad",), probs=torch.ones(1, VOCAB)),
         Draft(Tree((1, 2), (-1, 0)), sources=("bad", "bad"), probes=2, scores=(0.5,)),
     ],
 )

@@ -19,7 +19,7 @@ STALL = 0.3  # of a forward: what one hold-up of something short takes, times th
 
 
 @dataclass
-class View:
+class SequenceView:
     sequence: int
     request: Request = REQUEST
     tokens: list[int] = field(default_factory=lambda: [1])
@@ -93,7 +93,7 @@ def simulate(
     policy = policy or Adaptive(cost, budget)
     run = Outcome()
     for number in range(requests):
-        view, inactive = View(number), 0
+        view, inactive = SequenceView(number), 0
         while len(view.tokens) <= tokens:
             asked = inactive == 0
             (wanted,), inactive = policy.plan([view]) if asked else ([0], inactive - 1)

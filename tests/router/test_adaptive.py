@@ -374,7 +374,7 @@ def test_an_unsure_draft_after_sure_ones_is_weighed() -> None:
 def test_drawn_drafts_and_probe_rows_are_never_trimmed() -> None:
     policy = Adaptive(TableCost(compute_bound), 8)
     views = [SequenceView(0), SequenceView(1)]
-    drawn = Draft(Tree((1, 1), (-1, -1)), law="iid", sources=("toy",) * 2)
+    drawn = Draft(Tree((1, 1), (-1, -1)), kind="iid", sources=("toy",) * 2)
     probing = Draft(Tree((1, 2), (-1, -1)), sources=("toy",) * 2, scores=(0.1, 0.1), probes=1)
     policy.plan(views)
     kept = policy.trim(views, [drawn, probing])

@@ -111,7 +111,7 @@ def test_confidence_ends_a_path_with_its_first_unsure_node() -> None:
 
 def test_confidence_leaves_what_has_no_scores_or_was_drawn() -> None:
     policy, view = Confidence(20), SequenceView(0)
-    drawn = Draft(Tree((1, 2), (-1, 0)), law="iid", sources=("toy",) * 2, scores=(0.1, 0.1))
+    drawn = Draft(Tree((1, 2), (-1, 0)), kind="iid", sources=("toy",) * 2, scores=(0.1, 0.1))
     probing = Draft(Tree((1, 2, 3), (-1, 0, -1)), sources=("toy",) * 3, scores=(0.1, 0.9, 0.9), probes=1)
     plain = chain(3)
     assert policy.trim([view], [drawn])[0] is drawn
@@ -193,7 +193,7 @@ def test_risk_puts_scores_right() -> None:
 
 def test_risk_keeps_drawn_drafts_and_probes() -> None:
     policy, view = Risk(20, most=0.0), SequenceView(0)
-    drawn = Draft(Tree((1, 2, 3), (-1, 0, 1)), law="iid", sources=("toy",) * 3)
+    drawn = Draft(Tree((1, 2, 3), (-1, 0, 1)), kind="iid", sources=("toy",) * 3)
     probing = Draft(Tree((1, 2, 3, 4), (-1, 0, 1, -1)), sources=("toy",) * 4, scores=(0.5,) * 4, probes=1)
     assert policy.trim([view], [drawn])[0] is drawn
     cut = policy.trim([view], [probing])[0]

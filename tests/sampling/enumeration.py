@@ -1,4 +1,4 @@
-"""Every outcome that chance can have, in exact rationals: what proves a rule's law rather than estimates it."""
+"""Every outcome that chance can have, in exact rationals: this proves a rule, and does not estimate it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from parlay import trees
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Case
-from parlay.types import Draft, Law, Tree, Verdict
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.rule_input import RuleInput
+from parlay.types import Draft, DraftKind, Tree, Verdict
 
 Outcome = TypeVar("Outcome")
 
 
 class Explorer:
-    """A `Chance` that follows a script of choices, takes the first way where it ends, and notes the others."""
+    """A `Rng` that follows a script of choices, takes the first way where it ends, and notes the others."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = script
@@ -65,7 +65,7 @@ def vector(values: Sequence[Fraction | int]) -> Vector:
 
 @dataclass
 class Model:
-    """Random rational laws, another after each text."""
+    """Random rational distributions, another after each text."""
 
     seed: int
     size: int = 3
@@ -84,7 +84,7 @@ class Model:
 
 
 Grown = list[tuple[int, int, Vector]]
-"""Nodes in order: token, parent, and the law each was drawn from."""
+"""Nodes in order: token, parent, and the distribution each was drawn from."""
 
 Grow = Callable[[Explorer, Model], Grown]
 
@@ -106,7 +106,7 @@ def iid(explorer: Explorer, drafter: Model, widths: Sequence[int], most: int = 9
 
 
 def without_replacement(explorer: Explorer, drafter: Model, widths: Sequence[int], most: int = 99) -> Grown:
-    """The same, but no sibling twice; fewer of them where the law is used up."""
+    """The same, but no sibling twice; fewer of them where the distribution is used up."""
     nodes: Grown = []
     texts: list[tuple[int, tuple[int, ...]]] = [(-1, ())]
     for width in widths:
@@ -123,10 +123,10 @@ def without_replacement(explorer: Explorer, drafter: Model, widths: Sequence[int
     return nodes
 
 
-def case(nodes: Grown, target: Model, explorer: Explorer, law: Law = "iid") -> Case:
+def given(nodes: Grown, target: Model, explorer: Explorer, kind: DraftKind = "iid") -> RuleInput:
     tree = Tree(tuple(token for token, _, _ in nodes), tuple(parent for _, parent, _ in nodes))
-    draft = Draft(tree, law=law, sources=("test",) * len(tree))
-    return Case(
+    draft = Draft(tree, kind=kind, sources=("test",) * len(tree))
+    return RuleInput(
         draft,
         lambda node: target([tree.tokens[above] for above in trees.path_to(tree, node)]),
         lambda node: nodes[node][2],
@@ -134,19 +134,19 @@ def case(nodes: Grown, target: Model, explorer: Explorer, law: Law = "iid") -> C
     )
 
 
-def text_law(
+def text_distribution(
     verdict_of: Callable[[Explorer], Verdict], target: Model, length: int
 ) -> tuple[dict[tuple[int, ...], Fraction], Fraction]:
-    """The law of the first ``length`` tokens, where a step that commits fewer is followed by plain decoding; and how
-    many drafted tokens it accepts on average."""
-    law: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    """The distribution of the first ``length`` tokens, where a step that commits fewer is followed by plain decoding;
+    and how many drafted tokens it accepts on average."""
+    distribution: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
     accepted = Fraction(0)
     for verdict, weight in outcomes(verdict_of):
         assert len(verdict.sampled) == len(verdict.path) + 1
         accepted += weight * len(verdict.path)
         for rest, chance in continuations(target, verdict.sampled[:length], length):
-            law[rest] += weight * chance
-    return dict(law), accepted
+            distribution[rest] += weight * chance
+    return dict(distribution), accepted
 
 
 def continuations(target: Model, text: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, ...], Fraction]]:
@@ -164,5 +164,5 @@ def _plain(seed: int, size: int, zeros: bool, length: int) -> dict[tuple[int, ..
     return dict(continuations(Model(seed, size, zeros), (), length))
 
 
-def plain_law(target: Model, length: int) -> dict[tuple[int, ...], Fraction]:
+def plain_distribution(target: Model, length: int) -> dict[tuple[int, ...], Fraction]:
     return _plain(target.seed, target.size, target.zeros, length)

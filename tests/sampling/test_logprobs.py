@@ -41,7 +41,7 @@ def test_prompt_logprobs_pair_each_row_with_the_next_token() -> None:
     assert found == [token_logprobs(row, token, 1) for row, token in zip(logits_RV, [4, 0, 9], strict=True)]
 
 
-def test_processed_logprobs_are_of_the_law_that_was_sampled_from_on_the_path(view: MakeView) -> None:
+def test_processed_logprobs_are_of_the_distribution_that_was_sampled_from_on_the_path(view: MakeView) -> None:
     logits_RV = torch.zeros(2, 4)
     params = SamplingParams(frequency_penalty=1.0, top_k=3, logprobs_mode="processed")
     first, second = step_logprobs(logits_RV, view(params), [1, 2], 0)

@@ -115,7 +115,7 @@ def test_top_p_is_the_smallest_set_that_reaches_the_mass(size: int, scale: float
 
 
 def test_filters_apply_one_after_another(view: MakeView) -> None:
-    """top-p sees the law that top-k left: 0.6 of five equal tokens is three."""
+    """top-p sees the distribution that top-k left: 0.6 of five equal tokens is three."""
     assert kept(process(torch.zeros(20), view(SamplingParams(top_k=5, top_p=0.6)), ())) == [0, 1, 2]
     logits_V = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     assert kept(process(logits_V, view(SamplingParams(top_k=3, top_p=0.8, min_p=0.61)), ())) == [0]
@@ -153,7 +153,7 @@ def test_no_processor_brings_back_what_the_constraint_forbids(view: MakeView) ->
     assert kept(process(random_rows(1, 9)[0], constrained(view(params), grammar), ())) == grammar.following([])
 
 
-def test_truncation_sees_the_tempered_law(view: MakeView) -> None:
+def test_truncation_sees_the_tempered_distribution(view: MakeView) -> None:
     logits_V = torch.tensor([0.5, 0.3, 0.2]).log()
     assert kept(process(logits_V, view(SamplingParams(top_p=0.6)), ())) == [0, 1]
     assert kept(process(logits_V, view(SamplingParams(top_p=0.6, temperature=0.1)), ())) == [0]

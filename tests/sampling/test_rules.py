@@ -131,7 +131,7 @@ def plain_tokens(text: Text, params: SamplingParams, count: int) -> list[int]:
     return unended.tokens[len(text.tokens) :]
 
 
-def test_the_law_of_a_walk_is_that_of_plain_decoding(view: MakeView) -> None:
+def test_the_distribution_of_a_walk_is_that_of_plain_decoding(view: MakeView) -> None:
     """Joint frequencies of two tokens through a tree that covers some of them, against the product of softmaxes."""
     draft = Draft(Tree((0, 1, 2, 0, 3), (-1, -1, 0, 1, 1)), sources=("test",) * 5)
     draws = 6000
@@ -193,10 +193,10 @@ def test_probes_are_never_accepted(view: MakeView) -> None:
     assert verdict == [Verdict((0,), (1, 1))]
 
 
-@pytest.mark.parametrize("law", ["iid", "without_replacement"])
-def test_drafts_that_were_drawn_are_refused(law: str, view: MakeView) -> None:
-    draft = replace(trees.chain([1], "test"), law=law)
-    with pytest.raises(ValueError, match=f"SharedNoise can't judge drafts of law '{law}'"):
+@pytest.mark.parametrize("kind", ["iid", "without_replacement"])
+def test_drafts_that_were_drawn_are_refused(kind: str, view: MakeView) -> None:
+    draft = replace(trees.chain([1], "test"), kind=kind)
+    with pytest.raises(ValueError, match=f"SharedNoise can't judge drafts of kind '{kind}'"):
         SharedNoise().accept([view(SamplingParams())], [draft], torch.zeros(2, 4), [0])
 
 

@@ -1,4 +1,4 @@
-"""What every rule that looks at laws owes besides its law: refusals, exact match of greedy requests, its own noise."""
+"""What every rule that compares distributions also owes: refusals, exact match of greedy requests, its own noise."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from parlay import trees
 from parlay.sampling import noise
-from parlay.sampling.laws import law, pick, soft_law
+from parlay.sampling.distributions import distribution, pick, soft_distribution
 from parlay.sampling.noise import Purpose
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.rules.block import Block
-from parlay.sampling.rules.judge import Judge
+from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.k_seq import KSeq
 from parlay.sampling.rules.rejection import Rejection
 from parlay.sampling.rules.threshold import Threshold
@@ -26,17 +26,17 @@ from parlay.types import NO_DRAFT, Draft, Exactness, Fault, NoiseKey, SamplingPa
 MakeView = Callable[..., Text]
 
 V = 4
-DRAWN: list[Judge] = [Rejection(), WithoutReplacement(), KSeq(), Block()]
-ALL: list[Judge] = [*DRAWN, Typical(), Threshold()]
+DRAWN: list[DistributionRule] = [Rejection(), WithoutReplacement(), KSeq(), Block()]
+ALL: list[DistributionRule] = [*DRAWN, Typical(), Threshold()]
 named = pytest.mark.parametrize("rule", ALL, ids=lambda rule: type(rule).__name__)
 drawn = pytest.mark.parametrize("rule", DRAWN, ids=lambda rule: type(rule).__name__)
 
 
-def chain(rule: Judge, tokens: list[int]) -> Draft:
-    """A draft that the rule takes, drawn from uniform laws."""
-    (one_law,) = rule.laws
-    probs = None if one_law == "point" else torch.full((len(tokens), V), 1 / V, dtype=torch.float64)
-    return replace(trees.chain(tokens, "test"), law=one_law, probs=probs)
+def chain(rule: DistributionRule, tokens: list[int]) -> Draft:
+    """A draft that the rule takes, drawn from uniform distributions."""
+    (one_distribution,) = rule.kinds
+    probs = None if one_distribution == "point" else torch.full((len(tokens), V), 1 / V, dtype=torch.float64)
+    return replace(trees.chain(tokens, "test"), kind=one_distribution, probs=probs)
 
 
 def saying(*tokens: int) -> torch.Tensor:
@@ -45,17 +45,19 @@ def saying(*tokens: int) -> torch.Tensor:
 
 
 @named
-def test_drafts_of_another_law_are_refused_by_rule_and_law(rule: Judge, view: MakeView) -> None:
-    other = "iid" if rule.laws == {"point"} else "point"
-    draft = replace(chain(rule, [1]), law=other)
-    with pytest.raises(ValueError, match=f"{type(rule).__name__} can't judge drafts of law '{other}'"):
+def test_drafts_of_another_distribution_are_refused_by_rule_and_distribution(
+    rule: DistributionRule, view: MakeView
+) -> None:
+    other = "iid" if rule.kinds == {"point"} else "point"
+    draft = replace(chain(rule, [1]), kind=other)
+    with pytest.raises(ValueError, match=f"{type(rule).__name__} can't judge drafts of kind '{other}'"):
         rule.accept([view(SamplingParams())], [draft], torch.zeros(2, V), [0])
 
 
 @drawn
-def test_a_drawn_draft_must_tell_its_laws(rule: Judge, view: MakeView) -> None:
+def test_a_drawn_draft_must_tell_its_distributions(rule: DistributionRule, view: MakeView) -> None:
     draft = replace(chain(rule, [1]), probs=None)
-    with pytest.raises(ValueError, match="needs the law that each node was drawn from"):
+    with pytest.raises(ValueError, match="needs the distribution that each node was drawn from"):
         rule.accept([view(SamplingParams())], [draft], torch.zeros(2, V), [0])
 
 
@@ -66,14 +68,14 @@ def test_block_verification_refuses_branches(view: MakeView) -> None:
 
 
 @named
-def test_an_empty_draft_gives_one_token(rule: Judge, view: MakeView) -> None:
+def test_an_empty_draft_gives_one_token(rule: DistributionRule, view: MakeView) -> None:
     for temperature in (0, 1):
         params = SamplingParams(temperature=temperature)
         assert rule.accept([view(params)], [NO_DRAFT], saying(2), [0]) == [Verdict((), (2,))]
 
 
 @drawn
-def test_greedy_requests_are_matched_exactly(rule: Judge, view: MakeView) -> None:
+def test_greedy_requests_are_matched_exactly(rule: DistributionRule, view: MakeView) -> None:
     """In one call with sampled ones, and in their order."""
     greedy, sampled = view(SamplingParams(temperature=0)), view(SamplingParams())
     logits_RV = torch.cat([saying(1, 3, 0), saying(1, 2, 3)])
@@ -84,7 +86,9 @@ def test_greedy_requests_are_matched_exactly(rule: Judge, view: MakeView) -> Non
 
 
 @named
-def test_a_fault_stays_with_its_sequence_and_what_was_accepted_above_it_stands(rule: Judge, view: MakeView) -> None:
+def test_a_fault_stays_with_its_sequence_and_what_was_accepted_above_it_stands(
+    rule: DistributionRule, view: MakeView
+) -> None:
     logits_RV = torch.cat([saying(1, 1), saying(1, 1)])
     logits_RV[[0, 3]] = torch.nan
     text = view(SamplingParams())
@@ -95,13 +99,13 @@ def test_a_fault_stays_with_its_sequence_and_what_was_accepted_above_it_stands(r
 
 
 @named
-def test_probes_are_never_accepted(rule: Judge, view: MakeView) -> None:
+def test_probes_are_never_accepted(rule: DistributionRule, view: MakeView) -> None:
     draft = replace(chain(rule, [1, 1]), probes=1)
     assert rule.accept([view(SamplingParams())], [draft], saying(1, 1, 1), [0]) == [Verdict((0,), (1, 1))]
 
 
 @named
-def test_laws_are_processed_on_each_nodes_own_path(rule: Judge, view: MakeView) -> None:
+def test_distributions_are_processed_on_each_nodes_own_path(rule: DistributionRule, view: MakeView) -> None:
     """A mask forbids the logits' favourite; a processor that hangs on the path turns it by one at each token."""
 
     def rotate(ids: list[int], logits_V: torch.Tensor) -> torch.Tensor:
@@ -114,7 +118,7 @@ def test_laws_are_processed_on_each_nodes_own_path(rule: Judge, view: MakeView) 
 
 
 @drawn
-def test_a_verdict_is_a_function_of_seed_and_step(rule: Judge, view: MakeView) -> None:
+def test_a_verdict_is_a_function_of_seed_and_step(rule: DistributionRule, view: MakeView) -> None:
     logits_RV = torch.randn(3, V, generator=torch.Generator().manual_seed(1))
     verdicts = {}
     for seed in range(60):
@@ -125,7 +129,7 @@ def test_a_verdict_is_a_function_of_seed_and_step(rule: Judge, view: MakeView) -
 
 
 @drawn
-def test_the_shared_noise_has_no_part_in_it(rule: Judge, view: MakeView) -> None:
+def test_the_shared_noise_has_no_part_in_it(rule: DistributionRule, view: MakeView) -> None:
     """Tokens drawn where nothing was drafted agree with plain decoding's no more often than chance has them agree."""
     logits_RV = torch.zeros(1, V)
     texts = [view(SamplingParams(), seed=seed) for seed in range(800)]
@@ -155,14 +159,14 @@ def test_coins_never_change(key: NoiseKey, parts: tuple[int, ...], state: int, v
     assert noise.uniform_of(state) == value == noise.uniform(noise.bits([state], torch.tensor([0])))[0].item()
 
 
-def test_a_law_is_the_softmax_of_what_the_processors_leave(view: MakeView) -> None:
+def test_a_distribution_is_the_softmax_of_what_the_processors_leave(view: MakeView) -> None:
     params = SamplingParams(temperature=2, top_k=2)
-    law_V = law(torch.tensor([0.0, 2.0, 4.0, 1.0]), view(params), ())
-    assert law_V.tolist() == pytest.approx([0, 1 / (1 + torch.e), torch.e / (1 + torch.e), 0])
-    assert law_V.dtype == torch.float64
+    probs_V = distribution(torch.tensor([0.0, 2.0, 4.0, 1.0]), view(params), ())
+    assert probs_V.tolist() == pytest.approx([0, 1 / (1 + torch.e), torch.e / (1 + torch.e), 0])
+    assert probs_V.dtype == torch.float64
     greedy = view(SamplingParams(temperature=0, allowed_token_ids=[1, 3]))
-    assert law(torch.tensor([9.0, 2.0, 9.0, 1.0]), greedy, ()).tolist() == [0, 1, 0, 0]
-    assert soft_law(torch.tensor([9.0, 2.0, 9.0, 2.0]), greedy, ()).tolist() == [0, 0.5, 0, 0.5]
+    assert distribution(torch.tensor([9.0, 2.0, 9.0, 1.0]), greedy, ()).tolist() == [0, 1, 0, 0]
+    assert soft_distribution(torch.tensor([9.0, 2.0, 9.0, 2.0]), greedy, ()).tolist() == [0, 0.5, 0, 0.5]
 
 
 def test_picking_never_takes_what_has_no_weight() -> None:

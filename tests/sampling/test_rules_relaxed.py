@@ -1,4 +1,4 @@
-"""The lossy rules accept what their papers say, on laws small enough to work out by hand."""
+"""The lossy rules accept what their papers say, on distributions small enough to work out by hand."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict
 MakeView = Callable[..., Text]
 
 
-def rows(*laws: list[float]) -> torch.Tensor:
-    return torch.tensor(laws).log()
+def rows(*distributions: list[float]) -> torch.Tensor:
+    return torch.tensor(distributions).log()
 
 
 def path(verdict: Verdict | Fault) -> tuple[int, ...]:
@@ -27,25 +27,31 @@ def path(verdict: Verdict | Fault) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    ("law", "passes"),
+    ("distribution", "passes"),
     [
         ([0.92, 0.08], False),  # entropy .279: the floor is min(.09, .3 * .757) = .09
         ([0.90, 0.10], True),
         ([0.5, 0.5], True),
     ],
 )
-def test_typical_acceptance_by_hand_on_two_tokens(law: list[float], passes: bool, view: MakeView) -> None:
-    (verdict,) = Typical().accept([view(SamplingParams())], [trees.chain([1], "x")], rows(law, law), [0])
+def test_typical_acceptance_by_hand_on_two_tokens(distribution: list[float], passes: bool, view: MakeView) -> None:
+    (verdict,) = Typical().accept(
+        [view(SamplingParams())], [trees.chain([1], "x")], rows(distribution, distribution), [0]
+    )
     assert (path(verdict) == (0,)) == passes
 
 
 def test_typical_acceptance_asks_less_where_the_target_is_undecided(view: MakeView) -> None:
     """Of 100 equal tokens none has probability .09; the floor is .3 exp(-H) = .003."""
-    law = [0.01] * 100
-    assert entropy(torch.tensor(law).double().numpy()) == pytest.approx(math.log(100), abs=1e-6)
-    (verdict,) = Typical().accept([view(SamplingParams())], [trees.chain([7], "x")], rows(law, law), [0])
+    distribution = [0.01] * 100
+    assert entropy(torch.tensor(distribution).double().numpy()) == pytest.approx(math.log(100), abs=1e-6)
+    (verdict,) = Typical().accept(
+        [view(SamplingParams())], [trees.chain([7], "x")], rows(distribution, distribution), [0]
+    )
     assert path(verdict) == (0,)
-    (verdict,) = Typical(delta=1.0).accept([view(SamplingParams())], [trees.chain([7], "x")], rows(law, law), [0])
+    (verdict,) = Typical(delta=1.0).accept(
+        [view(SamplingParams())], [trees.chain([7], "x")], rows(distribution, distribution), [0]
+    )
     assert path(verdict) == ()
 
 
@@ -61,8 +67,8 @@ def test_the_longest_path_wins_and_of_equals_the_likeliest(view: MakeView) -> No
 
 def test_typical_acceptance_of_greedy_requests_is_exact_match(view: MakeView) -> None:
     greedy = view(SamplingParams(temperature=0))
-    law = [0.6, 0.4]
-    (verdict,) = Typical().accept([greedy], [trees.chain([1], "x")], rows(law, law), [0])
+    distribution = [0.6, 0.4]
+    (verdict,) = Typical().accept([greedy], [trees.chain([1], "x")], rows(distribution, distribution), [0])
     assert verdict == Verdict((), (0,))
 
 

@@ -1,4 +1,4 @@
-"""The sampler draws from the law it should, alone or in a batch, and keeps faults in their row."""
+"""The sampler draws from the distribution it should, alone or in a batch, and keeps faults in their row."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MakeView = Callable[..., Text]
 LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.9, -3.0, 1.9, 0.0])
 
 
-def law(params: SamplingParams) -> list[float]:
-    """The law by hand, in plain Python."""
+def distribution(params: SamplingParams) -> list[float]:
+    """The distribution by hand, in plain Python."""
     weights = [math.exp(logit / params.temperature) for logit in LOGITS.tolist()]
     ranked = sorted(range(8), key=lambda token: -weights[token])
     if params.top_k:
@@ -58,11 +58,11 @@ def cut(weights: list[float], order: list[int], mass: float) -> list[float]:
         (SamplingParams(temperature=1.3, top_k=6, top_p=0.9, min_p=0.05, typical_p=0.95), 2_000),
     ],
 )
-def test_frequencies_follow_the_law(params: SamplingParams, draws: int, view: MakeView) -> None:
-    """Chi-square over seeds, and nothing outside the law's support."""
+def test_frequencies_follow_the_distribution(params: SamplingParams, draws: int, view: MakeView) -> None:
+    """Chi-square over seeds, and nothing outside the distribution's support."""
     views = [view(params, seed=seed) for seed in range(draws)]
     tokens = sample(LOGITS.expand(draws, 8), views, [()] * draws)
-    probs = law(params)
+    probs = distribution(params)
     counts = [tokens.count(token) for token in range(8)]
     support = [token for token in range(8) if probs[token] > 0]
     assert sum(counts[token] for token in support) == draws

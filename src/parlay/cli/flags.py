@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SAMPLING_HELP = {
     "max_tokens": "most tokens to write",
-    "temperature": "0 always takes the likeliest token; 1 samples the model's own law",
+    "temperature": "0 always takes the likeliest token; 1 samples the model's own distribution",
     "top_k": "sample among the K likeliest tokens only; 0 for all",
     "top_p": "sample among the likeliest tokens that hold this much probability",
     "min_p": "drop tokens less likely than this share of the likeliest one",

@@ -75,7 +75,11 @@ def _describe(entry: StrategyEntry) -> str:
 
 
 def _describe_rule(rule: RuleEntry) -> str:
-    lines = [rule.name, _wrap(rule.summary), _wrap(f"exactness {rule.exactness}; drafts: {rule.law.replace('_', ' ')}")]
+    lines = [
+        rule.name,
+        _wrap(rule.summary),
+        _wrap(f"exactness {rule.exactness}; drafts: {rule.kind.replace('_', ' ')}"),
+    ]
     if rule.reference:
         lines.append(_wrap(rule.reference))
     own = {f"{rule.name}.{name}": option for name, option in options_of(rule.options).items()}

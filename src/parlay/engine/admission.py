@@ -20,7 +20,7 @@ from parlay import trees
 from parlay.engine.constrained import legal, with_forced
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.turn import Turn
-from parlay.types import NO_DRAFT, Constraint, Draft, Rule, RunnerSpec, Strategy
+from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, RunnerSpec, Strategy
 
 
 class Admission:
@@ -76,9 +76,9 @@ class Admission:
         limit = min(self._before_end(turn), self._max_draft_rows)
         if limit <= 0:
             return
-        laws = turn.sequence.strategy.rule.laws
-        law = turn.draft.law if len(turn.draft) else "point" if "point" in laws else min(laws)
-        draft = with_forced(turn.draft, constraint.forced(limit), law, self._spec.vocab_size)
+        kinds = turn.sequence.strategy.rule.kinds
+        kind = turn.draft.kind if len(turn.draft) else "point" if "point" in kinds else min(kinds)
+        draft = with_forced(turn.draft, constraint.forced(limit), kind, self._spec.vocab_size)
         # Probes may hang beside the forced tokens.
         turn.draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft
 
@@ -94,17 +94,17 @@ class Admission:
         rows, sequence = len(turn.draft), turn.sequence
         if not 0 < rows <= self._max_context - len(sequence.tokens):
             return False
-        return self._scheduler.reserve_draft(sequence, rows if turn.draft.law == "point" else max(rows, turn.budget))
+        return self._scheduler.reserve_draft(sequence, rows if turn.draft.kind == "point" else max(rows, turn.budget))
 
 
-def check(draft: Draft, rule: Rule, spec: RunnerSpec) -> None:
+def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
     """Raises ValueError for a draft that no forward or no accept rule could take."""
     tree = draft.tree
     nodes = len(tree.tokens)
     if nodes == 0:
         return
-    if draft.law not in rule.laws:
-        raise ValueError(f"accept rule {type(rule).__name__} can't judge drafts of law {draft.law!r}")
+    if draft.kind not in rule.kinds:
+        raise ValueError(f"accept rule {type(rule).__name__} can't judge drafts of kind {draft.kind!r}")
     if len(tree.parents) != nodes or len(draft.sources) != nodes or len(draft.scores) not in (0, nodes):
         raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
     if not 0 <= draft.probes <= nodes:
@@ -113,8 +113,8 @@ def check(draft: Draft, rule: Rule, spec: RunnerSpec) -> None:
         raise ValueError(f"drafted token outside the vocabulary of {spec.vocab_size}")
     if not trees.is_chain(tree) and any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):
         raise ValueError("drafted node whose parent does not come before it")
-    if draft.law != "point" and (draft.probs is None or len(draft.probs) != nodes):
-        raise ValueError("drawn draft that does not tell the law each node was drawn from")
+    if draft.kind != "point" and (draft.probs is None or len(draft.probs) != nodes):
+        raise ValueError("drawn draft that does not tell the distribution each node was drawn from")
 
 
 def _share_rows(turns: list[Turn], rows: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from parlay import trees
-from parlay.types import Constraint, Draft, Law
+from parlay.types import Constraint, Draft, DraftKind
 
 GRAMMAR = "grammar"
 """Source of a token that no drafter proposed: the constraint allowed no other."""
@@ -19,7 +19,7 @@ def legal(draft: Draft, constraint: Constraint) -> Draft:
 
     A draft that was drawn stays whole: the rule rejects what is forbidden.
     """
-    if draft.law != "point":
+    if draft.kind != "point":
         return draft
     tree = trees.without_probes(draft).tree
     kept: set[int] = set()
@@ -28,23 +28,23 @@ def legal(draft: Draft, constraint: Constraint) -> Draft:
     return draft if len(kept) == len(tree) else trees.prune(draft, sorted(kept))
 
 
-def with_forced(draft: Draft, forced: Sequence[int], law: Law, vocab_size: int) -> Draft:
+def with_forced(draft: Draft, forced: Sequence[int], kind: DraftKind, vocab_size: int) -> Draft:
     """The draft with all of the ``forced`` tokens, which must come next.
 
     If the draft has them only in part, it is cut to their path and made longer. A draft that was drawn is not cut: if
-    it has nodes beside the path, nothing is added. For rules that take only drafts of another ``law`` than ``point``,
+    it has nodes beside the path, nothing is added. For rules that take only drafts of another ``kind`` than ``point``,
     forced tokens are draws with probability one.
     """
     path = _along(draft, forced)
-    drawn_beside = draft.law != "point" and len(path) < len(draft)
+    drawn_beside = draft.kind != "point" and len(path) < len(draft)
     if len(path) == len(forced) or drawn_beside:
         return draft
     rest = forced[len(path) :]
     whole = trees.lengthened(trees.prune(draft, path), rest, GRAMMAR)
-    if law == "point":
+    if kind == "point":
         return whole
     sure = torch.nn.functional.one_hot(torch.tensor(rest), vocab_size)
-    return replace(whole, law=law, probs=sure.float() if draft.probs is None else torch.cat([draft.probs, sure]))
+    return replace(whole, kind=kind, probs=sure.float() if draft.probs is None else torch.cat([draft.probs, sure]))
 
 
 def drafters_part(draft: Draft) -> Draft | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.engine.sequence import Sequence
-from parlay.types import NO_SKIP, OutOfRoom, Runner, Segment, Skip, View
+from parlay.types import NO_SKIP, OutOfRoom, Runner, Segment, SequenceView, Skip
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class TargetLayers:
         """The proposal is over."""
         self._loans.clear()
 
-    def forward(self, views: Seq[View], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
+    def forward(self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
         loans = self._lent(views)
         for loan, path in zip(loans, paths, strict=True):
@@ -76,7 +76,7 @@ class TargetLayers:
                 loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
         return out.logits_RV
 
-    def states(self, views: Seq[View], starts: Seq[int], taps: Seq[int]) -> list[Mapping[int, Tensor]]:
+    def states(self, views: Seq[SequenceView], starts: Seq[int], taps: Seq[int]) -> list[Mapping[int, Tensor]]:
         """See `Layers`. Copies of the sequences run what is lacking, so nothing is set back and any runner will do."""
         most = max(1, self._most_rows // max(1, len(views)))
         readings = [self._reading(loan, start, most) for loan, start in zip(self._lent(views), starts, strict=True)]
@@ -120,7 +120,7 @@ class TargetLayers:
             reading.states = {layer: out.taps[layer][begin:end] for layer in taps}
             reading.loan.sequence.tally.count_layers(reading.segment.rows, seconds)
 
-    def _lent(self, views: Seq[View]) -> list[_Loan]:
+    def _lent(self, views: Seq[SequenceView]) -> list[_Loan]:
         names = [view.sequence for view in views]
         for name in names:
             if name not in self._loans:

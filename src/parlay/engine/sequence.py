@@ -13,7 +13,7 @@ NOTHING_NEEDED = Needs(outcomes=False)
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request under way; the `View` that drafters, rules and policies see.
+    """A request under way; the `SequenceView` that drafters, rules and policies see.
 
     Invariant: the runner holds ``tokens[:cached]``, so ``tokens[cached:]`` is pending and ends with the root.
     """

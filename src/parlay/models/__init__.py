@@ -11,9 +11,9 @@ import torch
 
 from parlay import threads
 from parlay.cache import Budget
-from parlay.models.arranged import stored_as
 from parlay.models.compiled.forward import runs_here
 from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.fused import stored_as
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import load_weights, read_config
 from parlay.models.memory import free_bytes

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.arranged import Arranged, LayerWeights, Operand, as_tensor
 from parlay.models.attention import SERIAL, Attend
 from parlay.models.attention_form import Heads
 from parlay.models.config import DecoderConfig
+from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.linear import Linear, pack
 from parlay.models.rope import interleave
 from parlay.types import Skip
@@ -124,7 +124,7 @@ def silu_product(gate_up: Tensor) -> Tensor:
 def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device) -> Decoder:
     """Pack a checkpoint's weights (Hugging Face names) for `Decoder`."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    arranged = Arranged(config, weights, compute)
+    fused = FusedWeights(config, weights, compute)
 
     def tensor(weight: Operand) -> Tensor:
         return as_tensor(weight, dtype).to(device)
@@ -147,7 +147,7 @@ def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dt
         return norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))
 
     def packed(index: int) -> Layer:
-        layer = arranged.layer(index)
+        layer = fused.layer(index)
         bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
         return Layer(
             attention_norm=norm(layer.attention_norm),
@@ -162,8 +162,8 @@ def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dt
     return Decoder(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
-        embedding=tensor(arranged.embedding),
+        embedding=tensor(fused.embedding),
         layers=tuple(packed(index) for index in range(config.num_layers)),
-        norm=norm(arranged.final_norm),
-        head=pack(tensor(arranged.head), None),
+        norm=norm(fused.final_norm),
+        head=pack(tensor(fused.head), None),
     )

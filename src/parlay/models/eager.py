@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.arranged import Operand, stored_as
 from parlay.models.attention import Attend, ExactAttention
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
 from parlay.models.decoder import build
 from parlay.models.forward import Kernels, Result, Work, with_features
+from parlay.models.fused import Operand, stored_as
 from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
 from parlay.models.linear import padded

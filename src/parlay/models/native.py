@@ -11,12 +11,12 @@ import torch
 
 from parlay import trees
 from parlay.cache import Budget, Rows, Shape, Store
-from parlay.models.arranged import Operand, in_eight_bits
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Work
+from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.kernels import choose_dtype
 from parlay.models.shapes import Weight
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip

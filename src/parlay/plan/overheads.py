@@ -27,8 +27,8 @@ from parlay.types import (
     Request,
     Runner,
     SamplingParams,
+    SequenceView,
     Strategy,
-    View,
 )
 
 _CASES = ((1, 0), (8, 0), (1, 4), (1, 16), (8, 4))
@@ -43,7 +43,7 @@ class _Wrong:
 
     needs = Needs(outcomes=False)  # as those have that copy
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [trees.chain(range(budget), "wrong") for budget in budgets]
 
     def observe(self, observations: Sequence[Observation]) -> None:

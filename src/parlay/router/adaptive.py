@@ -12,7 +12,7 @@ from parlay.router.acceptance import UNSCORED, Calibration, Outcome, Record, wal
 from parlay.router.ledger import PROMPTS, Account, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
-from parlay.types import Budgets, Cost, Draft, Spent, View
+from parlay.types import Budgets, Cost, Draft, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which it is known
@@ -29,11 +29,11 @@ class Adaptive:
 
     *Trimming*: a node's path probability is the product of its path's calibrated scores. All nodes of the batch are
     ranked by it, and the first m are verified for which (sequences + their path probabilities) / (draft seconds +
-    v(rows)) is largest; so a node stays while it is worth its row at the margin. Drafts of laws other than ``point``
-    are never trimmed: removing nodes by what was drawn would change the law. The probes of a `Draft` pay in later steps
-    only, so they are not trimmed; planning counts their rows, and a step of probes alone as one in which nothing was
-    accepted. Drafts as sure as those that were all kept, and then right to their ends, are not weighed while prices
-    hold.
+    v(rows)) is largest; so a node stays while it is worth its row at the margin. Drafts of other kinds than ``point``
+    are never trimmed: removing nodes by what was drawn would change the distribution. The probes of a `Draft` pay in
+    later steps, so they are not trimmed; planning counts their rows, and a step of probes
+    alone as one in which nothing was accepted. Drafts as sure as those that were all kept, and then right to their
+    ends, are not weighed while prices hold.
 
     *Never slower*: each sequence has a `Ledger`, which says what its drafts may lose. It begins with `_FIRST` nodes and
     doubles with each draft that is accepted, unless the drafter is known by then. Where nothing is to be drafted, the
@@ -57,7 +57,7 @@ class Adaptive:
         self._probes = 0.0  # that a draft carries, as last proposed
         self._others_seen = (0, 0)  # rows that were not this strategy's, in the last two steps
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         others = min(self._others_seen)  # one chunk of somebody's prompt does not make a crowd
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         self._proposed = 0.0
@@ -76,7 +76,7 @@ class Adaptive:
         state.budget = min(size or (_TRIAL if state.is_trial else 0), state.limit)
         return state.budget
 
-    def _current_prices(self, views: Sequence[View], others: int) -> Prices:
+    def _current_prices(self, views: Sequence[SequenceView], others: int) -> Prices:
         """Worked out again only for another batch, or where an estimate has moved."""
         sequences, context = len(views), _mean_length(views)
         revisions = self._cost.revision, self._draft_seconds.revision
@@ -93,7 +93,7 @@ class Adaptive:
         """Seconds of drafting so many nodes for each of so many sequences."""
         return self._draft_seconds.of(nodes) * sequences if nodes else 0.0
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         nodes, prices, kept = sum(map(len, drafts)), self._prices, list(drafts)
         if prices is None or not nodes:
             return kept
@@ -113,7 +113,7 @@ class Adaptive:
         floor = self._floor(prices.rows, nodes, context)
         candidates = [
             self._calibration.candidates(draft, state.record.odds, floor, _TRIAL)
-            if draft.law == "point"
+            if draft.kind == "point"
             else NO_CANDIDATES
             for state, draft in zip(states, drafts, strict=True)
         ]
@@ -132,11 +132,13 @@ class Adaptive:
 
     def _worth(self, plain: int, drafts: Sequence[Draft], ranked: Sequence[float], context: int) -> int:
         """How many of the ranked nodes to verify."""
-        rows = plain + sum([draft.probes if draft.law == "point" else len(draft) for draft in drafts])
+        rows = plain + sum([draft.probes if draft.kind == "point" else len(draft) for draft in drafts])
         drafting, forward = self._drafting(self._proposed, len(drafts)), self._cost.forward
         return best_count(ranked, plain, lambda count: drafting + forward(rows + count, context))
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         rows = len(views) + sum(map(len, drafts))
         self._others_seen = (self._others_seen[0], max(0, spent.rows - rows))
         told = [
@@ -192,7 +194,7 @@ class Adaptive:
         if state is not None:
             state.ledger.earn()
 
-    def _state(self, view: View, prices: Prices) -> _State:
+    def _state(self, view: SequenceView, prices: Prices) -> _State:
         state = self._states.get(view.sequence)
         if state is None:
             limit = self._max_budget if self._calibration.drafts >= _KNOWN else min(_FIRST, self._max_budget)
@@ -220,11 +222,11 @@ def _inactive(states: Sequence[_State]) -> int:
     return max(0, min(steps, _LOOK - 1) if any(state.ledger.credit > 0 for state in states) else steps)
 
 
-def _mean_length(views: Sequence[View]) -> int:
+def _mean_length(views: Sequence[SequenceView]) -> int:
     return sum([len(view.tokens) for view in views]) // len(views)
 
 
 def _cut(draft: Draft, nodes: Sequence[int]) -> Draft:
     """The draft without the nodes that are not worth it; drawn drafts stay whole."""
-    whole = draft.law != "point" or len(nodes) == len(draft) - draft.probes
+    whole = draft.kind != "point" or len(nodes) == len(draft) - draft.probes
     return draft if whole else trees.prune(draft, nodes)

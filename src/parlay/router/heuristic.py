@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.types import Budgets, Draft, Spent, View
+from parlay.types import Budgets, Draft, SequenceView, Spent
 
 _MORE, _LESS, _LEAST = 2, 1, 1
 _MOST = 1024  # no draft is larger, as of the parameter k itself
@@ -24,13 +24,15 @@ class Heuristic:
         self._transient = transient
         self._budgets: dict[int, int] = {}
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         return Budgets([self._budgets.get(view.sequence, self._start) for view in views])
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             depths = trees.depths(draft.tree)[: len(draft) - draft.probes]
             if depths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from parlay.types import View
+from parlay.types import SequenceView
 
 START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
 TRIALS = 0.01  # share of the decoding time that trials may lose
@@ -41,7 +41,7 @@ class Ledger:
 
     __slots__ = ("_counted", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")
 
-    def __init__(self, view: View, token: float, prompts: Account) -> None:
+    def __init__(self, view: SequenceView, token: float, prompts: Account) -> None:
         """``token``: seconds that plain decoding takes for one token of this sequence."""
         self.credit = START * token
         self.is_unread = True

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from parlay.router.adaptive import Adaptive
 from parlay.router.heuristic import Heuristic
 from parlay.router.stopping import Confidence, Risk
-from parlay.types import Budgets, Cost, Draft, Policy, Spent, View
+from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
 
 __all__ = ["BY_NAME", "Adaptive", "Confidence", "Fixed", "Heuristic", "Plain", "Risk", "make_policy"]
 
@@ -19,13 +19,15 @@ class Fixed:
     def __init__(self, budget: int) -> None:
         self._budget = budget
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         return Budgets([self._budget] * len(views))
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         """Nothing to learn."""
 
     def release(self, sequence: int) -> None:

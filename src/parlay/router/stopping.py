@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from parlay import trees
 from parlay.router.acceptance import UNSCORED, Calibration, walk
-from parlay.types import Budgets, Draft, Spent, View
+from parlay.types import Budgets, Draft, SequenceView, Spent
 
 _RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
 _FEWEST = 6  # of them, before the first fit
@@ -28,13 +28,15 @@ class Confidence:
         self._budget = budget
         self._record: deque[tuple[float, bool]] = deque(maxlen=_RECORD)
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         return Budgets([self._budget] * len(views))
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             if draft.scores:
                 self._learn_outcome(draft, *walk(draft, right, view.tokens))
@@ -84,10 +86,10 @@ class Risk:
         self._most = most
         self._calibration = Calibration()
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         return Budgets([self._budget] * len(views))
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [1 - reach <= self._most for reach in self._reaches(draft)]) for draft in drafts]
 
     def _reaches(self, draft: Draft) -> list[float]:
@@ -98,7 +100,9 @@ class Risk:
             reaches.append(reaches[parent] * chance if parent >= 0 else 1.0)
         return reaches
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         told = zip(views, drafts, accepted, strict=True)
         self._calibration.learn([(draft, *walk(draft, right, view.tokens)) for view, draft, right in told])
 
@@ -108,7 +112,7 @@ class Risk:
 
 def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
     """The draft without what hangs below nodes at which it does not go on."""
-    if draft.law != "point" or not goes_on:
+    if draft.kind != "point" or not goes_on:
         return draft
     real = len(draft) - draft.probes
     kept: set[int] = {-1}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parlay.sampling import select
 from parlay.sampling.processors import process
-from parlay.types import TokenLogprobs, View
+from parlay.types import SequenceView, TokenLogprobs
 
 
 def token_logprobs(logits_V: Tensor, token: int, top: int) -> TokenLogprobs:
@@ -27,7 +27,7 @@ def prompt_token_logprobs(logits_RV: Tensor, tokens: Sequence[int], top: int) ->
     return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, tokens, strict=True)]
 
 
-def step_logprobs(logits_RV: Tensor, view: View, sampled: Sequence[int], top: int) -> list[TokenLogprobs]:
+def step_logprobs(logits_RV: Tensor, view: SequenceView, sampled: Sequence[int], top: int) -> list[TokenLogprobs]:
     """`token_logprobs` of the tokens that an accept rule sampled: row r follows ``view.tokens`` and ``sampled[:r]``.
 
     They are those of the raw logits or, if the request says so, of the processed ones.

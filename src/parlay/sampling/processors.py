@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parlay.sampling import truncation
-from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParams, View
+from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParams, SequenceView
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
@@ -32,7 +32,7 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
                 raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
 
 
-def edits(view: View, path: Sequence[int]) -> bool:
+def edits(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether anything besides temperature and truncation changes the row after ``path``."""
     params = view.request.params
     return (
@@ -47,7 +47,7 @@ def edits(view: View, path: Sequence[int]) -> bool:
     )
 
 
-def _stops_masked(view: View, path: Sequence[int]) -> bool:
+def _stops_masked(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether ``min_tokens`` forbids the sample to end after ``path``."""
     request = view.request
     if request.params.min_tokens == 0 or not request.stop_ids:
@@ -55,7 +55,7 @@ def _stops_masked(view: View, path: Sequence[int]) -> bool:
     return len(view.tokens) - view.prompt_length + len(path) < request.params.min_tokens
 
 
-def process(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
+def process(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
     """The float32 logits ``[V]`` whose softmax the next token is drawn from. Tokens that can't be drawn have -inf.
 
     Greedy rows skip temperature and truncation, which do not move the maximum. Raises ParlayError if a custom processor
@@ -103,7 +103,7 @@ def unusable(top: float) -> str | None:
     return None
 
 
-def edit(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
+def edit(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
     """Penalties, bias, masks, custom processors and the constraint, on a float32 copy."""
     if not edits(view, path):
         return logits_V
@@ -124,14 +124,14 @@ def edit(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
     return scores_V
 
 
-def _constrain(scores_V: Tensor, constraint: Constraint, view: View, path: Sequence[int]) -> Tensor:
+def _constrain(scores_V: Tensor, constraint: Constraint, view: SequenceView, path: Sequence[int]) -> Tensor:
     """Mask what the constraint forbids. The view of a drafter may be shorter or longer than the committed text."""
     start = min(constraint.committed, len(view.tokens) - view.prompt_length)
     allowed_V = constraint.allowed(start, [*view.tokens[view.prompt_length + start :], *path])
     return scores_V if allowed_V is None else scores_V.masked_fill(~allowed_V.to(scores_V.device), -torch.inf)
 
 
-def _penalise(scores_V: Tensor, params: SamplingParams, view: View, path: Sequence[int]) -> None:
+def _penalise(scores_V: Tensor, params: SamplingParams, view: SequenceView, path: Sequence[int]) -> None:
     if params.repetition_penalty != 1:
         seen = _ids({*view.tokens, *path}, scores_V)
         scores = scores_V[seen]

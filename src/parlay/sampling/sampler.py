@@ -10,10 +10,10 @@ from torch import Tensor
 
 from parlay.sampling import noise, select, truncation
 from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
-from parlay.types import Fault, ParlayError, SamplingParams, View
+from parlay.types import Fault, ParlayError, SamplingParams, SequenceView
 
 
-def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
+def sample(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
     """One token per row: row r comes after the tokens of ``views[r]`` and then the token ids ``paths[r]``.
 
     Ties go to the lowest id. A row that no token can be drawn from (NaN, everything masked, a processor that raises)
@@ -38,7 +38,7 @@ def sample(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[in
 
 
 def ranked(
-    logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], count: int
+    logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], count: int
 ) -> list[tuple[int, ...]]:
     """Per row up to ``count`` tokens, in the order in which `sample` prefers them, noise included; its choice first.
 
@@ -74,12 +74,12 @@ def _leading(logits_RV: Tensor, count: int) -> list[list[int]]:
     return leading
 
 
-def is_plain_greedy(view: View, path: Sequence[int]) -> bool:
+def is_plain_greedy(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether the token with the largest raw logit is the one."""
     return view.request.params.temperature == 0 and not edits(view, path)
 
 
-def goes_together(view: View, path: Sequence[int]) -> bool:
+def goes_together(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether the row can be truncated together with others, which is much cheaper than alone."""
     return (
         truncation.goes_together(view.request.params) and view.request.params.temperature > 0 and not edits(view, path)
@@ -114,7 +114,7 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
     return token if complaint is None else Fault(complaint)
 
 
-def _tempered(logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
+def _tempered(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
     """Rows that need only temperature, noise and perhaps truncation."""
     scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
@@ -141,7 +141,7 @@ def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) ->
     return tokens
 
 
-def _processed(logits_V: Tensor, view: View, path: Sequence[int]) -> int | Fault:
+def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int | Fault:
     """The token of a row that takes every step of `processors`."""
     params = view.request.params
     try:
@@ -156,5 +156,5 @@ def _processed(logits_V: Tensor, view: View, path: Sequence[int]) -> int | Fault
     return noise.draw_among(scores_V, ids, _stream(view, path))
 
 
-def _stream(view: View, path: Sequence[int]) -> int:
+def _stream(view: SequenceView, path: Sequence[int]) -> int:
     return noise.stream(view.request.key, len(view.tokens) + len(path))

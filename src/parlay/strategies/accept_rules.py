@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import cast
 
 from parlay.options import Option, Options, UsageError, Value, option, options_of
-from parlay.types import Exactness, Law, Rule
+from parlay.types import AcceptRule, DraftKind, Exactness
 
 RULE = "rule"
 
@@ -19,7 +19,7 @@ class RuleEntry:
     """One accept rule. ``factory`` is ``module:Class``, imported on first use and called with its own options."""
 
     name: str
-    law: Law
+    kind: DraftKind
     exactness: Exactness
     summary: str
     reference: str
@@ -46,7 +46,7 @@ class ThresholdOptions(Options):
 _RULES = (
     RuleEntry(
         name="shared-noise",
-        law="point",
+        kind="point",
         exactness=Exactness.BITS,
         summary="Draws each token as plain decoding would, and follows the draft for as long as it has that token.",
         reference="",
@@ -54,7 +54,7 @@ _RULES = (
     ),
     RuleEntry(
         name="rejection",
-        law="iid",
+        kind="iid",
         exactness=Exactness.DISTRIBUTION,
         summary="Accepts a drawn token x with probability min(1, p(x) / q(x)).",
         reference="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
@@ -62,7 +62,7 @@ _RULES = (
     ),
     RuleEntry(
         name="multi-candidate",
-        law="iid",
+        kind="iid",
         exactness=Exactness.DISTRIBUTION,
         summary="Rejection of several independent draws, one after another against what the former left.",
         reference="Miao et al. 2024 (SpecInfer), arXiv:2305.09781",
@@ -70,7 +70,7 @@ _RULES = (
     ),
     RuleEntry(
         name="without-replacement",
-        law="without_replacement",
+        kind="without_replacement",
         exactness=Exactness.DISTRIBUTION,
         summary="The same of draws without replacement, in the order they were drawn.",
         reference="Jeon et al. 2024 (RSD), arXiv:2402.14160; Chen et al. 2024 (Sequoia), arXiv:2402.12374",
@@ -78,7 +78,7 @@ _RULES = (
     ),
     RuleEntry(
         name="k-seq",
-        law="iid",
+        kind="iid",
         exactness=Exactness.DISTRIBUTION,
         summary="Accepts any of k drafts, each a little more strictly.",
         reference="Sun et al. 2023 (SpecTr), arXiv:2310.15141",
@@ -86,7 +86,7 @@ _RULES = (
     ),
     RuleEntry(
         name="block",
-        law="iid",
+        kind="iid",
         exactness=Exactness.DISTRIBUTION,
         summary="Judges a drawn chain as a whole; never accepts fewer tokens than rejection on average.",
         reference="Sun et al. 2024, arXiv:2403.10444",
@@ -94,7 +94,7 @@ _RULES = (
     ),
     RuleEntry(
         name="typical",
-        law="point",
+        kind="point",
         exactness=Exactness.LOSSY,
         summary="Accepts tokens that are not unlikely, given how undecided the target is; greedy: exact match.",
         reference="Cai et al. 2024 (Medusa), arXiv:2401.10774",
@@ -103,7 +103,7 @@ _RULES = (
     ),
     RuleEntry(
         name="threshold",
-        law="point",
+        kind="point",
         exactness=Exactness.LOSSY,
         summary="Accepts tokens near the best one by rank and logit, greedy or sampled.",
         reference="Xia et al. 2022 (GAD++), arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115",
@@ -113,10 +113,10 @@ _RULES = (
 )
 RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in _RULES})
 
-GUESSED = tuple(entry.name for entry in _RULES if entry.law == "point")
+GUESSED = tuple(entry.name for entry in _RULES if entry.kind == "point")
 """The rules that judge fixed guesses, and so go with every drafter; plain decoding's own comes first."""
-DRAWN = tuple(entry.name for entry in _RULES if entry.law != "point")
-"""The rules that need drafts drawn from a law that the drafter tells."""
+DRAWN = tuple(entry.name for entry in _RULES if entry.kind != "point")
+"""The rules that need drafts drawn from a distribution that the drafter tells."""
 
 
 def parameters(names: Sequence[str]) -> dict[str, Option]:
@@ -130,9 +130,9 @@ def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) 
     """Raises UsageError for a rule that can't judge the strategy's drafts, and for options of another rule."""
     rule = given.get(RULE, "")
     if rule in RULES and RULE in known and rule not in known[RULE].choices:
-        law = RULES[rule].law.replace("_", " ")
+        kind = RULES[rule].kind.replace("_", " ")
         raise UsageError(
-            f"strategy {strategy}: rule={rule} judges drafts of law {law!r}, which {strategy} does not draw; "
+            f"strategy {strategy}: rule={rule} judges drafts of kind {kind!r}, which {strategy} does not draw; "
             f"choose one of {', '.join(known[RULE].choices)}"
         )
     for key in given:
@@ -148,10 +148,10 @@ def name_in(settings: Mapping[str, Value]) -> str:
     return name
 
 
-def build(settings: Mapping[str, Value]) -> Rule:
+def build(settings: Mapping[str, Value]) -> AcceptRule:
     """The rule that a strategy's settings ask for."""
     name = name_in(settings)
     module, _, attribute = RULES[name].factory.partition(":")
     factory = importlib.import_module(f"parlay.sampling.rules.{module}").__dict__[attribute]
     given = {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(RULES[name].options).items()}
-    return cast(Rule, factory(**given))
+    return cast(AcceptRule, factory(**given))

@@ -13,7 +13,7 @@ from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import Drafter, Rule
+from parlay.types import AcceptRule, Drafter
 
 
 def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
@@ -33,7 +33,7 @@ def options(spec: StrategySpec) -> Options:
     return entry.options(**{key: settings[key] for key in options_of(entry.options)})
 
 
-def build_rule(spec: StrategySpec) -> Rule:
+def build_rule(spec: StrategySpec) -> AcceptRule:
     """The accept rule that the spec names."""
     return accept_rules.build(spec.settings)
 

@@ -12,19 +12,19 @@ from parlay import trees
 from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
 from parlay.testing.reference import LogitsOf, Text, draw
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, Tree, View
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, SequenceView, Tree
 
-Answer = Callable[[View, Sequence[int]], int]
+Answer = Callable[[SequenceView, Sequence[int]], int]
 """The token the target takes after the view's tokens and some more ids."""
 
-Guess = Callable[[View, int], Draft]
+Guess = Callable[[SequenceView, int], Draft]
 """A draft of at most so many nodes."""
 
 
 def answer_by(logits_of: LogitsOf) -> Answer:
     """Know the target by running its logits through the one sampler."""
 
-    def answer(view: View, path: Sequence[int]) -> int:
+    def answer(view: SequenceView, path: Sequence[int]) -> int:
         token = sample(logits_of([*view.tokens, *path]).unsqueeze(0), [view], [path])[0]
         return token if isinstance(token, int) else 0  # a fault: the target says nothing, so any guess is wrong
 
@@ -34,7 +34,7 @@ def answer_by(logits_of: LogitsOf) -> Answer:
 def answer_from(text_of: Callable[[Request], Sequence[int]]) -> Answer:
     """Know the target by its whole text for a request, prompt included; past its end nothing is right."""
 
-    def answer(view: View, path: Sequence[int]) -> int:
+    def answer(view: SequenceView, path: Sequence[int]) -> int:
         text, position = text_of(view.request), len(view.tokens) + len(path)
         return text[position] if position < len(text) else 0
 
@@ -49,7 +49,7 @@ class ToyDrafter:
     def __init__(self, guess: Guess) -> None:
         self._guess = guess
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [self._guess(view, budget) if budget else NO_DRAFT for view, budget in zip(views, budgets, strict=True)]
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -67,7 +67,7 @@ def oracle(answer: Answer) -> ToyDrafter:
 def sometimes(answer: Answer, vocab_size: int, pattern: Sequence[bool]) -> ToyDrafter:
     """A chain whose token at absolute position p is right where ``pattern[p % len(pattern)]`` says so."""
 
-    def guess(view: View, budget: int) -> Draft:
+    def guess(view: SequenceView, budget: int) -> Draft:
         tokens = gold(answer, view, budget)
         start = len(view.tokens)
         right = [pattern[(start + offset) % len(pattern)] for offset in range(budget)]
@@ -80,7 +80,7 @@ def sometimes(answer: Answer, vocab_size: int, pattern: Sequence[bool]) -> ToyDr
 def adversary(answer: Answer, vocab_size: int) -> ToyDrafter:
     """Never right: every child of the root is a token that the target does not take."""
 
-    def guess(view: View, budget: int) -> Draft:
+    def guess(view: SequenceView, budget: int) -> Draft:
         wrong = [token for token in range(vocab_size) if token != answer(view, ())][: max(1, budget // 2)]
         below = range(min(budget - len(wrong), vocab_size))  # below a wrong node nothing can be right
         tree = Tree((*wrong, *below), (-1,) * len(wrong) + (0,) * len(below))
@@ -92,13 +92,13 @@ def adversary(answer: Answer, vocab_size: int) -> ToyDrafter:
 def tree_oracle(answer: Answer, vocab_size: int, seed: int = 0) -> ToyDrafter:
     """The true path among decoys, in trees of any shape: another random one, with another depth, at each position."""
 
-    def guess(view: View, budget: int) -> Draft:
+    def guess(view: SequenceView, budget: int) -> Draft:
         return random_tree(answer, view, budget, vocab_size, random.Random(seed * 1_000_003 + len(view.tokens)))
 
     return ToyDrafter(guess)
 
 
-def random_tree(answer: Answer, view: View, budget: int, vocab_size: int, chance: random.Random) -> Draft:
+def random_tree(answer: Answer, view: SequenceView, budget: int, vocab_size: int, chance: random.Random) -> Draft:
     """A random tree in which one leaf's whole path is what the target will say, and no other child of it is."""
     shape = random_shape(budget, vocab_size - 1, chance)
     golden = chance.choice(trees.leaf_paths(shape))
@@ -122,7 +122,7 @@ def random_shape(nodes: int, most_children: int, chance: random.Random) -> Tree:
     return Tree((0,) * nodes, tuple(parents))
 
 
-def gold(answer: Answer, view: View, length: int) -> list[int]:
+def gold(answer: Answer, view: SequenceView, length: int) -> list[int]:
     """The next ``length`` tokens that the target will say."""
     tokens: list[int] = []
     for _ in range(length):
@@ -138,7 +138,7 @@ class Raising:
         self._inner = inner
         self._left = {"propose": at if where == "propose" else -1, "observe": at if where == "observe" else -1}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._count("propose")
         return self._inner.propose(views, budgets)
 
@@ -162,7 +162,7 @@ class Prober(ToyDrafter):
         super().__init__(self._probe)
         self._answer = answer
 
-    def _probe(self, view: View, budget: int) -> Draft:
+    def _probe(self, view: SequenceView, budget: int) -> Draft:
         return replace(trees.chain(gold(self._answer, view, 1), "prober"), probes=1)
 
 

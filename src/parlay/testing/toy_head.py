@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parlay.drafters.history import History
 from parlay.testing.toys import tap_row
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView
 
 StateOf = Callable[[int, Sequence[int]], Tensor]
 """The hidden state ``[H]`` that enters a layer at the last id of a text."""
@@ -34,7 +34,7 @@ class ToyHead:
         self._held: dict[int, History] = {}
         """The tokens whose states it holds."""
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._catch_up([view for view in views if self._lacks(view)])
         return [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
@@ -45,21 +45,21 @@ class ToyHead:
     def release(self, sequence: int) -> None:
         self._held.pop(sequence, None)
 
-    def _draft(self, view: View, budget: int) -> Draft:
+    def _draft(self, view: SequenceView, budget: int) -> Draft:
         self.lacking += self._lacks(view) > 0
         return NO_DRAFT if self._lacks(view) else self._inner.propose([view], [budget])[0]
 
-    def _lacks(self, view: View) -> int:
+    def _lacks(self, view: SequenceView) -> int:
         """How many of the tokens before the root it holds no states of."""
         return len(view.tokens) - 1 - len(self._agreed(view).tokens)
 
-    def _agreed(self, view: View) -> History:
+    def _agreed(self, view: SequenceView) -> History:
         """What it holds of the sequence, cut back to what is still true."""
         held = self._held.setdefault(view.sequence, History())
         held.cut(min(held.agree(view.tokens), len(view.tokens) - 1))
         return held
 
-    def _catch_up(self, views: Sequence[View]) -> None:
+    def _catch_up(self, views: Sequence[SequenceView]) -> None:
         if not views:
             return
         layers = views[0].layers
@@ -68,7 +68,7 @@ class ToyHead:
         for view, start, taps in zip(views, starts, layers.states(views, starts, self.needs.taps), strict=True):
             self.asked += self._take(view, start, taps) if taps else 0
 
-    def _take(self, view: View, start: int, taps: Mapping[int, Tensor]) -> int:
+    def _take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> int:
         """Check the states from ``start`` on, and keep them unless some before them are lacking. How many there are."""
         if set(taps) != set(self.needs.taps):
             self.wrong.append(f"states of layers {sorted(taps)}, asked for {self.needs.taps}")

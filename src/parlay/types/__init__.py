@@ -8,10 +8,10 @@ token. The *target* verifies it in one forward; a *rule* picks the *path*; the t
 
 from __future__ import annotations
 
-from parlay.types.base import Exactness, FinishReason, Law, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
+from parlay.types.base import DraftKind, Exactness, FinishReason, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Tree, Verdict
 from parlay.types.params import SamplingParams, StructuredOutputsParams
-from parlay.types.requests import Constraint, Layers, Request, StopChecker, View
+from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
     Committed,
@@ -24,13 +24,13 @@ from parlay.types.results import (
 from parlay.types.runners import NO_SKIP, Features, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
     NOTHING_SPENT,
+    AcceptRule,
     Budgets,
     Cost,
     Drafter,
     Needs,
     Observation,
     Policy,
-    Rule,
     Spent,
     Strategy,
 )
@@ -41,12 +41,14 @@ __all__ = [
     "NO_DRAFT",
     "NO_SKIP",
     "NO_TREE",
+    "AcceptRule",
     "Budgets",
     "Committed",
     "CommittedTokens",
     "Constraint",
     "Cost",
     "Draft",
+    "DraftKind",
     "Drafter",
     "EngineStats",
     "Event",
@@ -54,7 +56,6 @@ __all__ = [
     "Fault",
     "Features",
     "FinishReason",
-    "Law",
     "Layers",
     "LogitsProcessor",
     "Metrics",
@@ -66,11 +67,11 @@ __all__ = [
     "ParlayError",
     "Policy",
     "Request",
-    "Rule",
     "Runner",
     "RunnerSpec",
     "SamplingParams",
     "Segment",
+    "SequenceView",
     "Skip",
     "Spent",
     "StopChecker",
@@ -80,5 +81,4 @@ __all__ = [
     "TokenLogprobs",
     "Tree",
     "Verdict",
-    "View",
 ]

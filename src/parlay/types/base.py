@@ -1,4 +1,4 @@
-"""Terms that every part uses: laws of drafts, levels of exactness, errors, noise keys."""
+"""Terms that every part uses: kinds of drafts, levels of exactness, errors, noise keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Law = Literal["point", "iid", "without_replacement"]
+DraftKind = Literal["point", "iid", "without_replacement"]
 """How the children of a node were chosen: fixed guesses, independent draws, or draws without replacement, in order."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -21,7 +21,7 @@ LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
 
 
 class Exactness(enum.StrEnum):
-    """What equals plain decoding, strongest first: each logit, each token for the same seed, the law, or nothing."""
+    """What equals plain decoding's: each logit, each token for the same seed, their distribution, none."""
 
     BITS = "bits"
     SEED = "seed"

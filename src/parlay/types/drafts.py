@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from parlay.types.base import Law
+from parlay.types.base import DraftKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,13 +33,13 @@ class Draft:
     """A tree and what rules and policies must know of its nodes.
 
     ``sources`` names, per node, the drafter that proposed it. ``scores`` are the drafter's own estimates of each
-    node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the law each node was
-    drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed for the
-    drafter's sake and can never be accepted; no other node descends from one.
+    node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the distribution that a
+    node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
+    for the drafter's sake and can never be accepted; no other node descends from one.
     """
 
     tree: Tree = NO_TREE
-    law: Law = "point"
+    kind: DraftKind = "point"
     sources: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     probs: Tensor | None = None

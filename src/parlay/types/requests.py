@@ -85,7 +85,9 @@ class Request:
 class Layers(Protocol):
     """The target's own layers and cache, for drafters that ask for them: usable in `propose`, and metered."""
 
-    def forward(self, views: Sequence[View], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1) -> Tensor:
+    def forward(
+        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+    ) -> Tensor:
         """Logits of the last ``rows`` rows of each view's tokens and then its path, ``[len(views) * rows, V]``.
 
         All sequences run at once. The sub-layers of ``skip`` are left out in these rows and in those that are not
@@ -94,7 +96,9 @@ class Layers(Protocol):
         """
         ...
 
-    def states(self, views: Sequence[View], starts: Sequence[int], taps: Sequence[int]) -> list[Mapping[int, Tensor]]:
+    def states(
+        self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
+    ) -> list[Mapping[int, Tensor]]:
         """The hidden states ``[T, H]`` that enter each layer of ``taps``: of each view's cached tokens from a start on.
 
         For a drafter that lacks some, as after a prefix hit. Those of pending tokens come with this step's observation.
@@ -104,7 +108,7 @@ class Layers(Protocol):
         ...
 
 
-class View(Protocol):
+class SequenceView(Protocol):
     """What a drafter can read of a sequence. ``tokens`` grows as it decodes: prompt, then committed output."""
 
     @property

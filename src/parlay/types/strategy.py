@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from parlay.types.base import Exactness, Law
+from parlay.types.base import DraftKind, Exactness
 from parlay.types.drafts import Draft, Fault, Verdict
-from parlay.types.requests import View
+from parlay.types.requests import SequenceView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,10 +19,10 @@ class Needs:
     """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
 
     ``taps``: the drafter reads the hidden states that enter these layers (the number of layers stands for those that
-    the LM head reads), as `Observation` says, and computes those that it lacks by `View.layers`. ``choices``: the rows
-    are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's own
-    layers, which it then finds as `View.layers`. ``outcomes`` False: the committed tokens tell it all that it wants to
-    know, and `Drafter.observe` need not be called. What a drafter sees is charged to it, like its proposals.
+    the LM head reads), as `Observation` says, and computes those that it lacks by `SequenceView.layers`. ``choices``:
+    the rows are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's
+    own layers, which it then finds as `SequenceView.layers`. ``outcomes`` False: the committed tokens tell it all that
+    it wants to know: `Drafter.observe` need not be called. What a drafter sees is charged to it, as its proposals are.
     """
 
     taps: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class Observation:
     ``choices`` only of steps in which the policy is active.
     """
 
-    view: View
+    view: SequenceView
     draft: Draft
     verdict: Verdict
     taps: Mapping[int, Tensor] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Drafter(Protocol):
         """They never change: a class attribute will do."""
         ...
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         """One draft per view, of at most its budget of nodes, probes not counted; `NO_DRAFT` for nothing to propose."""
         ...
 
@@ -79,17 +79,17 @@ class Drafter(Protocol):
         ...
 
 
-class Rule(Protocol):
-    """Accepts: a pure function from logits to verdicts. It refuses drafts whose law it can't handle."""
+class AcceptRule(Protocol):
+    """Accepts: a pure function from logits to verdicts. It refuses drafts whose kind it can't handle."""
 
     @property
     def exactness(self) -> Exactness: ...
 
     @property
-    def laws(self) -> frozenset[Law]: ...
+    def kinds(self) -> frozenset[DraftKind]: ...
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
         """Row ``roots[i]`` of ``logits_RV`` is the root's of sequence i, and ``roots[i] + 1 + node`` that of a node.
 
@@ -151,15 +151,17 @@ class Budgets(NamedTuple):
 class Policy(Protocol):
     """Sets budgets. One per strategy; its state per sequence is its own."""
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         """Called before each step, but for those in which it said it would be inactive."""
         ...
 
-    def trim(self, views: Sequence[View], drafts: Sequence[Draft]) -> list[Draft]:
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         """Cut drafts down to the nodes that pay."""
         ...
 
-    def learn(self, views: Sequence[View], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent) -> None:
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
         """One step is over: of each draft, empty ones too, so many nodes were accepted; their tokens are committed."""
         ...
 
@@ -172,5 +174,5 @@ class Strategy:
 
     name: str
     drafter: Drafter | None
-    rule: Rule
+    rule: AcceptRule
     policy: Policy

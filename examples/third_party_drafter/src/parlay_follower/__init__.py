@@ -8,7 +8,7 @@ from itertools import pairwise
 from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import Draft, Needs, Observation, View
+from parlay.types import Draft, Needs, Observation, SequenceView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Follower:
     def __init__(self, resources: Resources, options: FollowerOptions) -> None:
         self._least = options.least
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [self._draft(view.tokens, budget) for view, budget in zip(views, budgets, strict=True)]
 
     def _draft(self, tokens: Sequence[int], budget: int) -> Draft:

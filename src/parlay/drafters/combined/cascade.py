@@ -12,7 +12,7 @@ from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.draft_models.options import DRAFT_MODEL, DraftModelOptions
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import UsageError
-from parlay.types import Draft, Drafter, Observation, Runner, View
+from parlay.types import Draft, Drafter, Observation, Runner, SequenceView
 
 _TAKEN = "k, model, min_p, shape, width"
 
@@ -43,7 +43,7 @@ class Cascade:
             self._top = level_above(self._top, level, resources, source, options.enough if level is above[-1] else 0)
         self.needs = self._top.needs
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return self._top.propose(views, budgets)
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from parlay.drafters.history import History
-from parlay.types import Layers, Request, Skip, View
+from parlay.types import Layers, Request, SequenceView, Skip
 
 
 class ExtendedView:
-    """A `View` of one sequence with drafted tokens at its end, which look like committed ones.
+    """A `SequenceView` of one sequence with drafted tokens at its end, which look like committed ones.
 
     Each sequence keeps one from step to step, so that ``tokens`` stays the same list object and drafters compare only
     what changed.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: SequenceView) -> None:
         self._history = History()
         self.follow(view)
 
@@ -43,11 +43,11 @@ class ExtendedView:
         return None if layers is None else _ExtendedLayers(layers)
 
     @property
-    def parts(self) -> tuple[View, Sequence[int]]:
+    def parts(self) -> tuple[SequenceView, Sequence[int]]:
         """The sequence itself, and the tokens drafted after it."""
         return self._view, self.tokens[len(self._view.tokens) :]
 
-    def follow(self, view: View) -> None:
+    def follow(self, view: SequenceView) -> None:
         """Show the sequence as it is now, with nothing drafted after it."""
         self._view = view
         agreed = self._history.agree(view.tokens)
@@ -64,8 +64,10 @@ class _ExtendedLayers:
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
 
-    def forward(self, views: Sequence[View], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1) -> Tensor:
-        origins: list[View] = []
+    def forward(
+        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+    ) -> Tensor:
+        origins: list[SequenceView] = []
         whole: list[Sequence[int]] = []
         for view, path in zip(views, paths, strict=True):
             assert isinstance(view, ExtendedView), "views of one proposal are of one kind"
@@ -74,7 +76,9 @@ class _ExtendedLayers:
             whole.append([*drafted, *path])
         return self._layers.forward(origins, whole, skip, rows)
 
-    def states(self, views: Sequence[View], starts: Sequence[int], taps: Sequence[int]) -> list[Mapping[int, Tensor]]:
+    def states(
+        self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
+    ) -> list[Mapping[int, Tensor]]:
         """Of committed tokens: the target has not computed the drafted ones."""
         origins = [view.parts[0] for view in views if isinstance(view, ExtendedView)]
         assert len(origins) == len(views), "views of one proposal are of one kind"
@@ -87,7 +91,7 @@ class ExtendedViews:
     def __init__(self) -> None:
         self._views: dict[int, ExtendedView] = {}
 
-    def of(self, view: View) -> ExtendedView:
+    def of(self, view: SequenceView) -> ExtendedView:
         """The extended view of ``view``, with nothing drafted yet."""
         extended = self._views.get(view.sequence)
         if extended is None:

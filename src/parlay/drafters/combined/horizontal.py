@@ -11,7 +11,7 @@ from parlay.drafters.combined.options import HORIZONTAL as SOURCE
 from parlay.drafters.combined.options import HorizontalOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, Tree
 
 
 def horizontal(resources: Resources, options: HorizontalOptions) -> Horizontal:
@@ -34,7 +34,7 @@ class Horizontal:
         self.needs = members.needs_of(levels)
         self._views = ExtendedViews()
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         """Level by level, each for all sequences at once."""
         extended = [self._views.of(view) for view in views]
         whole = [NO_DRAFT] * len(views)
@@ -62,8 +62,8 @@ def _hang(draft: Draft, spine: Draft) -> Draft:
     """The spine, and the draft below its last node. Raises ValueError for a draft that was drawn, not guessed."""
     if not len(spine) or not len(draft):
         return draft if len(draft) else spine
-    if draft.law != "point":
-        raise ValueError(f"a draft of law {draft.law!r} can't be joined with others'")
+    if draft.kind != "point":
+        raise ValueError(f"a draft of kind {draft.kind!r} can't be joined with others'")
     end = len(spine) - 1
     parents = tuple(end if parent < 0 else parent + end + 1 for parent in draft.tree.parents)
     return Draft(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from parlay import trees
 from parlay.drafters.resources import NestedStrategy
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView
 
 
 class Member:
@@ -21,7 +21,7 @@ class Member:
         self.needs = drafter.needs
         self._most = most
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         """Asks the drafter only about sequences that have a budget."""
         limits = [min(budget, self._most) for budget in budgets]
         places = [place for place, limit in enumerate(limits) if limit > 0]

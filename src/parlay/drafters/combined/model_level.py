@@ -13,7 +13,7 @@ from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSeq
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.sampler import ranked, rows
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, Tree, Verdict, View
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, SequenceView, Tree, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ModelLevel:
     """Drafts the same tokens as its model would alone, in fewer forwards.
 
     It uses the target's accept rule: each token is what the request's sampler draws from this model's logits with the
-    request's noise. So the draft is a fixed guess (law ``point``), whatever the level below proposed.
+    request's noise. So the draft is a fixed guess (kind ``point``), whatever the level below proposed.
     """
 
     def __init__(self, runner: Runner, below: Drafter, manner: Manner) -> None:
@@ -46,7 +46,7 @@ class ModelLevel:
         self._sequences = DraftSequences(runner)
         self._views = ExtendedViews()
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         texts = {
             place: _WrittenText(self._views.of(job.view), job.sequence, job.budget, self._manner)
             for place, job in self._sequences.jobs(views, budgets).items()

@@ -10,7 +10,7 @@ from parlay import trees
 from parlay.drafters.combined import members
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, Observation, View
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
 
 SOURCE = "union"
 _DECAY = 0.9  # of a member's record, per step in which it proposed
@@ -38,7 +38,7 @@ class Union:
         self.needs = members.needs_of(self._members, outcomes=True)
         self._states: dict[int, _MemberRecords] = {}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         """In turns: the best member of each sequence first. A member proposes for all sequences of its turn at once."""
         merged = [NO_DRAFT] * len(views)
         states = [self._state(view.sequence) for view in views]

@@ -11,7 +11,7 @@ from parlay.drafters.copying.ngram_index import Indexes, NgramIndex
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import NO_DRAFT, Draft, View
+from parlay.types import NO_DRAFT, Draft, SequenceView
 
 SOURCE = "aggressive"
 
@@ -41,7 +41,7 @@ class Aggressive(OneByOne):
         self._indexes = Indexes(options.ngram, resources.vocab_size)
         self._copies: dict[int, tuple[Texts, Alignment]] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         alignment = self._alignment(view)
         place, run, _ = alignment.follow(view.tokens)
         if place == LOST:
@@ -49,7 +49,7 @@ class Aggressive(OneByOne):
         tokens = alignment.source.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(run + depth) for depth in range(len(tokens))])
 
-    def _alignment(self, view: View) -> Alignment:
+    def _alignment(self, view: SequenceView) -> Alignment:
         source = view.request.references or (view.request.prompt,)
         known = self._copies.get(view.sequence)
         if known is None or known[0] != source:

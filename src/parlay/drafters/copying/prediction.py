@@ -16,7 +16,7 @@ from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, Observation, View
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
 
 SOURCE = "prediction"
 
@@ -57,7 +57,7 @@ class Prediction:
         self._texts: WeakValueDictionary[Ids, PredictedText] = WeakValueDictionary()
         self._copies: dict[int, _PredictionCopy] = {}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
         if not self._fallback:
             return [draft for draft, _ in own]
@@ -65,7 +65,7 @@ class Prediction:
         others = self._fallback[0].propose(views, wanted)
         return [_joined(draft, other, budget) for (draft, _), other, budget in zip(own, others, budgets, strict=True)]
 
-    def _propose(self, view: View, budget: int) -> tuple[Draft, bool]:
+    def _propose(self, view: SequenceView, budget: int) -> tuple[Draft, bool]:
         """The copy, and whether its place is sure."""
         if budget <= 0 or not view.request.references:
             return NO_DRAFT, False
@@ -83,7 +83,7 @@ class Prediction:
         """A tokenizer may know more ids than its model."""
         return token < self._vocab_size
 
-    def _copy(self, view: View) -> _PredictionCopy:
+    def _copy(self, view: SequenceView) -> _PredictionCopy:
         copy = self._copies.get(view.sequence)
         if copy is None or copy.references != view.request.references:
             copy = _PredictionCopy(view, self._source(view.request.references[0]))
@@ -127,7 +127,7 @@ class _PredictionCopy:
 
     __slots__ = ("predicted", "references", "trail")
 
-    def __init__(self, view: View, predicted: PredictedText) -> None:
+    def __init__(self, view: SequenceView, predicted: PredictedText) -> None:
         self.references = view.request.references
         self.predicted = predicted
         step = partial(predicted.after, begin=view.prompt_length)

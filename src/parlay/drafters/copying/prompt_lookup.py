@@ -12,7 +12,7 @@ from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, View
+from parlay.types import NO_DRAFT, Draft, SequenceView
 
 SOURCE = "prompt-lookup"
 CANDIDATES = 64  # how many occurrences of one n-gram are looked at, the most recent ones
@@ -53,7 +53,7 @@ class PromptLookup(OneByOne):
         self._leftmost = options.pick == "leftmost"
         self._texts: dict[int, _CopiedText] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         text = self._texts.get(view.sequence)
         if text is None or text.references != view.request.references:
             text = self._texts[view.sequence] = _CopiedText(self._sizes, view.request.references)

@@ -13,7 +13,7 @@ from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, View
+from parlay.types import NO_DRAFT, Draft, SequenceView
 
 SOURCE = "reference-copy"
 
@@ -55,7 +55,7 @@ class ReferenceCopy(OneByOne):
         self._indexes = Indexes(options.max_ngram, resources.vocab_size)
         self._copies: dict[int, _ReferenceCopyState] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not view.request.references:
             return NO_DRAFT
         copy = self._copy(view)
@@ -68,7 +68,7 @@ class ReferenceCopy(OneByOne):
         tokens = copy.index.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
 
-    def _copy(self, view: View) -> _ReferenceCopyState:
+    def _copy(self, view: SequenceView) -> _ReferenceCopyState:
         copy = self._copies.get(view.sequence)
         if copy is None or copy.references != view.request.references:
             index = self._indexes.of(view.request.references)
@@ -92,7 +92,7 @@ class _ReferenceCopyState:
         self.alignment = alignment
 
 
-def _latest(view: View, count: int) -> Sequence[int]:
+def _latest(view: SequenceView, count: int) -> Sequence[int]:
     """The last ``count`` tokens of the output, fewer while it is shorter."""
     return view.tokens[max(view.prompt_length, len(view.tokens) - count) :]
 

@@ -9,7 +9,7 @@ from parlay.drafters.counting.ngram_counts import CountedText
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import Draft, View
+from parlay.types import Draft, SequenceView
 
 SOURCE = "adaptive-ngram"
 
@@ -38,7 +38,7 @@ class AdaptiveNgram(OneByOne):
         self._vocab_size = resources.vocab_size
         self._texts: dict[int, CountedText] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         text = self._texts.get(view.sequence)
         if text is None:
             text = self._texts[view.sequence] = CountedText(self._longest, self._vocab_size)

@@ -15,7 +15,7 @@ from parlay.drafters.counting.ngram_counts import CountedText, Favourite, NgramC
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import Draft, Needs, Observation, View
+from parlay.types import Draft, Needs, Observation, SequenceView
 
 SOURCE = "lookup-decoding"
 LONGEST = 4  # tokens of the longest n-gram
@@ -59,9 +59,9 @@ class NgramCaches(OneByOne):
         self._static = bigram_file.read(Path(options.static), resources.vocab_size) if options.static else None
         self._past = PastTexts(options.remember, resources.vocab_size)
         self._contexts: dict[int, CountedText] = {}
-        self._views: dict[int, View] = {}
+        self._views: dict[int, SequenceView] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         context = self._contexts.get(view.sequence)
         if context is None:
             context = self._contexts[view.sequence] = CountedText(LONGEST, self._vocab_size)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
-from parlay.types import Request, Runner, View
+from parlay.types import Request, Runner, SequenceView
 
 
 @dataclass(slots=True)
 class Sight:
-    """A sequence of the target as its draft model reads it: in its own ids. A `View`."""
+    """A sequence of the target as its draft model reads it: in its own ids. A `SequenceView`."""
 
-    view: View
+    view: SequenceView
     tokens: list[int]
     layers: None = None
 

@@ -14,7 +14,7 @@ from parlay.drafters.draft_models.options import DraftModelOptions
 from parlay.drafters.draft_models.writing import Writer
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 _GUESSED = ("chain", "tree")
 _SHAPES: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ class DraftModel:
             sprout = _sprout(rule, shape, options.width, _counts(options.branching))
             self._writer = DrawnTrees(*parts, sprout, options.min_p)
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._sequences.jobs(views, budgets)
         drafts = dict(zip(jobs, self._writer.write(list(jobs.values())), strict=True))
         return [drafts.get(place, NO_DRAFT) for place in range(len(views))]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parlay.drafters.history import History
-from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, Tree, View
+from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, SequenceView, Tree
 
 _CHUNK = 256  # pending tokens of one sequence that are fed in one forward
 
@@ -39,7 +39,7 @@ class DraftSequence:
 class DraftJob:
     """One sequence to draft for, its sequence in the draft runner caught up, and the most nodes there may be."""
 
-    view: View
+    view: SequenceView
     sequence: DraftSequence
     budget: int
 
@@ -51,7 +51,7 @@ class DraftSequences:
         self._runner = runner
         self._opened: dict[int, DraftSequence] = {}  # by the target's sequence, least recently used first
 
-    def jobs(self, views: Sequence[View], budgets: Sequence[int]) -> dict[int, DraftJob]:
+    def jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, DraftJob]:
         """What can be drafted now, by place in ``views``. Each draft sequence has at most one chunk left to feed.
 
         Sequences without a budget are left out, and those for which the runner has no room.
@@ -80,7 +80,7 @@ class DraftSequences:
         opened.history.tokens += [*opened.pending, *(tree.tokens[node] for node in path)]
         opened.history.cut(cached)
 
-    def _align(self, view: View) -> DraftSequence:
+    def _align(self, view: SequenceView) -> DraftSequence:
         """The view's draft sequence, now the most recently used, its cache cut back to what agrees with the view."""
         opened = self._opened.pop(view.sequence, None) or self._open(view)
         self._opened[view.sequence] = opened
@@ -90,7 +90,7 @@ class DraftSequences:
         opened.pending = tuple(tokens[len(history.tokens) :])
         return opened
 
-    def _open(self, view: View) -> DraftSequence:
+    def _open(self, view: SequenceView) -> DraftSequence:
         # Drafters may share the runner, so names are drawn from a space too large to meet in.
         opened = DraftSequence(uuid.uuid4().int >> 66, History())
         cached = self._runner.open(opened.name, view.tokens, view.request.salt)

@@ -1,4 +1,4 @@
-"""Chains that a draft model draws from its own law, for rules that compare that law with the target's."""
+"""Chains that a draft model draws from its own distribution, for rules that compare it with the target's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from parlay import trees
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.sampling import noise
-from parlay.sampling.laws import law, pick
+from parlay.sampling.distributions import distribution, pick
 from parlay.sampling.noise import Purpose
-from parlay.types import NO_DRAFT, Draft, ParlayError, Runner, View
+from parlay.types import NO_DRAFT, Draft, ParlayError, Runner, SequenceView
 
 
 class DrawnChains:
@@ -47,19 +47,19 @@ class _Chain:
         self.job = job
         self._lane = lane
         self._tokens: list[int] = []
-        self._laws: list[Tensor] = []
+        self._distributions: list[Tensor] = []
         self._scores: list[float] = []
         self._path_prob = 1.0
 
     def draw(self, logits_V: Tensor) -> tuple[int, ...]:
         """One more token; none where the logits are unusable."""
-        law_V = drawable(logits_V, self.job.view, self._tokens)
-        if law_V is None:
+        probs_V = drawable(logits_V, self.job.view, self._tokens)
+        if probs_V is None:
             return ()
-        token = draw_token(law_V, self.job.view, len(self._tokens), self._lane)
+        token = draw_token(probs_V, self.job.view, len(self._tokens), self._lane)
         self._tokens.append(token)
-        self._laws.append(law_V)
-        self._scores.append(float(law_V[token]))
+        self._distributions.append(probs_V)
+        self._scores.append(float(probs_V[token]))
         self._path_prob *= self._scores[-1]
         return (token,)
 
@@ -71,26 +71,26 @@ class _Chain:
             return NO_DRAFT
         return Draft(
             trees.chain_tree(self._tokens),
-            law="iid",
+            kind="iid",
             sources=(source,) * len(self._tokens),
             scores=tuple(self._scores),
-            probs=torch.stack(self._laws),
+            probs=torch.stack(self._distributions),
         )
 
 
-def drawable(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor | None:
+def drawable(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor | None:
     """The distribution that the request samples from on that path; None if the logits leave nothing to draw from."""
     try:
-        return law(logits_V, view, path)
+        return distribution(logits_V, view, path)
     except ParlayError:
         return None
 
 
-def stream(view: View, depth: int, number: int) -> int:
+def stream(view: SequenceView, depth: int, number: int) -> int:
     """Where the randomness of a draw comes from: one of this step alone, ``depth`` tokens below its root."""
     step = len(view.tokens)
     return noise.stream(view.request.key, step + depth, Purpose.DRAFT, step, number)
 
 
-def draw_token(law_V: Tensor, view: View, depth: int, number: int) -> int:
-    return pick(law_V.cpu().numpy(), noise.uniform_of(stream(view, depth, number)))
+def draw_token(probs_V: Tensor, view: SequenceView, depth: int, number: int) -> int:
+    return pick(probs_V.cpu().numpy(), noise.uniform_of(stream(view, depth, number)))

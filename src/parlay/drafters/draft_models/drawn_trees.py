@@ -1,4 +1,4 @@
-"""Trees that a draft model draws from its own law: independent siblings, siblings without replacement, beams."""
+"""Trees drawn from a draft model's own distribution: independent siblings, siblings without replacement, beams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parlay import trees
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.drawn_chains import draw_token, drawable, stream
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, Law, Runner, Tree, View
+from parlay.types import NO_DRAFT, Draft, DraftKind, Runner, SequenceView, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Bud:
     """
 
     node: int
-    law_V: Tensor
+    probs_V: Tensor
     path_logprob: float = 0.0
     value: float = 0.0
 
@@ -40,16 +40,16 @@ class Child:
 
     @property
     def probability(self) -> float:
-        return float(self.parent.law_V[self.token])
+        return float(self.parent.probs_V[self.token])
 
 
 class Sprout(Protocol):
     """Draws one level of a tree, in the order in which its nodes are to stand there."""
 
     @property
-    def law(self) -> Law: ...
+    def kind(self) -> DraftKind: ...
 
-    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         """Children of the ``spots``, ``depth`` levels below the root; the first child will be node ``first``."""
         ...
 
@@ -118,18 +118,20 @@ class _Tree:
     def _spot(self, node: int, logits_V: Tensor) -> Bud | None:
         path_logprob = self._path_logprobs[node]
         path = [self._nodes[above].token for above in trees.path_to(self.tree, node)]
-        law_V = drawable(logits_V, self.job.view, path) if path_logprob >= self._least_logprob else None
-        return None if law_V is None else Bud(node, law_V, path_logprob, self._nodes[node].value if node >= 0 else 0.0)
+        probs_V = drawable(logits_V, self.job.view, path) if path_logprob >= self._least_logprob else None
+        return (
+            None if probs_V is None else Bud(node, probs_V, path_logprob, self._nodes[node].value if node >= 0 else 0.0)
+        )
 
     def draft(self, source: str) -> Draft:
         if not self._nodes:
             return NO_DRAFT
         return Draft(
             self.tree,
-            law=self._sprout.law,
+            kind=self._sprout.kind,
             sources=(source,) * len(self._nodes),
             scores=tuple(node.probability for node in self._nodes),
-            probs=torch.stack([node.parent.law_V for node in self._nodes]),
+            probs=torch.stack([node.parent.probs_V for node in self._nodes]),
         )
 
 
@@ -141,30 +143,30 @@ class Independent:
     """
 
     branching: tuple[int, ...]
-    law: Law = "iid"
+    kind: DraftKind = "iid"
 
-    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         count = 1 if view.request.params.greedy else _at(self.branching, depth)
         places = [spot for spot in spots for _ in range(count)]
-        return [Child(draw_token(spot.law_V, view, depth, first + place), spot) for place, spot in enumerate(places)]
+        return [Child(draw_token(spot.probs_V, view, depth, first + place), spot) for place, spot in enumerate(places)]
 
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
     """So many children of each node without replacement, by the largest of log-probability plus Gumbel noise: RSD-C.
 
-    (Jeon et al. 2024, arXiv:2402.14160.) Fewer where the law has fewer tokens.
+    (Jeon et al. 2024, arXiv:2402.14160.) Fewer where the distribution has fewer tokens.
     """
 
     branching: tuple[int, ...]
-    law: Law = "without_replacement"
+    kind: DraftKind = "without_replacement"
 
-    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         count = _at(self.branching, depth)
         return [
             Child(token, spot)
             for spot in spots
-            for token, _ in _disturbed(spot.law_V, stream(view, depth, spot.node + 1), count)
+            for token, _ in _disturbed(spot.probs_V, stream(view, depth, spot.node + 1), count)
         ]
 
 
@@ -178,14 +180,14 @@ class Beam:
     """
 
     width: int
-    law: Law = "without_replacement"
+    kind: DraftKind = "without_replacement"
 
-    def children(self, view: View, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
         family = [child for spot in spots for child in self._offered(view, depth, spot)]
         return sorted(family, key=lambda child: -child.value)[: self.width]
 
-    def _offered(self, view: View, depth: int, spot: Bud) -> list[Child]:
-        best = _disturbed(spot.law_V, stream(view, depth, spot.node + 1), self.width)
+    def _offered(self, view: SequenceView, depth: int, spot: Bud) -> list[Child]:
+        best = _disturbed(spot.probs_V, stream(view, depth, spot.node + 1), self.width)
         most = spot.path_logprob + best[0][1]
         return [Child(token, spot, conditioned(spot.path_logprob + value, most, spot.value)) for token, value in best]
 
@@ -198,10 +200,10 @@ def conditioned(value: float, most: float, bound: float) -> float:
     return bound - max(0.0, gap) - math.log1p(math.exp(-abs(gap)))
 
 
-def _disturbed(law_V: Tensor, state: int, count: int) -> list[tuple[int, float]]:
-    """Up to ``count`` tokens of the law with their log-probability plus Gumbel noise, the largest first."""
-    ids = law_V.nonzero()[:, 0]
-    values = law_V[ids].log() + noise.gumbel(noise.bits([state], ids))[0]
+def _disturbed(probs_V: Tensor, state: int, count: int) -> list[tuple[int, float]]:
+    """Up to ``count`` tokens of the distribution with their log-probability plus Gumbel noise, the largest first."""
+    ids = probs_V.nonzero()[:, 0]
+    values = probs_V[ids].log() + noise.gumbel(noise.bits([state], ids))[0]
     best = values.topk(min(count, len(values)))
     return list(zip(ids[best.indices].tolist(), best.values.tolist(), strict=True))
 

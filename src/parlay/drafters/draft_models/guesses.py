@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from parlay.sampling.sampler import ranked
-from parlay.types import View
+from parlay.types import SequenceView
 
 Guess = tuple[int, float]
 """A token and the drafting model's probability of it."""
 
 
 def best_guesses(
-    logits_RV: Tensor, views: Sequence[View], paths: Sequence[Sequence[int]], width: int
+    logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], width: int
 ) -> list[list[Guess]]:
     """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities."""
     return paired(ranked(logits_RV, views, paths, width), probabilities(logits_RV, views))
@@ -27,7 +27,7 @@ def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]
     ]
 
 
-def probabilities(logits_RV: Tensor, views: Sequence[View]) -> Tensor:
-    """The law that each row's request samples from, its penalties and truncations left out."""
+def probabilities(logits_RV: Tensor, views: Sequence[SequenceView]) -> Tensor:
+    """The distribution that each row's request samples from, its penalties and truncations left out."""
     temperatures = [view.request.params.temperature or 1.0 for view in views]
     return (logits_RV.float() / torch.tensor(temperatures, device=logits_RV.device)[:, None]).softmax(-1)

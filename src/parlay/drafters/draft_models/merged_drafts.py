@@ -12,7 +12,7 @@ from parlay.drafters.draft_models.options import MERGED_DRAFTS as SOURCE
 from parlay.drafters.draft_models.options import DraftModelOptions, MergedDraftsOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
 
 
 class MergedDrafts:
@@ -39,7 +39,7 @@ class MergedDrafts:
             for lane, name in enumerate(options.models)
         ]
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         count = len(self._members)
         parts = [
             member.propose(views, [(budget + count - 1 - place) // count for budget in budgets])
@@ -59,10 +59,16 @@ class MergedDrafts:
                 tuple(chains[member].tree.tokens[depth] for depth, member in order),
                 tuple(place.get((depth - 1, member), -1) for depth, member in order),
             ),
-            law="iid",
+            kind="iid",
             sources=tuple(self._names[member] for _, member in order),
             scores=tuple(chains[member].scores[depth] for depth, member in order),
-            probs=torch.stack([law[depth] for law, (depth, _) in zip(probs, order, strict=True) if law is not None]),
+            probs=torch.stack(
+                [
+                    distribution[depth]
+                    for distribution, (depth, _) in zip(probs, order, strict=True)
+                    if distribution is not None
+                ]
+            ),
         )
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -13,7 +13,7 @@ from parlay.drafters.draft_models.options import SequoiaOptions
 from parlay.drafters.draft_models.static_trees import RankRecord, TreeShape, best_shape
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, Tree, View
+from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree
 
 _REFIT = 16  # steps that a shape is good for
 
@@ -44,7 +44,7 @@ class Sequoia:
         self._steps_to_refit = _REFIT
         self._plantings: dict[int, _Planting] = {}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._sequences.jobs(views, budgets)
         plantings = {place: _Planting(job.view, job.sequence, self._shape(job.budget)) for place, job in jobs.items()}
         self._grow(list(plantings.values()))
@@ -98,7 +98,7 @@ class Sequoia:
 class _Planting:
     """A shape that is being filled with tokens."""
 
-    def __init__(self, view: View, sequence: DraftSequence, shape: TreeShape) -> None:
+    def __init__(self, view: SequenceView, sequence: DraftSequence, shape: TreeShape) -> None:
         self.view = view
         self.sequence = sequence
         self.length = len(view.tokens)

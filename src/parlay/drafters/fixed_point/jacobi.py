@@ -11,7 +11,7 @@ from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 _SCORES = (0.16, 0.8, 0.95)
 """Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the
@@ -49,7 +49,7 @@ class Jacobi(OneByOne):
         self._guess = options.guess
         self._iterates: dict[int, _Iterate] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         size = min(budget, self._room(view, budget))
         if size <= 0:
             return NO_DRAFT
@@ -60,7 +60,7 @@ class Jacobi(OneByOne):
         iterate.proposed = iterate.tokens[:size] + fresh
         return trees.chain(iterate.proposed, SOURCE, iterate.scores[:size] + [_FRESH] * len(fresh))
 
-    def _room(self, view: View, budget: int) -> int:
+    def _room(self, view: SequenceView, budget: int) -> int:
         """How far the block goes on. Its last token needs no guess: no row of the block comes after it."""
         if self._variant == "parallel":
             return budget
@@ -68,7 +68,7 @@ class Jacobi(OneByOne):
         room = self._block - length % self._block - 1
         return min(room, self._bound - length - 1) if self._variant == "hybrid" else room
 
-    def _first_guess(self, view: View, position: int) -> int:
+    def _first_guess(self, view: SequenceView, position: int) -> int:
         if self._guess == "pad":
             return self._pad
         if self._guess == "last":

@@ -12,7 +12,7 @@ from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
 
 _PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
 _FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others
@@ -47,7 +47,7 @@ class Lookahead(OneByOne):
         self._copy = options.copy
         self._states: dict[int, _LookaheadState] = {}
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not self._guesses:
             return NO_DRAFT
         state = self._states.get(view.sequence)
@@ -57,7 +57,7 @@ class Lookahead(OneByOne):
         merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
         return _with_probes(merged, *(state.window.nodes(len(merged)) if state.window else ((), ())))
 
-    def _begin(self, view: View) -> _LookaheadState:
+    def _begin(self, view: SequenceView) -> _LookaheadState:
         """Row 0 begins that much wider than the window, because each row that is added costs it a column."""
         size = self._columns + self._ngram - 3 if self._columns else 0
         streams = [noise.stream(view.request.key, place, _PURPOSE) for place in range(size)]

@@ -17,7 +17,7 @@ from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, inter
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 
 class IntersectionDraft:
@@ -53,7 +53,7 @@ class IntersectionDraft:
         self._writer = ChainWriter(runner, options.min_p, self._choose)
         self._translations: dict[int, _Translation] = {}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, budget in enumerate(budgets) if budget > 0]
         sights = [Sight(views[place], self._translate(views[place])) for place in places]
         drafts = [NO_DRAFT] * len(views)
@@ -69,7 +69,7 @@ class IntersectionDraft:
         self._translations.pop(sequence, None)
         self._writer.release(sequence)
 
-    def _translate(self, view: View) -> list[int]:
+    def _translate(self, view: SequenceView) -> list[int]:
         translation = self._translations.get(view.sequence)
         if translation is None:
             translation = self._translations[view.sequence] = _Translation(*self._codecs, self._to_theirs)
@@ -86,8 +86,8 @@ class IntersectionDraft:
         choices: list[tuple[int, float] | None] = []
         for row_V, view, tokens in zip(mapped_RV, views, drawn, strict=True):
             token = tokens[0] if tokens else -1
-            law_V = (row_V / (view.request.params.temperature or 1.0)).softmax(-1)
-            choices.append((self._to_theirs[token], float(law_V[token])) if token in self._to_theirs else None)
+            probs_V = (row_V / (view.request.params.temperature or 1.0)).softmax(-1)
+            choices.append((self._to_theirs[token], float(probs_V[token])) if token in self._to_theirs else None)
         return choices
 
     def map(self, logits_RV: Tensor) -> Tensor:

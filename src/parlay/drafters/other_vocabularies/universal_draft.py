@@ -20,7 +20,7 @@ from parlay.drafters.other_vocabularies.vocabularies import (
     scores,
 )
 from parlay.drafters.resources import Resources
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 
 class UniversalDraft:
@@ -47,7 +47,7 @@ class UniversalDraft:
         self._writer = ChainWriter(runner, options.min_p, self._choose)
         self._retold: dict[int, Retold] = {}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, view in enumerate(views) if budgets[place] > 0 and self._follow(view)]
         sights = [Sight(views[place], self._retold[views[place].sequence].ids) for place in places]
         drafts = [NO_DRAFT] * len(views)
@@ -63,7 +63,7 @@ class UniversalDraft:
         self._retold.pop(sequence, None)
         self._writer.release(sequence)
 
-    def _follow(self, view: View) -> bool:
+    def _follow(self, view: SequenceView) -> bool:
         retold = self._retold.get(view.sequence)
         if retold is None:
             retold = self._retold[view.sequence] = Retold(self._target, self._drafter, self._window)
@@ -75,7 +75,7 @@ class UniversalDraft:
         pairs = zip(ids.tolist(), tops.tolist(), strict=True)
         return [None if token in self._ends else (token, top) for token, top in pairs]
 
-    def _draft(self, view: View, chain: Chain, budget: int) -> Draft:
+    def _draft(self, view: SequenceView, chain: Chain, budget: int) -> Draft:
         """The chain in the target's tokens."""
         text, begins = self._text(chain)
         ids, ends = continuation(self._target, view.tokens, text, self._window)

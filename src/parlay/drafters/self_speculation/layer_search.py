@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from parlay.drafters.self_speculation.skipping import layers_of
 from parlay.sampling.sampler import ranked
-from parlay.types import Request, Skip, Sublayer, View
+from parlay.types import Request, SequenceView, Skip, Sublayer
 
 _STARTUP = 10  # sets that are tried at random before the estimator is asked
 _GOOD = 0.2  # part of the tried sets that counts as good
-_DRAWS = 24  # sets drawn from the good ones' law, of which the likeliest to be good is tried
+_DRAWS = 24  # sets drawn from the good ones' distribution, of which the likeliest to be good is tried
 
 
 class ParzenSearch:
@@ -108,7 +108,7 @@ class OnlineSearch:
         halt = self._halt
         return self.probes >= halt.probes or self._stale >= halt.patience or self.value >= halt.enough
 
-    def step(self, views: Sequence[View]) -> None:
+    def step(self, views: Sequence[SequenceView]) -> None:
         """One probe, if there is one to do and an output long enough to do it on."""
         if self.over:
             return
@@ -123,7 +123,7 @@ class OnlineSearch:
         if value > self.value:
             self.best, self.value, self._stale = skip, value, 0
 
-    def _fit(self, view: View) -> bool:
+    def _fit(self, view: SequenceView) -> bool:
         return view.request.store and len(view.tokens) - view.prompt_length >= self._window
 
     def _candidate(self) -> Skip:
@@ -143,7 +143,7 @@ class _Past:
     layers: None = None
 
 
-def agreement(view: View, window: int, skip: Skip) -> float:
+def agreement(view: SequenceView, window: int, skip: Skip) -> float:
     """Share of the last ``window`` tokens of the output that the request's sampler chooses without ``skip`` too.
 
     One forward: row i sees the true tokens before it, the latest of them through the same few sub-layers.

@@ -11,7 +11,7 @@ from parlay.drafters.self_speculation.options import LAYER_SKIP as SOURCE
 from parlay.drafters.self_speculation.options import RATIO, LayerSkipOptions
 from parlay.drafters.self_speculation.skipping import ChainDraft, middle, named, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import Draft, Needs, Observation, Skip, View
+from parlay.types import Draft, Needs, Observation, SequenceView, Skip
 
 _MATCH_DECAY = 0.5  # of the match rate, per step; the paper's beta 1
 _STEP = 0.01  # by which the threshold wants to move
@@ -55,7 +55,7 @@ class LayerSkip:
         self._acceptance = options.acceptance
         self._stops: dict[int, _Stop] = {}
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)
         stops = [self._stop(view) for view in views]
         plans = [
@@ -77,7 +77,7 @@ class LayerSkip:
     def release(self, sequence: int) -> None:
         self._stops.pop(sequence, None)
 
-    def _stop(self, view: View) -> _Stop:
+    def _stop(self, view: SequenceView) -> _Stop:
         if view.sequence not in self._stops:
             threshold = self._thresholds[0 if view.request.params.greedy else 1]
             self._stops[view.sequence] = _Stop(threshold, self._acceptance)

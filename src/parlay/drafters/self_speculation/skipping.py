@@ -10,7 +10,7 @@ from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import Draft, Layers, RunnerSpec, Skip, Sublayer, View
+from parlay.types import Draft, Layers, RunnerSpec, SequenceView, Skip, Sublayer
 
 
 def skippable(source: str, resources: Resources) -> RunnerSpec:
@@ -57,7 +57,7 @@ def named(source: str, target: RunnerSpec, attention: Iterable[str], mlp: Iterab
     return frozenset(wanted)
 
 
-def layers_of(view: View) -> Layers:
+def layers_of(view: SequenceView) -> Layers:
     assert view.layers is not None, "the drafter's needs name the layers"
     return view.layers
 
@@ -66,7 +66,7 @@ def layers_of(view: View) -> Layers:
 class ChainDraft:
     """A chain in the making. ``levels`` are the guesses of each step, best first: the first one is the chain's."""
 
-    view: View
+    view: SequenceView
     budget: int
     threshold: float
     """A step whose largest probability is below this is the last one."""

@@ -10,7 +10,7 @@ from parlay.drafters.self_speculation.options import SWIFT as SOURCE
 from parlay.drafters.self_speculation.options import SwiftOptions
 from parlay.drafters.self_speculation.skipping import ChainDraft, inner, middle, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
 
 
 class Swift:
@@ -46,7 +46,7 @@ class Swift:
         self._threshold = options.threshold
         self._width = min(options.width, resources.vocab_size)
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)
         plans = [ChainDraft(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
         write_ahead(plans, self._search.best, self._width)

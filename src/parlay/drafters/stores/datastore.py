@@ -12,7 +12,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore, fingerprint
 from parlay.drafters.stores.suffix_array import Integers
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, Tree, View
+from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 SOURCE = "datastore"
 
@@ -54,7 +54,7 @@ class Retrieval(OneByOne):
         self._longest, self._shortest = options.max_match, options.min_match
         self._branch, self._matches = options.branch, options.matches
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         length, start, end = self._store.longest(view.tokens[-self._longest :], self._shortest)
         if not length:
             return NO_DRAFT

@@ -11,7 +11,7 @@ from pathlib import Path
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import Options, option
-from parlay.types import Observation, Request, View
+from parlay.types import Observation, Request, SequenceView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class OutputStores:
         self._stores: dict[str, OutputStore] = {}
         self._order: deque[str] = deque()  # the tenant of each output, oldest first
         self._tokens = 0
-        self._views: dict[int, View] = {}
+        self._views: dict[int, SequenceView] = {}
         file = StoreFile(Path(options.store), "outputs", vocab_size, strategy) if options.store else None
         self._saving = Saving(file, options.save_every, self._texts)
         if file is not None:
@@ -131,7 +131,7 @@ class OutputStores:
             del self._stores[salt]
 
 
-def _output(view: View) -> array[int]:
+def _output(view: SequenceView) -> array[int]:
     text = array("i", view.tokens[view.prompt_length :])
     stop = next((place for place, token in enumerate(text) if token in view.request.stop_ids), len(text))
     return text[: stop + 1]

@@ -12,7 +12,7 @@ from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, grow
 from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
 from parlay.options import UsageError, option
-from parlay.types import NO_DRAFT, Draft, Observation, View
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
 
 SOURCE = "suffix-automaton"
 
@@ -52,7 +52,7 @@ class SuffixAutomaton:
         self._stores = OutputStores(_DEPTH, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(views)
         left: list[int] = []
         for place, (view, budget) in enumerate(zip(views, budgets, strict=True)):
@@ -66,7 +66,7 @@ class SuffixAutomaton:
                 drafts[place] = draft if len(draft) else drafts[place]
         return drafts
 
-    def _copy(self, view: View, budget: int) -> tuple[int, Draft]:
+    def _copy(self, view: SequenceView, budget: int) -> tuple[int, Draft]:
         """The length of the match that counts, the bias taken off, and what followed it."""
         text = self._texts.of(view)
         place, length = text.follow(view.tokens).first_copy()
@@ -88,7 +88,7 @@ class SuffixAutomaton:
             fallback.release(sequence)
 
 
-def _verbatim(text: LiveText, place: int, length: int, budget: int, view: View) -> Draft:
+def _verbatim(text: LiveText, place: int, length: int, budget: int, view: SequenceView) -> Draft:
     """What stands at ``place``, up to the end of that text or the first stop token."""
     if length == 0:
         return NO_DRAFT
@@ -102,7 +102,7 @@ def _verbatim(text: LiveText, place: int, length: int, budget: int, view: View) 
     return trees.chain(tokens, SOURCE, [chance(1.0, length + depth) for depth in range(len(tokens))])
 
 
-def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: View) -> Draft:
+def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: SequenceView) -> Draft:
     """Along the most frequent tokens, from the longest end of the match that anything followed."""
     growth = Growth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
     for end, shortest, longest in past.ends(state, length):

@@ -11,7 +11,7 @@ from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, Growth, speculate
 from parlay.drafters.stores.suffixes import LiveTexts
 from parlay.options import option
-from parlay.types import Draft, Needs, Observation, View
+from parlay.types import Draft, Needs, Observation, SequenceView
 
 SOURCE = "suffix-decoding"
 
@@ -51,7 +51,7 @@ class SuffixDecoding(OneByOne):
         self._stores = OutputStores(options.depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
         text = self._texts.of(view)
         growth = Growth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)

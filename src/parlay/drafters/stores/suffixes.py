@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from parlay.drafters.history import History
-from parlay.types import View
+from parlay.types import SequenceView
 
 _MANY = 24  # children of one state; after a common token there are thousands
 _FIRST, _LAST = 192, 64  # of which so many are looked at
@@ -269,7 +269,7 @@ class LiveTexts:
         self._depth = depth
         self._texts: dict[int, LiveText] = {}
 
-    def of(self, view: View) -> LiveText:
+    def of(self, view: SequenceView) -> LiveText:
         references = view.request.references
         text = self._texts.get(view.sequence)
         if text is None or text.references != references:

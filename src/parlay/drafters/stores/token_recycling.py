@@ -17,7 +17,7 @@ from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.options import Options, option
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, SequenceView, Tree
 
 SOURCE = "token-recycling"
 WIDTH = 8  # candidates kept per token
@@ -67,7 +67,7 @@ class TokenRecycling(OneByOne):
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
         resources.closing.callback(self._saving.save)
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         matrix = self._matrices.get(view.request.salt)
         private = self._private.get(view.sequence, {})
         stops = view.request.stop_ids

@@ -11,7 +11,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffixes import LiveTexts, Suffixes, chance
 from parlay.options import option
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Tree, View
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
 
 SOURCE = "trie-lookahead"
 
@@ -52,7 +52,7 @@ class TrieLookahead(OneByOne):
         self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
-    def _propose(self, view: View, budget: int) -> Draft:
+    def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
         text = self._texts.of(view)
         own, past = text.follow(view.tokens), self._stores.of(request)

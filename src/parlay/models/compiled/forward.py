@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from parlay import threads
-from parlay.models.arranged import Operand, stored_as
 from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Weights
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Kernels, Result, Work, with_features
+from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import inverse_frequencies
 from parlay.types import Exactness, Skip
 

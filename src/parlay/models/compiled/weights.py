@@ -11,9 +11,9 @@ from torch import Tensor
 
 from parlay import threads
 from parlay.cache.buffers import zeros
-from parlay.models.arranged import Arranged, LayerWeights, Operand, as_tensor
 from parlay.models.compiled import structs
 from parlay.models.config import DecoderConfig
+from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.quantize import Int8Weight
 from parlay.models.stored import Format, StoredTensor
 
@@ -53,10 +53,10 @@ class Weights:
         self._panel = int(core.panel)
         self._memory = Memory()
         self._held: list[Tensor] = []
-        arranged = Arranged(config, weights, torch.float32)
+        fused = FusedWeights(config, weights, torch.float32)
         with ThreadPoolExecutor(threads.count()) as self._pool:
             self._jobs: list[Future[None]] = []
-            self.model = self._lay_out(arranged)
+            self.model = self._lay_out(fused)
         for job in self._jobs:
             job.result()
 
@@ -70,12 +70,12 @@ class Weights:
     def __del__(self) -> None:
         self._core.rest()  # a late thread may still read them
 
-    def _lay_out(self, arranged: Arranged) -> structs.Model:
+    def _lay_out(self, fused: FusedWeights) -> structs.Model:
         config = self._config
         layers = (structs.Layer * config.num_layers)(
-            *(self._layer(arranged.layer(index)) for index in range(config.num_layers))
+            *(self._layer(fused.layer(index)) for index in range(config.num_layers))
         )
-        head = self._linear(arranged.head)
+        head = self._linear(fused.head)
         return structs.Model(
             layers=config.num_layers,
             hidden=config.hidden_size,
@@ -86,9 +86,9 @@ class Weights:
             vocab=config.vocab_size,
             bf16=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._embedding(arranged, head),
+            embedding=self._embedding(fused, head),
             layer=layers,
-            final_norm=self._hold(arranged.final_norm),
+            final_norm=self._hold(fused.final_norm),
             head=head,
         )
 
@@ -114,11 +114,11 @@ class Weights:
         """Norms of queries and keys, each ``[D]`` or ``[heads, D]``, as ``[query and key heads, D]``."""
         return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
 
-    def _embedding(self, arranged: Arranged, head: structs.Linear) -> structs.Linear:
+    def _embedding(self, fused: FusedWeights, head: structs.Linear) -> structs.Linear:
         """Plain numbers lie in rows; of blocks, single rows are read where the head, or another packed copy, is."""
-        embedding = arranged.embedding
+        embedding = fused.embedding
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
-            return head if arranged.head is embedding else self._linear(embedding)
+            return head if fused.head is embedding else self._linear(embedding)
         kind = self._kind(embedding)
         out, inputs = embedding.shape
         return structs.Linear(panels=self._hold(self._rows(embedding, kind)), inputs=inputs, outputs=out, kind=kind)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from parlay import trees
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Case, excess
-from parlay.sampling.rules.judge import Judge
-from parlay.types import Law, ParlayError, Verdict
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.rule_input import RuleInput, residual
+from parlay.types import DraftKind, ParlayError, Verdict
 
 
-class Block(Judge):
+class Block(DistributionRule):
     """Block verification (Sun et al. 2024, arXiv:2403.10444): never fewer accepted tokens than by rejecting one by one.
 
     Every prefix of the chain has a weight p_i = min(1, p_(i-1) p(x_i) / q(x_i)) and a coin of its own, which holds with
@@ -22,47 +22,47 @@ class Block(Judge):
     comes a draw from norm((p_i p - q)+), or from p after the whole chain.
     """
 
-    laws = frozenset[Law]({"iid"})
+    kinds = frozenset[DraftKind]({"iid"})
 
-    def verdict(self, case: Case) -> Verdict:
-        tree = case.draft.tree
+    def verdict(self, given: RuleInput) -> Verdict:
+        tree = given.draft.tree
         if not trees.is_chain(tree):
             raise ValueError("accept rule Block judges chains, and this draft has branches")
-        targets = [case.target(-1)]
+        targets = [given.target(-1)]
         weights: list[Any] = [1]
-        end = len(tree) - case.draft.probes
+        end = len(tree) - given.draft.probes
         for node in range(end):
-            weights.append(_weight(weights[-1], targets[-1], case.drafted(node), tree.tokens[node]))
+            weights.append(_weight(weights[-1], targets[-1], given.drafted(node), tree.tokens[node]))
             try:
-                targets.append(case.target(node))
+                targets.append(given.target(node))
             except ParlayError:  # nothing can be drawn after this node, so the chain ends here
                 end = node + 1
                 break
-        return _decide(case, weights, targets, end)
+        return _decide(given, weights, targets, end)
 
 
 def _weight(before: Any, target: Vector, drafted: Vector, token: int) -> Any:
     return min(1, before * target[token] / drafted[token]) if drafted[token] > 0 else 0
 
 
-def _decide(case: Case, weights: list[Any], targets: list[Vector], end: int) -> Verdict:
+def _decide(given: RuleInput, weights: list[Any], targets: list[Vector], end: int) -> Verdict:
     """``weights[i]`` belongs to the first i of ``end`` nodes, ``targets[i]`` is the target's distribution after them.
 
     The last target may be missing.
     """
-    tokens = case.draft.tree.tokens
+    tokens = given.draft.tree.tokens
 
     def holds(length: int) -> bool:
         weight = weights[length]
         if weight > 0 and length < end:
-            surplus = np.maximum(weight * targets[length] - case.drafted(length), 0).sum()
+            surplus = np.maximum(weight * targets[length] - given.drafted(length), 0).sum()
             weight = surplus / (surplus + 1 - weight) if surplus or weight < 1 else 1
-        return case.chance.coin(weight, length - 1, 0)
+        return given.rng.coin(weight, length - 1, 0)
 
     taken = next((length for length in range(end, 0, -1) if holds(length)), 0)
     if taken == len(targets):  # nothing can be drawn after it, so the last token ends the step
         return Verdict(tuple(range(taken - 1)), tokens[:taken])
-    law = targets[taken]
+    probs_V = targets[taken]
     if taken < end:
-        law = excess(weights[taken] * law, case.drafted(taken))
-    return Verdict(tuple(range(taken)), (*tokens[:taken], case.chance.draw(law, taken)))
+        probs_V = residual(weights[taken] * probs_V, given.drafted(taken))
+    return Verdict(tuple(range(taken)), (*tokens[:taken], given.rng.draw(probs_V, taken)))

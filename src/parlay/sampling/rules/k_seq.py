@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Candidate, Case, Dice, descend
-from parlay.sampling.rules.judge import Judge
-from parlay.types import Law, Verdict
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.rule_input import Candidate, LevelRng, RuleInput, descend
+from parlay.types import DraftKind, Verdict
 
 _HALVINGS = 20
 
 
-class KSeq(Judge):
+class KSeq(DistributionRule):
     """Sequential selection of k drafts (SpecTr, Sun et al. 2023, arXiv:2310.15141).
 
     Each of the k drafts that share the accepted prefix is accepted with probability min(1, p(x) / (r q(x))), with r in
@@ -23,26 +23,26 @@ class KSeq(Judge):
     1, and the rule is rejection sampling. All siblings are drawn from one distribution.
     """
 
-    laws = frozenset[Law]({"iid"})
+    kinds = frozenset[DraftKind]({"iid"})
 
-    def verdict(self, case: Case) -> Verdict:
-        return descend(case, any_of)
+    def verdict(self, given: RuleInput) -> Verdict:
+        return descend(given, any_of)
 
 
-def any_of(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+def any_of(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
     """Try the candidates in order, all with the same r; without success, draw from what remains of the target's."""
     if not candidates:
-        return dice.draw(target)
+        return rng.draw(target)
     drafted = candidates[0][1]
     kept = _kept(target, drafted, ratio(target, drafted, len(candidates)))
     for token, _ in candidates:
-        if drafted[token] > 0 and dice.coin(kept[token] / drafted[token]):
+        if drafted[token] > 0 and rng.coin(kept[token] / drafted[token]):
             return token
     beta = kept.sum()
     if beta > 0:
         rest = np.maximum(target - kept * ((1 - (1 - beta) ** len(candidates)) / beta), 0)
         target = rest if rest.sum() > 0 else target
-    return dice.draw(target)
+    return rng.draw(target)
 
 
 def ratio(target: Vector, drafted: Vector, count: int) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Candidate, Case, Dice, descend, excess
-from parlay.sampling.rules.judge import Judge
-from parlay.types import Law, Verdict
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.rule_input import Candidate, LevelRng, RuleInput, descend, residual
+from parlay.types import DraftKind, Verdict
 
 
-class Rejection(Judge):
+class Rejection(DistributionRule):
     """Speculative sampling (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318).
 
     A token x drawn from q is accepted with probability min(1, p(x) / q(x)), and else replaced by a draw from
@@ -19,17 +19,17 @@ class Rejection(Judge):
     different distributions, each independent of the others.
     """
 
-    laws = frozenset[Law]({"iid"})
+    kinds = frozenset[DraftKind]({"iid"})
 
-    def verdict(self, case: Case) -> Verdict:
-        return descend(case, one_by_one)
+    def verdict(self, given: RuleInput) -> Verdict:
+        return descend(given, one_by_one)
 
 
-def one_by_one(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+def one_by_one(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
     """Try the candidates in order; without success, draw from what remains of the target's distribution."""
     for token, drafted in candidates:
         if drafted[token] > 0:  # otherwise it can't have been drawn
-            if dice.coin(min(1, target[token] / drafted[token])):
+            if rng.coin(min(1, target[token] / drafted[token])):
                 return token
-            target = excess(target, drafted)
-    return dice.draw(target)
+            target = residual(target, drafted)
+    return rng.draw(target)

@@ -6,35 +6,35 @@ import math
 from collections.abc import Callable
 
 from parlay import trees
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Case
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.rule_input import RuleInput
 from parlay.types import ParlayError, Verdict
 
 GoodEnough = Callable[[Vector], Callable[[int], bool]]
 """From a distribution to a test of its tokens: which of them pass."""
 
 
-def longest(case: Case, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
-    """The longest path on which all tokens pass, the likeliest of several; then ``last_token(law, level)``."""
-    tree = case.draft.tree
+def longest(given: RuleInput, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
+    """The longest path on which all tokens pass, the likeliest of several; then ``last_token(distribution, level)``."""
+    tree = given.draft.tree
     families = trees.children(tree)
-    real = len(tree) - case.draft.probes
+    real = len(tree) - given.draft.probes
     reached = [(-1, 0, 0.0)]  # node, depth, log-probability of the path
-    best, best_rank, best_law = -1, (-1, 0.0), None
+    best, best_rank, best_V = -1, (-1, 0.0), None
     for node, depth, logprob in reached:
         try:
-            law = case.target(node)
+            probs_V = given.target(node)
         except ParlayError:
             if node == -1:
                 raise
             continue  # nothing can be drawn after this node, so no path may end or go on there
         if (depth, logprob) > best_rank:
-            best, best_rank, best_law = node, (depth, logprob), law
-        passes = good_enough(law)
+            best, best_rank, best_V = node, (depth, logprob), probs_V
+        passes = good_enough(probs_V)
         for child in families[node]:
             token = tree.tokens[child]
-            if child < real and law[token] > 0 and passes(token):
-                reached.append((child, depth + 1, logprob + math.log(law[token])))
-    assert best_law is not None
+            if child < real and probs_V[token] > 0 and passes(token):
+                reached.append((child, depth + 1, logprob + math.log(probs_V[token])))
+    assert best_V is not None
     path = trees.path_to(tree, best)
-    return Verdict(path, (*(tree.tokens[node] for node in path), last_token(best_law, len(path))))
+    return Verdict(path, (*(tree.tokens[node] for node in path), last_token(best_V, len(path))))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
-from parlay.types import Draft, Exactness, Fault, Law, Rule, Tree, Verdict, View
+from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class SharedNoise:
     """Commits the tokens that plain decoding commits, whatever is drafted. It is as exact as the runner's logits."""
 
     exactness: ClassVar[Exactness] = Exactness.BITS
-    laws: ClassVar[frozenset[Law]] = frozenset({"point"})
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
 
     def accept(
-        self, views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:
-        """See `Rule.accept`. Raises ValueError for a draft that was drawn from a distribution."""
+        """See `AcceptRule.accept`. Raises ValueError for a draft that was drawn from a distribution."""
         for draft in drafts:
-            check_law(self, draft)
+            check_kind(self, draft)
         return follow(views, drafts, logits_RV, roots)
 
 
 def follow(
-    views: Sequence[View], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+    views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
     """Plain decoding's tokens as far as the drafts have them, however the drafts were chosen."""
     greedily = [is_plain_greedy(view, ()) for view in views]
@@ -49,16 +49,17 @@ def follow(
     return [verdicts[place] for place in range(len(views))]
 
 
-def check_law(rule: Rule, draft: Draft) -> None:
+def check_kind(rule: AcceptRule, draft: Draft) -> None:
     """Raises ValueError for a draft that the rule can't handle."""
-    if (draft.law == "point" and "point" in rule.laws) or not len(draft):
+    if (draft.kind == "point" and "point" in rule.kinds) or not len(draft):
         return
-    if draft.law not in rule.laws:
+    if draft.kind not in rule.kinds:
         raise ValueError(
-            f"accept rule {type(rule).__name__} can't judge drafts of law {draft.law!r}; it takes {sorted(rule.laws)}"
+            f"accept rule {type(rule).__name__} can't judge drafts of kind {draft.kind!r}; "
+            f"it takes {sorted(rule.kinds)}"
         )
-    if draft.law != "point" and draft.probs is None:
-        raise ValueError(f"accept rule {type(rule).__name__} needs the law that each node was drawn from")
+    if draft.kind != "point" and draft.probs is None:
+        raise ValueError(f"accept rule {type(rule).__name__} needs the distribution that each node was drawn from")
 
 
 def _greedily(drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]) -> list[Verdict | Fault]:
@@ -102,7 +103,7 @@ class _Walk:
 
     __slots__ = ("_chain", "_children", "_fault", "_most", "_node", "_path", "open", "root", "sampled", "view")
 
-    def __init__(self, view: View, draft: Draft, root: int) -> None:
+    def __init__(self, view: SequenceView, draft: Draft, root: int) -> None:
         self.view = view
         self.root = root
         self.sampled: list[int] = []

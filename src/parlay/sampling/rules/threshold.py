@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Case
-from parlay.sampling.rules.judge import Judge
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.relaxed import longest
-from parlay.types import Exactness, Law, Verdict
+from parlay.sampling.rules.rule_input import RuleInput
+from parlay.types import DraftKind, Exactness, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold(Judge):
+class Threshold(DistributionRule):
     """Relaxed verification of blockwise drafts (GAD++, Xia et al. 2022, arXiv:2203.16487; Stern et al. 2018,
     arXiv:1811.03115, section 5: top-k and distance).
 
@@ -26,22 +26,22 @@ class Threshold(Judge):
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
-    laws: ClassVar[frozenset[Law]] = frozenset({"point"})
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
     matches_greedy: ClassVar[bool] = False
     beta: int = 5
     tau: float = 3.0
 
-    def verdict(self, case: Case) -> Verdict:
-        def last_token(law: Vector, level: int) -> int:
-            return int(law.argmax()) if case.greedy else case.chance.draw(law, level)
+    def verdict(self, given: RuleInput) -> Verdict:
+        def last_token(probs_V: Vector, level: int) -> int:
+            return int(probs_V.argmax()) if given.greedy else given.rng.draw(probs_V, level)
 
-        return longest(case, self._good_enough, last_token)
+        return longest(given, self._good_enough, last_token)
 
-    def _good_enough(self, law: Vector) -> Callable[[int], bool]:
-        floor = law.max() * math.exp(-self.tau)
+    def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
+        floor = probs_V.max() * math.exp(-self.tau)
 
         def passes(token: int) -> bool:
-            better = (law > law[token]).sum() + (law[:token] == law[token]).sum()
-            return bool(law[token] >= floor and better < self.beta)
+            better = (probs_V > probs_V[token]).sum() + (probs_V[:token] == probs_V[token]).sum()
+            return bool(probs_V[token] >= floor and better < self.beta)
 
         return passes

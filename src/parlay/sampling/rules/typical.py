@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Case
-from parlay.sampling.rules.judge import Judge
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.relaxed import longest
-from parlay.types import Exactness, Law, Verdict
+from parlay.sampling.rules.rule_input import RuleInput
+from parlay.types import DraftKind, Exactness, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Typical(Judge):
+class Typical(DistributionRule):
     """Typical acceptance (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
     A token passes if p(x) > min(eps, delta exp(-H(p))): the less certain the target, the less likely it may be. The
@@ -25,19 +25,19 @@ class Typical(Judge):
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
-    laws: ClassVar[frozenset[Law]] = frozenset({"point"})
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
     eps: float = 0.09
     delta: float = 0.3
 
-    def verdict(self, case: Case) -> Verdict:
-        return longest(case, self._good_enough, lambda law, level: case.chance.draw(law, level))
+    def verdict(self, given: RuleInput) -> Verdict:
+        return longest(given, self._good_enough, lambda probs_V, level: given.rng.draw(probs_V, level))
 
-    def _good_enough(self, law: Vector) -> Callable[[int], bool]:
-        floor = min(self.eps, self.delta * float(np.exp(-entropy(law))))
-        return lambda token: bool(law[token] > floor)
+    def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
+        floor = min(self.eps, self.delta * float(np.exp(-entropy(probs_V))))
+        return lambda token: bool(probs_V[token] > floor)
 
 
-def entropy(law: Vector) -> float:
+def entropy(probs_V: Vector) -> float:
     """The entropy of a distribution, in nats."""
-    some = law[law > 0]
+    some = probs_V[probs_V > 0]
     return float(-(some * np.log(some)).sum())

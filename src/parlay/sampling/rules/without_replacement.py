@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.sampling.laws import Vector
-from parlay.sampling.rules.case import Candidate, Case, Dice, descend, excess
-from parlay.sampling.rules.judge import Judge
-from parlay.types import Law, Verdict
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.rule_input import Candidate, LevelRng, RuleInput, descend, residual
+from parlay.types import DraftKind, Verdict
 
 
-class WithoutReplacement(Judge):
+class WithoutReplacement(DistributionRule):
     """Recursive rejection sampling (RSD, Jeon et al. 2024, arXiv:2402.14160; Sequoia, Chen et al. 2024,
     arXiv:2402.12374).
 
@@ -19,20 +19,20 @@ class WithoutReplacement(Judge):
     itself.
     """
 
-    laws = frozenset[Law]({"without_replacement"})
+    kinds = frozenset[DraftKind]({"without_replacement"})
 
-    def verdict(self, case: Case) -> Verdict:
-        return descend(case, in_drawing_order)
+    def verdict(self, given: RuleInput) -> Verdict:
+        return descend(given, in_drawing_order)
 
 
-def in_drawing_order(target: Vector, candidates: Sequence[Candidate], dice: Dice) -> int:
+def in_drawing_order(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
     """Every candidate names the distribution of the first draw. The later draws came from what was left of it."""
     left = candidates[0][1].copy() if candidates else target
     for token, _ in candidates:
         if left[token] > 0:
-            if dice.coin(min(1, target[token] / left[token])):
+            if rng.coin(min(1, target[token] / left[token])):
                 return token
-            target = excess(target, left)
+            target = residual(target, left)
             left[token] = 0
             left = left / left.sum() if left.any() else left
-    return dice.draw(target)
+    return rng.draw(target)

@@ -21,8 +21,8 @@ from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance.compare import Divergence, Excuse
 from parlay.testing.conformance.constrained import constrained
+from parlay.testing.conformance.distribution import distribution
 from parlay.testing.conformance.endings import endings
-from parlay.testing.conformance.law import law
 from parlay.testing.conformance.report import Finding, Report
 from parlay.testing.conformance.runners import check_runner
 from parlay.testing.conformance.stage import Stage, Subject
@@ -37,7 +37,7 @@ from parlay.testing.conformance.strain import (
     references,
 )
 from parlay.testing.conformance.universal import LONG, SHORT, Effort, greedy, mixed, sampled
-from parlay.types import Drafter, Rule
+from parlay.types import AcceptRule, Drafter
 
 __all__ = [
     "CHECKS",
@@ -68,7 +68,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         "greedy": greedy,
         "sampled": sampled,
-        "law": law,
+        "distribution": distribution,
         "continuing": continuing,
         "mixed": mixed,
         "endings": endings,
@@ -81,10 +81,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "constrained": constrained,
     }
 )
-"""What is checked, by name: greedy and sampled U1 and U8, law U3, continuing U5, mixed U6, endings U7; then strain, and
-texts under a constraint."""
+"""What is checked, by name: greedy and sampled U1 and U8, distribution U3, continuing U5, mixed U6, endings U7; then
+strain, and texts under a constraint."""
 
-LAW_STAGE = "toy law"
+DISTRIBUTION_STAGE = "toy distribution"
 
 
 def check_strategy(
@@ -97,7 +97,7 @@ def check_strategy(
 def check_drafter(
     make: Callable[[Resources], Drafter],
     *,
-    rule: Callable[[], Rule] = SharedNoise,
+    rule: Callable[[], AcceptRule] = SharedNoise,
     name: str = "drafter",
     effort: Effort = SHORT,
     stages: Iterable[Stage] | None = None,
@@ -125,7 +125,7 @@ def default_stages() -> Mapping[str, Stage]:
         toy_stage("toy"),
         toy_stage("toy recurrent", tree="chain", cut=4),
         toy_stage("toy draftless", tree="none", checks=frozenset({"greedy", "mixed"})),
-        toy_stage(LAW_STAGE, vocab_size=4, checks=frozenset({"law"})),
+        toy_stage(DISTRIBUTION_STAGE, vocab_size=4, checks=frozenset({"distribution"})),
         native_stage(torch.float32),
         native_stage(torch.bfloat16),
     )
@@ -134,7 +134,7 @@ def default_stages() -> Mapping[str, Stage]:
 
 def applies(check: str, stage: Stage) -> bool:
     """Whether the check says something on this stage."""
-    return check in stage.checks if stage.checks else check != "law"
+    return check in stage.checks if stage.checks else check != "distribution"
 
 
 def run_check(check: str, subject: Subject, stage: Stage, effort: Effort = SHORT) -> Finding:

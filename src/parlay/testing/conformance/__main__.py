@@ -45,7 +45,8 @@ def as_markdown(reports: Iterable[Report], effort: Effort) -> str:
     lines = [
         "# Conformance: the last run",
         "",
-        f"{datetime.date.today().isoformat()}, {effort.tokens} tokens per long text, {effort.draws} draws per law. "
+        f"{datetime.date.today().isoformat()}, {effort.tokens} tokens per long text, "
+        f"{effort.draws} draws per distribution. "
         f"parlay {version('parlay')}, torch {torch.__version__}, transformers {version('transformers')}, "
         f"Python {platform.python_version()}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}.",
         "Written by `make conformance`. A number is checks passed of checks run; every token is compared with the slow "

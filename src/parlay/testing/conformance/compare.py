@@ -26,7 +26,7 @@ class Excuse:
 
 
 def comparable(strategy: Strategy, ask: Ask) -> bool:
-    """Whether the strategy promises the tokens of plain decoding: greedy, the law has one text."""
+    """Whether the strategy promises the tokens of plain decoding: greedy, the distribution has one text."""
     level = strategy.rule.exactness
     return level in (Exactness.BITS, Exactness.SEED) or (level is Exactness.DISTRIBUTION and ask.params.greedy)
 

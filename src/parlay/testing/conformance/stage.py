@@ -14,6 +14,7 @@ from parlay.testing.conformance.recorder import Recorder, Texts
 from parlay.testing.reference import LogitsOf, Text
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import (
+    AcceptRule,
     Committed,
     Drafter,
     Event,
@@ -22,7 +23,6 @@ from parlay.types import (
     Metrics,
     NoiseKey,
     Request,
-    Rule,
     Runner,
     SamplingParams,
     Strategy,
@@ -57,7 +57,7 @@ class Stage:
     resources: Resources
     noise_bound: float = 0.0
     checks: frozenset[str] = frozenset()
-    """Names of the checks that say something here; empty: all but the count of the law."""
+    """Names of the checks that say something here; empty: all but the count of the distribution."""
     known: dict[str, Text] = field(default_factory=dict, compare=False)
     """Texts that the reference has decoded here already."""
 
@@ -75,7 +75,7 @@ class Subject:
 
     name: str
     make: Callable[[Resources], Drafter | None]
-    rule: Callable[[], Rule] = SharedNoise
+    rule: Callable[[], AcceptRule] = SharedNoise
 
     def strategy(self, stage: Stage, budget: int) -> Strategy:
         """A fresh instance that always drafts ``budget`` nodes."""

@@ -11,7 +11,7 @@ from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Ask, Stage, Steady, Subject, decode
 from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, Effort, agree, prompt
 from parlay.testing.toy_drafters import Raising
-from parlay.types import Budgets, Drafter, Strategy, View
+from parlay.types import Budgets, Drafter, SequenceView, Strategy
 
 
 def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
@@ -106,7 +106,7 @@ class Pausing(Fixed):
         super().__init__(budget)
         self._pauses, self._step = pauses, 0
 
-    def plan(self, views: Sequence[View]) -> Budgets:
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
         self._step += 1
         return Budgets([0] * len(views)) if self._step in self._pauses else super().plan(views)
 

@@ -27,7 +27,7 @@ BUDGETS = (0, 1, 2, 5, 16)
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much a run does: tokens of the long texts, draws for the law."""
+    """How much a run does: tokens of the long texts, draws for the distribution."""
 
     tokens: int
     draws: int

@@ -32,7 +32,7 @@ typedef struct {
     const Layer *layer;
     const float *final_norm; /* [hidden] */
     Linear head;
-    const float *turns; /* [positions][2][head_dim / 2]: cosines, sines */
+    const float *rotations; /* [positions][2][head_dim / 2]: cosines, sines */
 } Model;
 
 /* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran in

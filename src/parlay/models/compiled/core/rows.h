@@ -44,17 +44,17 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
 }
 
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
-INLINE void turn(const float *x, const float *turns, int64_t half, float scale, int bf16, void *out)
+INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int bf16, void *out)
 {
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
-        vf a = load(x + i), b = load(x + half + i), cosine = load(turns + i), sine = load(turns + half + i);
+        vf a = load(x + i), b = load(x + half + i), cosine = load(rotations + i), sine = load(rotations + half + i);
         store_as(bf16, out, i, (a * cosine - b * sine) * scale);
         store_as(bf16, out, half + i, (b * cosine + a * sine) * scale);
     }
     for (; i < half; i++) {
-        store_one(bf16, out, i, (x[i] * turns[i] - x[half + i] * turns[half + i]) * scale);
-        store_one(bf16, out, half + i, (x[half + i] * turns[i] + x[i] * turns[half + i]) * scale);
+        store_one(bf16, out, i, (x[i] * rotations[i] - x[half + i] * rotations[half + i]) * scale);
+        store_one(bf16, out, half + i, (x[half + i] * rotations[i] + x[i] * rotations[half + i]) * scale);
     }
 }
 
@@ -64,20 +64,20 @@ INLINE int64_t part_of(const Model *model, const Segment *segment, int64_t layer
     return ((layer * 2 + which) * model->kv_heads + head) * segment->pitch;
 }
 
-/* Norms and turns of a row's queries and keys; keys and values go to the cache. */
+/* Norms and rotations of a row's queries and keys; keys and values go to the cache. */
 static void prepare_row(const Model *model, const Segment *segment, const Space *space, int64_t layer, int64_t row)
 {
     int64_t dim = model->head_dim, half = dim / 2, heads = model->heads, size = dim * (model->bf16 ? 2 : 4);
     int64_t slot = segment->start + row, flat = segment->begin + row;
-    const float *norms = model->layer[layer].qk_norm, *turns = model->turns + position_of(segment, row) * dim;
+    const float *norms = model->layer[layer].qk_norm, *rotations = model->rotations + position_of(segment, row) * dim;
     float *x = space->qkv + flat * space->qkv_stride;
     const float floor = (float)(dim * model->eps), scale = 1.0f / __builtin_sqrtf((float)dim);
     for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
         if (norms) norm_row(x, dim, floor, norms + head * dim, 0, x);
         if (head < heads)
-            turn(x, turns, half, scale, (int)model->bf16, space->queries + (flat * heads + head) * space->head_words);
+            rotate(x, rotations, half, scale, (int)model->bf16, space->queries + (flat * heads + head) * space->head_words);
         else
-            turn(x, turns, half, 1.0f, (int)model->bf16,
+            rotate(x, rotations, half, 1.0f, (int)model->bf16,
                  row_at(segment, part_of(model, segment, layer, 0, head - heads), slot, size));
     }
     for (int64_t head = 0; head < model->kv_heads; head++, x += dim) {

@@ -1,7 +1,7 @@
-"""The rules that promise a law keep it exactly: every draft, coin and draw is enumerated in rationals.
+"""The rules that promise a distribution keep it exactly: every draft, coin and draw is enumerated in rationals.
 
-Vocabulary of three, drafts two levels deep, laws of target and drafter that hang on the whole path; what is compared is
-the law of the first three tokens, where a step that commits fewer is followed by plain decoding.
+Vocabulary of three, drafts two levels deep; target's and drafter's distributions hang on the whole path.
+Compared is the distribution of the first three tokens, where a step that commits fewer is followed by plain decoding.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 
 from parlay import trees
 from parlay.sampling.rules.block import Block
-from parlay.sampling.rules.case import descend, excess
-from parlay.sampling.rules.judge import Judge
+from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.k_seq import KSeq, any_of, ratio
 from parlay.sampling.rules.rejection import Rejection, one_by_one
+from parlay.sampling.rules.rule_input import descend, residual
 from parlay.sampling.rules.without_replacement import WithoutReplacement
 from parlay.types import Tree, Verdict
 from tests.sampling.enumeration import (
@@ -26,11 +26,11 @@ from tests.sampling.enumeration import (
     Grow,
     Grown,
     Model,
-    case,
+    given,
     iid,
     outcomes,
-    plain_law,
-    text_law,
+    plain_distribution,
+    text_distribution,
     vector,
     without_replacement,
 )
@@ -42,21 +42,23 @@ def models(seed: int, zeros: bool = False) -> tuple[Model, Model]:
     return Model(seed, zeros=zeros), Model(1000 + seed, zeros=zeros)
 
 
-def law_under(
-    rule: Judge, grow: Grow, target: Model, drafter: Model
+def distribution_under(
+    rule: DistributionRule, grow: Grow, target: Model, drafter: Model
 ) -> tuple[dict[tuple[int, ...], Fraction], Fraction]:
-    return text_law(lambda explorer: rule.verdict(case(grow(explorer, drafter), target, explorer)), target, LENGTH)
+    return text_distribution(
+        lambda explorer: rule.verdict(given(grow(explorer, drafter), target, explorer)), target, LENGTH
+    )
 
 
-def keeps_the_law(
-    rule: Judge, grow: Grow, seeds: Sequence[int] = range(3), kinds: Sequence[bool] = (False, True)
+def keeps_the_distribution(
+    rule: DistributionRule, grow: Grow, seeds: Sequence[int] = range(3), kinds: Sequence[bool] = (False, True)
 ) -> bool:
-    """Of models whose laws give every token a chance, and of such that do not."""
+    """Of models whose distributions give every token a chance, and of such that do not."""
     pairs = [models(seed, zeros) for seed in seeds for zeros in kinds]
-    return all(law_under(rule, grow, *pair)[0] == plain_law(pair[0], LENGTH) for pair in pairs)
+    return all(distribution_under(rule, grow, *pair)[0] == plain_distribution(pair[0], LENGTH) for pair in pairs)
 
 
-DRAFTS: list[tuple[Judge, Callable[..., Grown], tuple[int, ...], int]] = [
+DRAFTS: list[tuple[DistributionRule, Callable[..., Grown], tuple[int, ...], int]] = [
     (Rejection(), iid, (1, 1), 9),
     (Rejection(), iid, (1, 1), 1),
     (Rejection(), iid, (2, 1), 9),
@@ -72,15 +74,17 @@ DRAFTS: list[tuple[Judge, Callable[..., Grown], tuple[int, ...], int]] = [
 
 
 @pytest.mark.parametrize(("rule", "grow", "widths", "most"), DRAFTS)
-def test_the_law_is_the_targets(rule: Judge, grow: Callable[..., Grown], widths: tuple[int, ...], most: int) -> None:
-    """Whole drafts and drafts cut to their first nodes; three siblings of three tokens use the drafter's law up."""
-    assert keeps_the_law(rule, partial(grow, widths=widths, most=most))
+def test_the_distribution_is_the_targets(
+    rule: DistributionRule, grow: Callable[..., Grown], widths: tuple[int, ...], most: int
+) -> None:
+    """Whole drafts and drafts cut to their first nodes; three siblings of three tokens use the drafter's up."""
+    assert keeps_the_distribution(rule, partial(grow, widths=widths, most=most))
 
 
 @pytest.mark.parametrize("most", [3, 9])
-def test_the_law_of_k_seq_is_the_targets(most: int) -> None:
+def test_the_distribution_of_k_seq_is_the_targets(most: int) -> None:
     """Two chains, whole and cut to where only one has a second token: k is recomputed of those that are left."""
-    assert keeps_the_law(KSeq(), partial(iid, widths=(2, 1), most=most), [1], [most == 9])
+    assert keeps_the_distribution(KSeq(), partial(iid, widths=(2, 1), most=most), [1], [most == 9])
 
 
 def stopping(explorer: Explorer, drafter: Model) -> Grown:
@@ -95,8 +99,8 @@ def stopping(explorer: Explorer, drafter: Model) -> Grown:
 
 
 @pytest.mark.parametrize("rule", [Rejection(), Block(), KSeq()])
-def test_a_chain_may_end_by_what_was_drawn_so_far(rule: Judge) -> None:
-    assert keeps_the_law(rule, stopping)
+def test_a_chain_may_end_by_what_was_drawn_so_far(rule: DistributionRule) -> None:
+    assert keeps_the_distribution(rule, stopping)
 
 
 def test_how_many_siblings_there_are_may_hang_on_the_earlier_ones() -> None:
@@ -111,11 +115,11 @@ def test_how_many_siblings_there_are_may_hang_on_the_earlier_ones() -> None:
                 nodes.append((explorer.draw(left, 0), -1, drafter(())))
         return nodes
 
-    assert keeps_the_law(WithoutReplacement(), grow)
+    assert keeps_the_distribution(WithoutReplacement(), grow)
 
 
-def test_siblings_may_come_of_different_laws() -> None:
-    """Merged trees of several draft models: each sibling is judged by the law it was drawn from."""
+def test_siblings_may_come_of_different_distributions() -> None:
+    """Merged trees of several draft models: each sibling is judged by the distribution it was drawn from."""
 
     def grow(explorer: Explorer, drafter: Model) -> Grown:
         other = replace(drafter, seed=drafter.seed + 7, known={})
@@ -124,30 +128,33 @@ def test_siblings_may_come_of_different_laws() -> None:
         below = explorer.draw(other((second,)), 1)
         return [(first, -1, one), (second, -1, two), (below, 1, other((second,)))]
 
-    assert keeps_the_law(Rejection(), grow)
+    assert keeps_the_distribution(Rejection(), grow)
 
 
-def test_removing_nodes_by_what_was_drawn_changes_the_law() -> None:
+def test_removing_nodes_by_what_was_drawn_changes_the_distribution() -> None:
     """Why drawn drafts are never trimmed by score: here a token is left out for being token 0."""
 
     def grow(explorer: Explorer, drafter: Model) -> Grown:
         return [node for node in iid(explorer, drafter, (1,)) if node[0] != 0]
 
-    assert not keeps_the_law(Rejection(), grow, [1])
-    assert not keeps_the_law(Block(), grow, [1])
+    assert not keeps_the_distribution(Rejection(), grow, [1])
+    assert not keeps_the_distribution(Block(), grow, [1])
 
 
-def test_best_guesses_with_softmax_probabilities_change_the_law() -> None:
-    """The trap of dynamic trees: fixed guesses were not drawn from the softmax; their law is one-hot."""
+def test_best_guesses_with_softmax_probabilities_change_the_distribution() -> None:
+    """The trap of dynamic trees: fixed guesses were not drawn from the softmax; their distribution is one-hot."""
 
     def grow(explorer: Explorer, drafter: Model, honest: bool) -> Grown:
-        law = drafter(())
-        best = sorted(range(3), key=lambda token: -law[token])[:2]
-        return [(token, -1, vector([int(token == other) for other in range(3)]) if honest else law) for token in best]
+        distribution = drafter(())
+        best = sorted(range(3), key=lambda token: -distribution[token])[:2]
+        return [
+            (token, -1, vector([int(token == other) for other in range(3)]) if honest else distribution)
+            for token in best
+        ]
 
-    assert not keeps_the_law(Rejection(), partial(grow, honest=False), [1])
-    assert not keeps_the_law(WithoutReplacement(), partial(grow, honest=False), [1])
-    assert keeps_the_law(Rejection(), partial(grow, honest=True))
+    assert not keeps_the_distribution(Rejection(), partial(grow, honest=False), [1])
+    assert not keeps_the_distribution(WithoutReplacement(), partial(grow, honest=False), [1])
+    assert keeps_the_distribution(Rejection(), partial(grow, honest=True))
 
 
 def test_block_verification_does_not_stop_at_the_first_failure() -> None:
@@ -162,7 +169,7 @@ def test_block_verification_does_not_stop_at_the_first_failure() -> None:
 
     target, drafter = models(3)
     nodes = [(0, -1, drafter(())), (1, 0, drafter((0,)))]
-    judged = replace(case(nodes, target, Explorer([])), chance=Scripted())
+    judged = replace(given(nodes, target, Explorer([])), rng=Scripted())
     assert Block().verdict(judged) == Verdict((0, 1), (0, 1, 2))
 
 
@@ -170,14 +177,17 @@ def test_block_verification_does_not_stop_at_the_first_failure() -> None:
 def test_block_verification_accepts_no_fewer_tokens_than_rejection(seed: int) -> None:
     target, drafter = models(seed)
     grow = partial(iid, widths=(1, 1))
-    assert law_under(Block(), grow, target, drafter)[1] >= law_under(Rejection(), grow, target, drafter)[1]
+    assert (
+        distribution_under(Block(), grow, target, drafter)[1]
+        >= distribution_under(Rejection(), grow, target, drafter)[1]
+    )
 
 
 def test_block_verification_accepts_more_where_acceptance_varies() -> None:
     gains = []
     for seed in range(5):
         by_block, by_token = (
-            law_under(rule, partial(iid, widths=(1, 1)), *models(seed)) for rule in (Block(), Rejection())
+            distribution_under(rule, partial(iid, widths=(1, 1)), *models(seed)) for rule in (Block(), Rejection())
         )
         gains.append(by_block[1] - by_token[1])
     assert max(gains) > 0
@@ -187,7 +197,7 @@ def test_block_verification_accepts_more_where_acceptance_varies() -> None:
 def test_block_verification_of_one_token_is_rejection(seed: int) -> None:
     target, drafter = models(seed)
     grow = partial(iid, widths=(1,))
-    assert law_under(Block(), grow, target, drafter) == law_under(Rejection(), grow, target, drafter)
+    assert distribution_under(Block(), grow, target, drafter) == distribution_under(Rejection(), grow, target, drafter)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -201,8 +211,8 @@ def test_k_seq_with_one_draft_is_rejection(seed: int) -> None:
     assert by_k_seq == by_rejection
 
 
-def run(rule: Judge, grow: Grow, target: Model, drafter: Model, explorer: Explorer) -> Verdict:
-    return rule.verdict(case(grow(explorer, drafter), target, explorer))
+def run(rule: DistributionRule, grow: Grow, target: Model, drafter: Model, explorer: Explorer) -> Verdict:
+    return rule.verdict(given(grow(explorer, drafter), target, explorer))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -215,18 +225,18 @@ def test_the_ratio_of_k_seq_solves_its_equation(count: int) -> None:
         assert 0 <= r * beta - (1 - (1 - beta) ** count) < Fraction(1, 10**5)
 
 
-def test_rejection_accepts_as_often_as_the_laws_overlap() -> None:
+def test_rejection_accepts_as_often_as_the_distributions_overlap() -> None:
     """Acceptance of one draw is sum(min(p, q)), and of a chain without context the sum of its powers."""
     target, drafter = models(2)
     overlap = sum(min(p, q) for p, q in zip(target(()), drafter(()), strict=True))
-    assert law_under(Rejection(), partial(iid, widths=(1,)), target, drafter)[1] == overlap
+    assert distribution_under(Rejection(), partial(iid, widths=(1,)), target, drafter)[1] == overlap
 
 
 def test_equal_draws_are_one_place() -> None:
     """Independent siblings may be equal: what hangs on either is a candidate below."""
-    one, law = vector([1, 0, 0]), vector([Fraction(1, 2), Fraction(1, 2), 0])
-    nodes = [(0, -1, one), (0, -1, one), (1, 1, law)]
-    judged = replace(case(nodes, Model(0), Explorer([])), target=lambda node: one if node == -1 else law)
+    one, distribution = vector([1, 0, 0]), vector([Fraction(1, 2), Fraction(1, 2), 0])
+    nodes = [(0, -1, one), (0, -1, one), (1, 1, distribution)]
+    judged = replace(given(nodes, Model(0), Explorer([])), target=lambda node: one if node == -1 else distribution)
     verdict = descend(judged, one_by_one)
     assert verdict.path == (1, 2)
     assert verdict.sampled[:2] == (0, 1)
@@ -249,18 +259,18 @@ def test_equal_draws_count_each_for_themselves() -> None:
             return 1
 
     for choose, chances in ((one_by_one, [Fraction(1, 2), 0]), (any_of, None)):
-        dice = Unlucky()
-        assert choose(target, twice, dice) == 1  # type: ignore[arg-type]
-        assert len(dice.asked) == 2
-        assert dice.asked == (chances or [dice.asked[0]] * 2)
+        rng = Unlucky()
+        assert choose(target, twice, rng) == 1  # type: ignore[arg-type]
+        assert len(rng.asked) == 2
+        assert rng.asked == (chances or [rng.asked[0]] * 2)
 
 
-def test_laws_that_are_equal_up_to_rounding_leave_the_target() -> None:
-    law = vector([Fraction(1, 3), Fraction(2, 3)])
-    assert list(excess(law, law)) == list(law)
+def test_distributions_that_are_equal_up_to_rounding_leave_the_target() -> None:
+    distribution = vector([Fraction(1, 3), Fraction(2, 3)])
+    assert list(residual(distribution, distribution)) == list(distribution)
 
 
-def test_the_first_path_of_a_drawn_tree_keeps_the_law() -> None:
+def test_the_first_path_of_a_drawn_tree_keeps_the_distribution() -> None:
     """What is left of it on a runner that takes chains only; choosing the likeliest path would not."""
 
     def grow(explorer: Explorer, drafter: Model, keep: Callable[[Tree, Grown], Sequence[int]]) -> Grown:
@@ -277,5 +287,5 @@ def test_the_first_path_of_a_drawn_tree_keeps_the_law() -> None:
             tree, max((2, 3), key=lambda leaf: nodes[tree.parents[leaf]][2][nodes[tree.parents[leaf]][0]])
         )
 
-    assert keeps_the_law(Rejection(), partial(grow, keep=lambda tree, nodes: trees.first_path(tree)))
-    assert not keeps_the_law(Rejection(), partial(grow, keep=likeliest), [1])
+    assert keeps_the_distribution(Rejection(), partial(grow, keep=lambda tree, nodes: trees.first_path(tree)))
+    assert not keeps_the_distribution(Rejection(), partial(grow, keep=likeliest), [1])

@@ -1,4 +1,4 @@
-"""U3: the law of sampled texts, by counting draws against exact probabilities computed here, from their definitions."""
+"""U3: the distribution of sampled texts: counts of draws against exact probabilities, computed here by definition."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ UNLIKELY = 1e-6
 """A chance below this, at fixed seeds, is no accident."""
 
 
-def law(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
-    """U3: drawn texts have the law of the target, under temperature alone and with top-k and top-p together; in the
+def distribution(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+    """U3: drawn texts have the target's distribution, under temperature alone and with top-k and top-p together; in the
     long form also under each with and without the others. Lossy rules promise none."""
     if subject.rule().exactness is Exactness.LOSSY:
         return []
@@ -44,7 +44,7 @@ def law(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
 def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -> None:
     params = replace(params, max_tokens=LENGTH)
     prompt = (1, 0, 2, 1, 0)
-    expected = dict(text_law(stage.logits_of, prompt, params, LENGTH))
+    expected = dict(text_distribution(stage.logits_of, prompt, params, LENGTH))
     strategy = subject.strategy(stage, budget=4)
     jobs = [(Ask(prompt, params, seed), strategy) for seed in range(draws)]
     samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=256, max_rows=2048, max_draft_rows=1024))
@@ -52,40 +52,44 @@ def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -
     impossible = [text for text in counts if text not in expected]
     assert not impossible, f"drew {impossible[0]}, which has no probability"
     chance = chi_square(counts, expected, draws)
-    assert chance > UNLIKELY, f"{draws} draws miss the law under {params}: such counts have a chance of {chance:.2g}"
+    assert chance > UNLIKELY, (
+        f"{draws} draws miss the distribution under {params}: such counts have a chance of {chance:.2g}"
+    )
 
 
-def text_law(
+def text_distribution(
     logits_of: LogitsOf, prompt: Sequence[int], params: SamplingParams, length: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Every text of ``length`` tokens that can be drawn, with its probability."""
     if length == 0:
         yield (), 1.0
         return
-    law_V = token_law(logits_of(prompt), params)
-    for token in range(len(law_V)):
-        if law_V[token] > 0:
-            for text, probability in text_law(logits_of, [*prompt, token], params, length - 1):
-                yield (token, *text), probability * float(law_V[token])
+    probs_V = token_distribution(logits_of(prompt), params)
+    for token in range(len(probs_V)):
+        if probs_V[token] > 0:
+            for text, probability in text_distribution(logits_of, [*prompt, token], params, length - 1):
+                yield (token, *text), probability * float(probs_V[token])
 
 
-def token_law(logits_V: Tensor, params: SamplingParams) -> Tensor:
+def token_distribution(logits_V: Tensor, params: SamplingParams) -> Tensor:
     """Temperature, then top-k, then top-p, each as its definition says, by a sort."""
-    law_V = (logits_V.double() / params.temperature).softmax(dim=-1)
-    order = law_V.argsort(descending=True, stable=True)
+    probs_V = (logits_V.double() / params.temperature).softmax(dim=-1)
+    order = probs_V.argsort(descending=True, stable=True)
     keep = order[: params.top_k] if params.top_k > 0 else order
-    before = law_V[keep].cumsum(dim=-1) / law_V[keep].sum() - law_V[keep] / law_V[keep].sum()
+    before = probs_V[keep].cumsum(dim=-1) / probs_V[keep].sum() - probs_V[keep] / probs_V[keep].sum()
     keep = keep[before < params.top_p]
-    result = torch.zeros_like(law_V)
-    result[keep] = law_V[keep]
+    result = torch.zeros_like(probs_V)
+    result[keep] = probs_V[keep]
     return result / result.sum()
 
 
-def chi_square(counts: Mapping[tuple[int, ...], int], law: Mapping[tuple[int, ...], float], draws: int) -> float:
+def chi_square(
+    counts: Mapping[tuple[int, ...], int], distribution: Mapping[tuple[int, ...], float], draws: int
+) -> float:
     """Pearson's test; outcomes expected fewer than five times are counted as one."""
-    rare = [text for text, probability in law.items() if probability * draws < 5]
-    cells = [([text], probability) for text, probability in law.items() if probability * draws >= 5]
-    rest = sum(law[text] for text in rare)
+    rare = [text for text, probability in distribution.items() if probability * draws < 5]
+    cells = [([text], probability) for text, probability in distribution.items() if probability * draws >= 5]
+    rest = sum(distribution[text] for text in rare)
     if rest * draws >= 1:
         cells.append((rare, rest))
     statistic = sum(

@@ -1,5 +1,5 @@
-"""The law of drawn texts through the whole engine, counted against exact probabilities, under everything that could
-bend it: masks, temperature, truncation, budgets that cut drafts, runners that take chains only, caches without room.
+"""Drawn texts through the whole engine, counted against exact probabilities, under everything that could bend it:
+masks, temperature, truncation, budgets that cut drafts, runners that take chains only, caches without room.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from parlay.engine import Limits
 from parlay.router.policies import Adaptive
 from parlay.testing.conformance import Stage, subject_of, toy_stage
-from parlay.testing.conformance.law import UNLIKELY, chi_square, text_law
+from parlay.testing.conformance.distribution import UNLIKELY, chi_square, text_distribution
 from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
 from parlay.types import Exactness, SamplingParams, Strategy
 
-STAGE = toy_stage("toy law", vocab_size=4)
+STAGE = toy_stage("toy distribution", vocab_size=4)
 CHAIN_STAGE = toy_stage("toy chains", vocab_size=4, tree="chain", cut=2)
 PROMPT = (1, 0, 2, 1, 0)
 LENGTH = 3
@@ -37,7 +37,7 @@ TRUNCATED = SamplingParams(temperature=0.9, top_k=3)
 
 
 def masked(stage: Stage, params: SamplingParams) -> Stage:
-    """The same logits with what is not allowed taken out, for the exact law."""
+    """The same logits with what is not allowed taken out, for the exact distribution."""
 
     def logits_of(ids: Sequence[int]) -> Tensor:
         logits_V = torch.full((stage.vocab_size,), -torch.inf)
@@ -53,9 +53,9 @@ def jobs(strategy: Strategy, params: SamplingParams, count: int) -> list[tuple[A
     return [(Ask(PROMPT, replace(params, max_tokens=LENGTH + 3), seed), strategy) for seed in range(count)]
 
 
-def has_the_law(stage: Stage, samples: Sequence[Sample], params: SamplingParams) -> bool:
+def has_the_distribution(stage: Stage, samples: Sequence[Sample], params: SamplingParams) -> bool:
     """Pearson's test of the first tokens."""
-    expected = dict(text_law(masked(stage, params).logits_of, PROMPT, params, LENGTH))
+    expected = dict(text_distribution(masked(stage, params).logits_of, PROMPT, params, LENGTH))
     counts = Counter(tuple(sample.tokens[:LENGTH]) for sample in samples)
     assert set(counts) <= set(expected)
     return chi_square(counts, expected, len(samples)) > UNLIKELY
@@ -67,7 +67,7 @@ def test_under_a_mask_while_drafts_are_cut_to_a_common_row_budget(rule: str) -> 
     strategy = subject_of(RULES[rule]).strategy(STAGE, 6)
     limits = Limits(max_sequences=40, max_rows=400, max_draft_rows=120)
     samples = decode(STAGE.open_runner(8192), jobs(strategy, MASKED, 1000), limits)
-    assert has_the_law(STAGE, samples, MASKED)
+    assert has_the_distribution(STAGE, samples, MASKED)
     assert sum(sample.metrics.accepted_tokens for sample in samples) > 300
     assert samples[0].metrics.exactness is Exactness.DISTRIBUTION
 
@@ -76,7 +76,7 @@ def test_under_a_mask_while_drafts_are_cut_to_a_common_row_budget(rule: str) -> 
 def test_on_a_runner_that_takes_chains_only(rule: str) -> None:
     strategy = subject_of(RULES[rule]).strategy(CHAIN_STAGE, 6)
     samples = decode(CHAIN_STAGE.open_runner(8192), jobs(strategy, TRUNCATED, 700))
-    assert has_the_law(CHAIN_STAGE, samples, TRUNCATED)
+    assert has_the_distribution(CHAIN_STAGE, samples, TRUNCATED)
     assert sum(sample.metrics.accepted_tokens for sample in samples) > 200
 
 
@@ -84,7 +84,7 @@ def test_where_the_cache_has_no_room_for_long_drafts() -> None:
     """Whether a draft is verified hangs on its budget, not on how long what was drawn happens to be."""
     strategy = subject_of("draft-model:rule=rejection,min_p=0.3").strategy(STAGE, 4)
     samples = decode(STAGE.open_runner(300), jobs(strategy, TRUNCATED, 800))
-    assert has_the_law(STAGE, samples, TRUNCATED)
+    assert has_the_distribution(STAGE, samples, TRUNCATED)
     assert 0 < sum(sample.metrics.draft_steps for sample in samples) < sum(sample.metrics.steps for sample in samples)
 
 
@@ -92,7 +92,7 @@ def test_under_the_adaptive_policy() -> None:
     """Budgets follow what was accepted before this step, so they tell nothing of what it draws."""
     strategy = replace(subject_of(RULES["block"]).strategy(STAGE, 0), policy=Adaptive(Steady(), 4))
     samples = decode(STAGE.open_runner(8192), jobs(strategy, TRUNCATED, 1000))
-    assert has_the_law(STAGE, samples, TRUNCATED)
+    assert has_the_distribution(STAGE, samples, TRUNCATED)
     assert sum(sample.metrics.accepted_tokens for sample in samples) > 200
 
 

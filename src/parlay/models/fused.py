@@ -39,7 +39,7 @@ class LayerWeights:
     down: Operand
 
 
-class Arranged:
+class FusedWeights:
     """``weights`` bear Hugging Face names. ``compute`` is the dtype of norms and biases."""
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, Operand], compute: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""What a rule sees of one sequence: its draft, the distributions (laws) at the nodes, and random numbers.
+"""What a rule sees of one sequence: its draft, the distributions at the nodes, and random numbers.
 
 The code here and in the rules works on floats and on fractions alike. So tests run it on exact rationals, over every
 outcome that the random numbers can have.
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.sampling import noise
-from parlay.sampling.laws import Vector, pick, soft_law
+from parlay.sampling.distributions import Vector, pick, soft_distribution
 from parlay.sampling.noise import Purpose
-from parlay.types import Draft, NoiseKey, ParlayError, Verdict, View
+from parlay.types import Draft, NoiseKey, ParlayError, SequenceView, Verdict
 
 Candidate = tuple[int, Vector]
 """A drafted token and the distribution that it was drawn from."""
 
 
-class Chance(Protocol):
+class Rng(Protocol):
     """The randomness of one step. ``level`` 0 is the first token that the step commits."""
 
     def coin(self, probability: Any, level: int, number: int) -> bool:
@@ -36,7 +36,7 @@ class Chance(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StepChance:
+class StepRng:
     """Coins and draws of the step that begins at absolute position ``step``."""
 
     key: NoiseKey
@@ -52,7 +52,7 @@ class StepChance:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleInput:
     """One sequence's draft and what decides on it.
 
     ``target(node)`` is the target's distribution of the token after ``node`` (-1: the root), processed on the node's
@@ -63,17 +63,17 @@ class Case:
     draft: Draft
     target: Callable[[int], Vector]
     drafted: Callable[[int], Vector]
-    chance: Chance
+    rng: Rng
     greedy: bool = False
 
 
-def case_of(view: View, draft: Draft, logits_RV: Tensor, root: int) -> Case:
+def rule_input(view: SequenceView, draft: Draft, logits_RV: Tensor, root: int) -> RuleInput:
     """The case of a sequence whose rows of logits begin with the root's, row ``root``."""
     tree, probs = draft.tree, draft.probs
 
     def target(node: int) -> Vector:
         path = [tree.tokens[above] for above in trees.path_to(tree, node)]
-        vector: Vector = soft_law(logits_RV[root + 1 + node], view, path).cpu().numpy()
+        vector: Vector = soft_distribution(logits_RV[root + 1 + node], view, path).cpu().numpy()
         return vector
 
     def drafted(node: int) -> Vector:
@@ -81,55 +81,55 @@ def case_of(view: View, draft: Draft, logits_RV: Tensor, root: int) -> Case:
         vector: Vector = probs[node].double().cpu().numpy()
         return vector
 
-    return Case(draft, target, drafted, StepChance(view.request.key, len(view.tokens)), view.request.params.greedy)
+    return RuleInput(draft, target, drafted, StepRng(view.request.key, len(view.tokens)), view.request.params.greedy)
 
 
-class Dice:
+class LevelRng:
     """The random numbers of one level, each coin a new one."""
 
-    def __init__(self, chance: Chance, level: int) -> None:
-        self._chance = chance
+    def __init__(self, rng: Rng, level: int) -> None:
+        self._rng = rng
         self._level = level
         self._coins = 0
 
     def coin(self, probability: Any) -> bool:
         self._coins += 1
-        return self._chance.coin(probability, self._level, self._coins - 1)
+        return self._rng.coin(probability, self._level, self._coins - 1)
 
     def draw(self, weights: Vector) -> int:
-        return self._chance.draw(weights, self._level)
+        return self._rng.draw(weights, self._level)
 
 
-Choose = Callable[[Vector, Sequence[Candidate], Dice], int]
+Choose = Callable[[Vector, Sequence[Candidate], LevelRng], int]
 """Chooses a token that has the first argument as its distribution, and is a candidate as often as possible."""
 
 
-def descend(case: Case, choose: Choose) -> Verdict:
+def descend(given: RuleInput, choose: Choose) -> Verdict:
     """From the root down: choose a token, and go on below the nodes that have it, as long as there are any.
 
     Equal siblings (independent draws may be equal) count as one node: the children of all of them are candidates.
     """
-    tree = case.draft.tree
+    tree = given.draft.tree
     families = trees.children(tree)
-    real = len(tree) - case.draft.probes
+    real = len(tree) - given.draft.probes
     here, last = [-1], -1
     sampled: list[int] = []
     while here:
         last = here[0]
         try:
-            target = case.target(last)
+            target = given.target(last)
         except ParlayError:
             if not sampled:
                 raise
             break  # tokens chosen before stand, and the next step meets the fault at its root
         below = [child for node in here for child in families[node] if child < real]
-        candidates = [(tree.tokens[child], case.drafted(child)) for child in below]
-        sampled.append(choose(target, candidates, Dice(case.chance, len(sampled))))
+        candidates = [(tree.tokens[child], given.drafted(child)) for child in below]
+        sampled.append(choose(target, candidates, LevelRng(given.rng, len(sampled))))
         here = [child for child in below if tree.tokens[child] == sampled[-1]]
     return Verdict(trees.path_to(tree, last)[: len(sampled) - 1], tuple(sampled))
 
 
-def excess(target: Vector, drafted: Vector) -> Vector:
+def residual(target: Vector, drafted: Vector) -> Vector:
     """norm((p - q)+): the distribution that remains of the target's when a draw from ``drafted`` was rejected."""
     rest = np.maximum(target - drafted, 0)
     total = rest.sum()

@@ -1,4 +1,4 @@
-"""The distribution of the next token (its law), for rules and drafters that compare distributions or draw from them."""
+"""The distribution of the next token, for rules and drafters that compare distributions or draw from them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from parlay.sampling import select
 from parlay.sampling.processors import process
-from parlay.types import View
+from parlay.types import SequenceView
 
 Vector: TypeAlias = "np.ndarray[Any, Any]"
 """``[V]`` probabilities or weights: float64, or `fractions.Fraction` in tests that enumerate every outcome."""
 
 
-def law(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
+def distribution(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
     """The distribution ``[V]`` that the token after ``path`` is drawn from, in float64; one-hot for a greedy request.
 
     Raises ParlayError like `process`.
@@ -25,13 +25,13 @@ def law(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
     scores_V = process(logits_V, view, path)
     if not view.request.params.greedy:
         return scores_V.double().softmax(-1)
-    law_V = torch.zeros_like(scores_V, dtype=torch.float64)
-    law_V[select.argmax(scores_V[None])[1]] = 1
-    return law_V
+    probs_V = torch.zeros_like(scores_V, dtype=torch.float64)
+    probs_V[select.argmax(scores_V[None])[1]] = 1
+    return probs_V
 
 
-def soft_law(logits_V: Tensor, view: View, path: Sequence[int]) -> Tensor:
-    """Like `law`, but for greedy requests too the softmax of the processed logits."""
+def soft_distribution(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> Tensor:
+    """Like `distribution`, but for greedy requests too the softmax of the processed logits."""
     return process(logits_V, view, path).double().softmax(-1)
 
 

@@ -1,4 +1,4 @@
-"""Rules that promise the law of the text keep it under a constraint, forced tokens in their drafts or not."""
+"""Rules that promise the distribution of the text keep it under a constraint, forced tokens in their drafts or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parlay.engine import Limits
 from parlay.testing.conformance import catalogue_specs, default_stages, subject_of
-from parlay.testing.conformance.law import UNLIKELY, chi_square, text_law
+from parlay.testing.conformance.distribution import UNLIKELY, chi_square, text_distribution
 from parlay.testing.conformance.stage import Ask, decode
 from parlay.testing.toy_constraint import ToyGrammar
 from parlay.types import Exactness, SamplingParams
@@ -29,33 +29,33 @@ def grammar_of(seed: int) -> ToyGrammar:
     return ToyGrammar(vocab_size=4, length=LENGTH + 4, seed=seed)
 
 
-def masked_law(grammar: ToyGrammar) -> dict[tuple[int, ...], float]:
+def masked_distribution(grammar: ToyGrammar) -> dict[tuple[int, ...], float]:
     """Every text that the grammar allows, with its probability."""
 
     def masked(ids: Sequence[int]) -> Tensor:
         logits_V = torch.full((4,), -torch.inf)
         allowed = grammar.following(ids[len(PROMPT) :])
-        logits_V[allowed] = default_stages()["toy law"].logits_of(ids)[allowed]
+        logits_V[allowed] = default_stages()["toy distribution"].logits_of(ids)[allowed]
         return logits_V
 
-    return dict(text_law(masked, PROMPT, PARAMS, LENGTH))
+    return dict(text_distribution(masked, PROMPT, PARAMS, LENGTH))
 
 
 @pytest.mark.parametrize("seed", FORCED)
 def test_the_grammars_force_some_tokens_and_leave_some_free(seed: int) -> None:
     grammar = grammar_of(seed)
-    for text in masked_law(grammar):
+    for text in masked_distribution(grammar):
         widths = [len(grammar.following(text[:place])) for place in range(LENGTH)]
         assert tuple(place for place, width in enumerate(widths) if width == 1) == FORCED[seed]
 
 
 @pytest.mark.parametrize(("seed", "budget"), [(3, 1), (12, 4)])
 @pytest.mark.parametrize("spec", SPECS)
-def test_texts_are_drawn_by_the_masked_law(spec: str, seed: int, budget: int) -> None:
-    stage, grammar = default_stages()["toy law"], grammar_of(seed)
+def test_texts_are_drawn_by_the_masked_distribution(spec: str, seed: int, budget: int) -> None:
+    stage, grammar = default_stages()["toy distribution"], grammar_of(seed)
     strategy = subject_of(spec).strategy(stage, budget)
     jobs = [(Ask(PROMPT, PARAMS, number, grammar=grammar), strategy) for number in range(DRAWS)]
     samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=256, max_rows=2048, max_draft_rows=1024))
-    counts, law = Counter(tuple(sample.tokens) for sample in samples), masked_law(grammar)
-    assert {*counts} <= {*law}
-    assert chi_square(counts, law, DRAWS) > UNLIKELY
+    counts, distribution = Counter(tuple(sample.tokens) for sample in samples), masked_distribution(grammar)
+    assert {*counts} <= {*distribution}
+    assert chi_square(counts, distribution, DRAWS) > UNLIKELY
