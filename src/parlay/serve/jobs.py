@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import Request
@@ -40,14 +41,27 @@ _AS_THEY_ARE = {
 """Fields that `SamplingParams` has under the same name, with the same default."""
 
 
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """How a protocol calls what errors tell of: the prompt, and other fields by their names in the engine."""
+
+    prompt: str
+    others: Mapping[str, str]
+
+    @classmethod
+    def of(cls, body: type[GenerationBody], prompt: str, **renamed: str) -> FieldNames:
+        """The fields of ``body``, whose names are the engine's but for ``renamed``."""
+        return cls(prompt, {**{name: name for name in body.model_fields}, **renamed})
+
+
 def sampling_params(
     body: GenerationBody,
     settings: Settings,
+    names: FieldNames,
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
-    structured_outputs: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Raises ApiError for values that do not go together, or that are more than the server gives."""
     given = body.model_dump(include=_AS_THEY_ARE, exclude_none=True)
@@ -58,44 +72,62 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured_outputs=structured_outputs,
+            structured_outputs=structure(body.structured_outputs),
         )
     except ValueError as error:
-        raise refused(error, type(body).model_fields) from None
+        raise refused(error, names) from None
     return limit_params(params, settings)
 
 
-def request_options(body: GenerationBody, request: Request) -> RequestOptions:
-    """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
-    strategy = None if body.strategy is None else read_strategy(body.strategy)
-    gate: Gate = request.app.state.gate
-    gate.quotas.check_priority(tenant(request), body.priority or 0)
+def body_options(body: GenerationBody, request: Request) -> RequestOptions:
+    """Raises ApiError, as `request_options`."""
     prediction = text_of(body.prediction.content) if body.prediction is not None else ""
-    return RequestOptions(
-        strategy=strategy,
+    return request_options(
+        request,
+        strategy=body.strategy,
         documents=body.documents or (),
         store=body.store is not False,
-        salt=tenant(request, body.cache_salt),
-        owner=tenant(request),
+        cache_salt=body.cache_salt,
         priority=body.priority or 0,
+        prediction=prediction,
+    )
+
+
+def request_options(
+    request: Request,
+    *,
+    strategy: str | None = None,
+    documents: Sequence[str] = (),
+    prediction: str = "",
+    store: bool = True,
+    cache_salt: str | None = None,
+    priority: int = 0,
+) -> RequestOptions:
+    """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
+    gate: Gate = request.app.state.gate
+    gate.quotas.check_priority(tenant(request), priority)
+    return RequestOptions(
+        strategy=None if strategy is None else read_strategy(strategy),
+        documents=documents,
+        store=store,
+        salt=tenant(request, cache_salt),
+        owner=tenant(request),
+        priority=priority,
         prediction=prediction or None,
     )
 
 
 def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
-    """The form of the answer, as `SamplingParams` takes it. Raises ApiError for one that no text can have."""
+    """The form of the answer, as `SamplingParams` takes it. Raises ValueError for one that no text can have."""
     if wanted is None:
         return None
-    try:
-        return StructuredOutputsParams(
-            json=wanted.json_,
-            json_object=bool(wanted.json_object),
-            regex=wanted.regex,
-            choice=wanted.choice,
-            grammar=wanted.grammar,
-        )
-    except ValueError as error:
-        raise refused(error, ["structured_outputs"]) from None
+    return StructuredOutputsParams(
+        json=wanted.json_,
+        json_object=bool(wanted.json_object),
+        regex=wanted.regex,
+        choice=wanted.choice,
+        grammar=wanted.grammar,
+    )
 
 
 def prepare(
@@ -103,23 +135,19 @@ def prepare(
     prompt: Prompt | Messages,
     params: SamplingParams,
     options: RequestOptions,
-    settings: Settings,
     *,
-    field: str,
-    known: Collection[str],
+    settings: Settings,
+    names: FieldNames,
     tools: Tools = (),
 ) -> Job:
-    """The prompt made ready to run. ``field`` is where it stood, ``known`` are the names that errors may begin with.
-
-    Raises ApiError for what the model can't take.
-    """
+    """The prompt made ready to run. Raises ApiError for what the model can't take."""
     try:
         job = served.engine.llm.job(prompt, params, options, tools)
     except PromptTooLong as error:
-        raise ApiError(400, str(error), field, "context_length_exceeded") from None
+        raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
     except (ValueError, ParlayError) as error:
-        raise refused(error, known, served) from None
-    check_length(len(job.samples[0].request.prompt), served, settings, field)
+        raise refused(error, names, served) from None
+    check_length(len(job.samples[0].request.prompt), served, settings, names.prompt)
     return job
 
 
@@ -144,8 +172,8 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
         raise ApiError(400, message, field, "context_length_exceeded")
 
 
-def refused(error: Exception, known: Collection[str], served: Served | None = None) -> ApiError:
-    """The error of a request that can't run. Its field is the first word of the message, if that is among ``known``.
+def refused(error: Exception, names: FieldNames, served: Served | None = None) -> ApiError:
+    """The error of a request that can't run. Its field is the first word of the message, if that is a field's name.
 
     Paths of models on this machine are not the client's business: their names stand instead.
     """
@@ -156,4 +184,7 @@ def refused(error: Exception, known: Collection[str], served: Served | None = No
             message = message.replace(draft, Path(draft).name)
     word = re.match(r"(?:the )?(\w*)", message)
     assert word is not None
-    return ApiError(400, message, word[1] if word[1] in known else None)
+    field = names.others.get(word[1])
+    if field is not None:
+        message = message.replace(word[1], field, 1)
+    return ApiError(400, message, field)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -15,9 +15,8 @@ from parlay.aio import Busy, Closed, JobStream
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.auth import tenant
-from parlay.serve.bodies.common import GenerationBody
 from parlay.serve.errors import ApiError, unavailable
-from parlay.serve.jobs import refused
+from parlay.serve.jobs import FieldNames, refused
 from parlay.serve.metrics import Recorder
 from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
@@ -43,8 +42,7 @@ class Run:
     jobs: Sequence[Job]
     recorder: Recorder
     timeout: float | None
-    known: Collection[str]
-    """Names of fields that errors may begin with."""
+    names: FieldNames
     charge: Callable[[int], None]
     """Is told of the tokens that a job has taken."""
     began: float = field(default_factory=time.monotonic)
@@ -65,7 +63,7 @@ class Run:
         except BaseException as error:
             await self.close()
             if isinstance(error, ValueError | ParlayError) and not isinstance(error, Busy | Closed):
-                raise refused(error, self.known, self.served) from None
+                raise refused(error, self.names, self.served) from None
             raise
 
     async def outputs(self) -> list[RequestOutput]:
@@ -143,9 +141,9 @@ class Run:
         return ApiError(408, message, code="timeout", type="timeout_error")
 
 
-def make_run(served: Served, jobs: Sequence[Job], body: GenerationBody, request: Request, settings: Settings) -> Run:
+def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Request, settings: Settings) -> Run:
     charge = partial(request.app.state.gate.quotas.charge, tenant(request))
-    return Run(served, jobs, request.app.state.recorder, settings.request_timeout, type(body).model_fields, charge)
+    return Run(served, jobs, request.app.state.recorder, settings.request_timeout, names, charge)
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -15,11 +15,16 @@ from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.requests import RequestOptions, TokensPrompt
 from parlay.serve.bodies.chat import ChatBody
-from parlay.serve.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.chat.answers import AnswerShape
+from parlay.serve.chat.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.chat.formats import FORMATS, PLAIN, Format
+from parlay.serve.chat.forms import answer_form, call_schema
+from parlay.serve.chat.prompting import conversation
+from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import ChatChunks, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
-from parlay.serve.tools import FORMATS, PLAIN, Format, answer_form, call_schema, conversation
+from parlay.serve.translate.chat import read_functions, read_messages, read_schema
 
 MARKED, LLAMA = FORMATS
 NAMES = {"weather", "time"}
@@ -44,6 +49,18 @@ WITH_TOOLS = "{% for tool in tools %}{{ tool }}{% endfor %}{{ message.tool_calls
 
 def body(**fields: Any) -> ChatBody:
     return ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields})
+
+
+def chat(**fields: Any) -> ChatRequest:
+    asked = body(**fields)
+    return ChatRequest(
+        messages=read_messages(asked),
+        params=SamplingParams(),
+        options=RequestOptions(),
+        functions=read_functions(asked),
+        must_call=asked.must_call,
+        answer_schema=read_schema(asked),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -121,7 +138,7 @@ def test_what_follows_the_only_call_that_is_wanted_is_text() -> None:
 
 
 def test_a_schema_of_calls_keeps_its_references() -> None:
-    schema = call_schema(body(tools=[TIME, WEATHER]).callable_tools, "arguments")
+    schema = call_schema(chat(tools=[TIME, WEATHER]).functions, "arguments")
     assert schema["anyOf"][0]["properties"]["arguments"] == {
         "type": "object",
         "properties": {},
@@ -138,7 +155,7 @@ def test_a_schema_of_calls_keeps_its_references() -> None:
     [("required", ["weather", "time"]), ({"type": "function", "function": {"name": "time"}}, ["time"])],
 )
 def test_a_call_that_must_come_is_held_to_its_schema(choice: Any, names: list[str]) -> None:
-    form = answer_form(body(tools=[WEATHER, TIME], tool_choice=choice), WITH_TOOLS)
+    form = answer_form(chat(tools=[WEATHER, TIME], tool_choice=choice), WITH_TOOLS)
     assert form.form is not None
     assert isinstance(form.form.json, dict)
     assert [one["properties"]["name"]["const"] for one in form.form.json["anyOf"]] == names
@@ -146,11 +163,11 @@ def test_a_call_that_must_come_is_held_to_its_schema(choice: Any, names: list[st
 
 
 def test_a_call_that_may_come_is_held_to_its_schema_where_it_has_no_mark() -> None:
-    free = answer_form(body(tools=[WEATHER]), NO_TOOLS)
+    free = answer_form(chat(tools=[WEATHER]), NO_TOOLS)
     assert free.form is not None
     assert free.form.grammar is not None
     assert free.form.grammar.startswith("start: text | call\n")
-    marked = answer_form(body(tools=[WEATHER]), WITH_TOOLS)
+    marked = answer_form(chat(tools=[WEATHER]), WITH_TOOLS)
     assert marked.form is None
     assert marked.calls == MARKED
 
@@ -158,14 +175,14 @@ def test_a_call_that_may_come_is_held_to_its_schema_where_it_has_no_mark() -> No
 def test_response_formats_become_schemas() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    form = answer_form(body(response_format=wanted), NO_TOOLS).form
+    form = answer_form(chat(response_format=wanted), NO_TOOLS).form
     assert form is not None
     assert form.json == schema
-    form = answer_form(body(response_format={"type": "json_object"}), NO_TOOLS).form
+    form = answer_form(chat(response_format={"type": "json_object"}), NO_TOOLS).form
     assert form is not None
     assert form.json == {"type": "object"}
-    assert answer_form(body(response_format={"type": "text"}), NO_TOOLS).form is None
-    both = answer_form(body(response_format=wanted, tools=[TIME]), WITH_TOOLS)
+    assert answer_form(chat(response_format={"type": "text"}), NO_TOOLS).form is None
+    both = answer_form(chat(response_format=wanted, tools=[TIME]), WITH_TOOLS)
     assert both.form is not None
     assert both.form.grammar is not None
     assert both.form.grammar.startswith("start: answer | call\n")
@@ -173,7 +190,7 @@ def test_response_formats_become_schemas() -> None:
 
 
 def test_no_tool_can_be_called_where_none_is_wanted() -> None:
-    wanted = body(tools=[WEATHER], tool_choice="none")
+    wanted = chat(tools=[WEATHER], tool_choice="none")
     assert answer_form(wanted, WITH_TOOLS).calls is None
     assert conversation(wanted, WITH_TOOLS)[1] == []
 
@@ -195,7 +212,7 @@ HISTORY = [
 
 
 def test_a_template_that_knows_tools_gets_them_as_data() -> None:
-    messages, tools = conversation(body(messages=HISTORY, tools=[WEATHER]), WITH_TOOLS)
+    messages, tools = conversation(chat(messages=HISTORY, tools=[WEATHER]), WITH_TOOLS)
     assert messages[0] == {"role": "system", "content": "Be kind."}
     assert messages[1]["content"] == "Weather?"
     assert messages[2]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
@@ -204,12 +221,12 @@ def test_a_template_that_knows_tools_gets_them_as_data() -> None:
 
 
 def test_a_template_that_knows_no_tools_is_told_of_them_in_its_system_message() -> None:
-    messages, tools = conversation(body(messages=HISTORY, tools=[WEATHER, TIME]), NO_TOOLS)
+    messages, tools = conversation(chat(messages=HISTORY, tools=[WEATHER, TIME]), NO_TOOLS)
     assert tools == ()
     assert messages[0]["content"].startswith("Be kind.\n\n")
     assert json.loads(messages[0]["content"].splitlines()[-1])[1] == {"name": "time"}
     assert messages[2]["content"] == '{"name": "weather", "arguments": {"city": "Rome"}}'
-    without, _ = conversation(body(tools=[TIME]), NO_TOOLS)
+    without, _ = conversation(chat(tools=[TIME]), NO_TOOLS)
     assert [message["role"] for message in without] == ["system", "user"]
 
 
@@ -217,7 +234,7 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_its_system_message() 
 def test_an_earlier_call_with_broken_arguments_is_refused(arguments: str) -> None:
     broken = json.loads(json.dumps(HISTORY).replace('{\\"city\\": \\"Rome\\"}', arguments))
     with pytest.raises(ApiError) as refused:
-        conversation(body(messages=broken), NO_TOOLS)
+        conversation(chat(messages=broken), NO_TOOLS)
     assert refused.value.param == "messages.2.tool_calls.0.function.arguments"
 
 
@@ -261,7 +278,7 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
     params = SamplingParams(max_tokens=len(ids), logits_processors=[dictate], temperature=0)
     prompt = TokensPrompt(prompt_token_ids=ids[:1])
     job = llm.job(prompt, params, RequestOptions(strategy="none"))
-    shape = ChatShape(model="m", speller=Speller(None), logprobs=False, calls=PLAIN, names=NAMES)
+    shape = ChatShape(model="m", speller=Speller(None), logprobs=False, answers=AnswerShape(calls=PLAIN, names=NAMES))
 
     async def decode() -> tuple[list[Any], RequestOutput]:
         stream, told = await engine.submit(job), ChatChunks(job, shape, wants_usage=False)

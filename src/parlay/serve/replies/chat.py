@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
@@ -12,12 +12,12 @@ from typing_extensions import TypedDict
 
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.requests import Job
-from parlay.serve.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text
+from parlay.serve.errors import ApiError
 from parlay.serve.replies.logprobs import ChatLogprobs, chat_logprobs
 from parlay.serve.replies.spelling import Speller
 from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, last_chunks, usage
-from parlay.serve.sse import Chunk
-from parlay.serve.tools import Format
+from parlay.serve.streaming import Chunk, DataFrames
 from parlay.types import FinishReason, TokenLogprobs
 
 Finish = Literal["stop", "length", "tool_calls"]
@@ -62,23 +62,14 @@ class ChatReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatShape:
-    """What the replies to one request have in common. ``calls`` None: there are none to be read."""
+    """What the replies to one request have in common."""
 
     model: str
     speller: Speller
     logprobs: bool
-    calls: Format | None = None
-    names: Collection[str] = ()
-    single: bool = False
-    certain: bool = False
-    """See `CallReader`."""
+    answers: AnswerShape = field(default_factory=AnswerShape)
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
-
-    def reader(self) -> CallReader | None:
-        if self.calls is None:
-            return None
-        return CallReader(self.calls, self.names, single=self.single, certain=self.certain)
 
     def logprobs_of(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
         return chat_logprobs(entries, self.speller) if self.logprobs else None
@@ -98,8 +89,7 @@ def chat_reply(output: RequestOutput, shape: ChatShape) -> ChatReply:
 
 
 def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
-    reader = shape.reader()
-    deltas = [*reader.feed(sample.text), *reader.finish()] if reader is not None else [Text(sample.text)]
+    deltas = shape.answers.read(sample.text)
     text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
     calls = [delta for delta in deltas if isinstance(delta, Begin)]
     message: AnswerMessage = {"role": "assistant", "content": text, "refusal": None}
@@ -139,12 +129,13 @@ class ChatChunks:
     def __init__(self, job: Job, shape: ChatShape, *, wants_usage: bool) -> None:
         self._shape = shape
         self._samples = job.samples
-        self._readers = [shape.reader() for _ in job.samples]
+        self._readers = [shape.answers.reader() for _ in job.samples]
         self._tokens = [0] * len(job.samples)
         self._wants_usage = wants_usage
+        self.frames = DataFrames(self._shared)
 
     @property
-    def shared(self) -> Chunk:
+    def _shared(self) -> Chunk:
         return {
             "id": self._shape.id,
             "object": "chat.completion.chunk",
@@ -152,6 +143,9 @@ class ChatChunks:
             "model": self._shape.model,
             "system_fingerprint": None,
         }
+
+    def failure(self, error: ApiError) -> Sequence[Chunk]:
+        return [error.body]
 
     def opening(self) -> Sequence[Chunk]:
         role = {"role": "assistant", "content": ""}
@@ -170,8 +164,7 @@ class ChatChunks:
         delta = self._delta(event)
         if event.finish_reason is None and not delta and not entries:
             return None
-        reader = self._readers[event.index]
-        called = reader is not None and reader.found
+        called = self._readers[event.index].called
         choice = _delta_choice(event.index, delta)
         choice["logprobs"] = self._shape.logprobs_of(entries) if entries else None
         choice["finish_reason"] = finish_word(event.finish_reason, called=called) if event.finish_reason else None
@@ -188,10 +181,7 @@ class ChatChunks:
 
     def _delta(self, event: StreamEvent) -> dict[str, object]:
         reader = self._readers[event.index]
-        text = event.text
-        if reader is None:
-            return {"content": text} if text else {}
-        deltas = reader.feed(text)
+        deltas = reader.feed(event.text)
         if event.finish_reason is not None:
             deltas += reader.finish()
         text = "".join(delta.text for delta in deltas if isinstance(delta, Text))

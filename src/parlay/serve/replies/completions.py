@@ -12,11 +12,12 @@ from typing_extensions import TypedDict
 
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.requests import Job
+from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import finish_word
 from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable
 from parlay.serve.replies.spelling import Offsets, Speller
 from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, last_chunks, usage
-from parlay.serve.sse import Chunk
+from parlay.serve.streaming import Chunk, DataFrames
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,9 +119,10 @@ class CompletionChunks:
         self._tokens = [[0] * shape.n for _ in jobs]
         self._offsets = [[shape.offsets() for _ in range(shape.n)] for _ in jobs]
         self._outputs: dict[int, RequestOutput] = {}
+        self.frames = DataFrames(self._shared)
 
     @property
-    def shared(self) -> Chunk:
+    def _shared(self) -> Chunk:
         return {
             "id": self._shape.id,
             "object": "text_completion",
@@ -128,6 +130,9 @@ class CompletionChunks:
             "model": self._shape.model,
             "system_fingerprint": None,
         }
+
+    def failure(self, error: ApiError) -> Sequence[Chunk]:
+        return [error.body]
 
     def opening(self) -> Sequence[Chunk]:
         return [

@@ -9,10 +9,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from parlay.outputs import RequestOutput
-from parlay.serve.bodies.common import GenerationBody
 from parlay.serve.errors import responses
 from parlay.serve.running import ClientGone, Run, while_client_waits
-from parlay.serve.sse import MEDIA_TYPE, Chunks, EventStream
+from parlay.serve.streaming import EVENT_STREAM, Chunks, EventStream
 from parlay.serve.workers import Workers
 
 T = TypeVar("T")
@@ -20,10 +19,13 @@ T = TypeVar("T")
 _CLIENT_GONE = 499  # for the log: nobody reads the answer
 
 
-async def in_thread(request: Request, body: GenerationBody, prepare: Callable[[], T]) -> T:
-    """What ``prepare`` returns or raises, called in a thread: encoding and compiling take time. Raises ApiError."""
+async def in_thread(request: Request, prepare: Callable[[], T], *, heavy: bool) -> T:
+    """What ``prepare`` returns or raises, called in a thread: encoding takes time, compiling a form is ``heavy``.
+
+    Raises ApiError.
+    """
     workers: Workers = request.app.state.workers
-    return await workers.call(request, prepare, heavy=body.structured)
+    return await workers.call(request, prepare, heavy=heavy)
 
 
 async def answer_whole(request: Request, run: Run, reply: Callable[[list[RequestOutput]], Response]) -> Response:
@@ -42,10 +44,10 @@ async def _finish(run: Run) -> list[RequestOutput]:
         await run.close()
 
 
-async def answer_streamed(run: Run, chunks: Chunks) -> Response:
+async def answer_streamed(request: Request, run: Run, chunks: Chunks) -> Response:
     """What can't run is refused before the stream begins. Raises ApiError, Busy and Closed."""
     await run.start()
-    return EventStream(run, chunks)
+    return EventStream(run, chunks, {})
 
 
 _EVENT = {
@@ -61,6 +63,6 @@ def described(reply: type) -> dict[int | str, dict[str, Any]]:
     done = {
         "model": reply,
         "description": "The whole answer; with `stream`, its chunks as server-sent events, ended by `[DONE]`.",
-        "content": {MEDIA_TYPE: {"schema": _EVENT}},
+        "content": {EVENT_STREAM: {"schema": _EVENT}},
     }
     return {200: done, **responses(400, 404, 408, 413, 429, 500, 503)}

@@ -10,12 +10,14 @@ from starlette.responses import JSONResponse, Response
 from parlay.requests import Job, Prompt, TokensPrompt
 from parlay.serve.bodies.completions import CompletionBody
 from parlay.serve.infill import infill_prompt
-from parlay.serve.jobs import check_count, check_length, prepare, request_options, sampling_params, structure
+from parlay.serve.jobs import FieldNames, body_options, check_count, check_length, prepare, sampling_params
 from parlay.serve.registry import Registry, Served
 from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
+
+NAMES = FieldNames.of(CompletionBody, "prompt")
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
@@ -29,10 +31,10 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = registry.get(body.model)
-        jobs, shape = await in_thread(request, body, lambda: _prepare(served, body, request, settings))
-        run = make_run(served, jobs, body, request, settings)
+        jobs, shape = await in_thread(request, lambda: _prepare(served, body, request, settings), heavy=body.structured)
+        run = make_run(served, jobs, NAMES, request, settings)
         if body.stream:
-            return await answer_streamed(run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage))
+            return await answer_streamed(request, run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage))
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes
@@ -46,16 +48,15 @@ def _prepare(
     params = sampling_params(
         body,
         settings,
+        NAMES,
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        structured_outputs=structure(body.structured_outputs),
     )
     check_count(len(body.prompts), params.n, served)
-    options = request_options(body, request)
-    known = CompletionBody.model_fields
+    options = body_options(body, request)
     jobs = [
-        prepare(served, prompt, params, options, settings, field="prompt", known=known)
+        prepare(served, prompt, params, options, settings=settings, names=NAMES)
         for prompt in _prompts(served, body, settings)
     ]
     shape = CompletionShape(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from parlay.serve.tools import Format
+from parlay.serve.chat.formats import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""A conversation, whatever the protocol: prompt and form go in, text, reasoning and calls come out."""

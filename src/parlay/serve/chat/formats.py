@@ -1,0 +1,39 @@
+"""How families of models write calls of functions, told from their chat templates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a family of models writes a call: ``begin``, a JSON object of name and ``arguments``, ``end``.
+
+    Where ``begin`` is empty, an answer is a call from its first character on, or none at all.
+    """
+
+    mark: str
+    """What the chat templates of the family hold."""
+    begin: str
+    end: str
+    arguments: str
+    """The key under which the arguments stand."""
+
+
+PLAIN = Format("", "", "", "arguments")
+FORMATS = (
+    Format("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
+    Format('"parameters"', "", "", "parameters"),  # Llama 3
+)
+
+
+def format_of(template: str) -> Format:
+    """The format that a chat template speaks of; a template without tools gets the plain one."""
+    if not takes_tools(template):
+        return PLAIN
+    return next((known for known in FORMATS if known.mark in template), PLAIN)
+
+
+def takes_tools(template: str) -> bool:
+    return re.search(r"\btools\b", template) is not None

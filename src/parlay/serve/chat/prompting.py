@@ -1,0 +1,58 @@
+"""Messages and functions as chat templates take them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parlay.requests import Tools
+from parlay.serve.chat.formats import Format, format_of, takes_tools
+from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
+
+
+def conversation(chat: ChatRequest, template: str) -> tuple[list[dict[str, Any]], Tools]:
+    """Messages and tools for the template. One that knows no tools is told of them in a system message."""
+    shape = format_of(template)
+    own_calls = "tool_calls" in template
+    messages = [_message(message, shape, own_calls=own_calls) for message in chat.messages]
+    if chat.functions and not takes_tools(template):
+        return _told(messages, chat.functions), ()
+    return messages, [{"type": "function", "function": _described(function)} for function in chat.functions]
+
+
+def _message(message: ChatMessage, shape: Format, *, own_calls: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.call_id is not None:
+        plain["tool_call_id"] = message.call_id
+    calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+    if own_calls and calls:
+        ids = [call.id for call in message.calls]
+        plain["tool_calls"] = [
+            {"id": id, "type": "function", "function": call} for id, call in zip(ids, calls, strict=True)
+        ]
+    elif calls:
+        plain["content"] += "\n".join(_written(call, shape) for call in calls)
+    return plain
+
+
+def _written(call: Mapping[str, Any], shape: Format) -> str:
+    text = json.dumps({"name": call["name"], shape.arguments: call["arguments"]}, ensure_ascii=False)
+    return f"{shape.begin}\n{text}\n{shape.end}" if shape.begin else text
+
+
+def _described(function: Function) -> dict[str, Any]:
+    fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _told(messages: list[dict[str, Any]], functions: Sequence[Function]) -> list[dict[str, Any]]:
+    """The functions as a part of the first system message, or as one of their own."""
+    listed = json.dumps([_described(function) for function in functions], ensure_ascii=False)
+    text = f'You can call these functions. A call is {{"name": ..., "arguments": {{...}}}} and nothing else.\n{listed}'
+    if messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]

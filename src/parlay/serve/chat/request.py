@@ -1,0 +1,63 @@
+"""A chat request that belongs to no protocol: what every body is translated to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from parlay.requests import RequestOptions
+from parlay.types import SamplingParams
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """A call that the assistant made earlier, its arguments read."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """``call_id`` names the call that a message of role ``tool`` answers. ``calls`` are the assistant's."""
+
+    role: Role
+    content: str
+    name: str | None = None
+    calls: tuple[PastCall, ...] = ()
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that the answer may call. ``parameters`` is a schema of an object; None: it takes none."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """``functions`` are those that may be called now: none where the protocol's choice is none, one where it names one.
+
+    ``must_call``: the answer is a call. ``single_call``: at most one. ``answer_schema`` is a JSON schema that an answer
+    which is no call keeps to. ``params.structured_outputs`` can't be given together with functions or a schema.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    params: SamplingParams
+    options: RequestOptions
+    functions: tuple[Function, ...] = ()
+    must_call: bool = False
+    single_call: bool = False
+    answer_schema: Mapping[str, Any] | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the answer may be held to a form, which has to be compiled."""
+        return bool(self.params.structured_outputs or self.functions or self.answer_schema is not None)
