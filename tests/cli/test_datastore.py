@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cli import corpus
+from parlay import corpus
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve

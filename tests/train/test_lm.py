@@ -25,7 +25,6 @@ def options(data: Path, tmp_path: Path) -> TrainOptions:
         hours=1.5 / 3600,
         shape="tiny",
         vocab_size=400,
-        tasks=60,
         batch_tokens=256,
         context=128,
         threads=1,
@@ -33,18 +32,6 @@ def options(data: Path, tmp_path: Path) -> TrainOptions:
     )
 
 
-@pytest.fixture
-def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check after training measures a handful of tasks."""
-    from parlay.train import checks
-
-    made = checks.make_checks
-    monkeypatch.setattr(
-        checks, "make_checks", lambda data, tokenizer, **_: made(data, tokenizer, copies=1, edits=1, dialogues=2)
-    )
-
-
-@pytest.mark.usefixtures("few_checks")
 def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
     first = options(data, tmp_path)
     out = train(first)
@@ -52,14 +39,13 @@ def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert model.dtype == torch.bfloat16
     assert model.config.vocab_size == len(tokenizer)
-    ends = tokenizer.convert_tokens_to_ids(["<|end|>", "<|endoftext|>"])
-    assert model.generation_config.eos_token_id == ends
-
-    assert json.loads((out / "tokenizer.json").read_text())["padding"] is None, "the checks pad; the saved one must not"
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert tokenizer.decode(tokenizer.encode("The harbour was quiet."), skip_special_tokens=True).endswith("quiet.")
 
     record = json.loads((out / "provenance.json").read_text())
     assert record["steps"] > 3
-    assert record["data"]["files"].keys() >= {"mbpp/mbpp.jsonl", "books-pd/train-00.jsonl.zst"}
+    assert len(record["data"]["files"]) == 2
+    assert record["checks"][-1]["loss"] > 0
     assert str(tmp_path) not in json.dumps(record), "a checkpoint names no absolute path"
 
     train(dataclasses.replace(first, hours=2 * first.hours, resume=True))
@@ -69,12 +55,22 @@ def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(train(student)).num_parameters() == model.num_parameters()
 
 
-@pytest.mark.usefixtures("few_checks")
 def test_a_teacher_with_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
     out = train(options(data, tmp_path))
     other = dataclasses.replace(options(data, tmp_path), work=tmp_path / "other", vocab_size=350, teacher=out)
     with pytest.raises(ValueError, match="another vocabulary"):
         train(other)
+
+
+def test_a_folder_without_text_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(ValueError, match="no text in"):
+        train(options(tmp_path / "data", tmp_path))
+
+
+def test_too_little_text_for_the_context_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="more text, or a shorter context"):
+        train(dataclasses.replace(options(data, tmp_path), context=4096))
 
 
 @pytest.mark.parametrize(

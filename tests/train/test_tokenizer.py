@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from parlay.train.chat import SPECIAL_TOKENS
-from parlay.train.tokenizer import train_tokenizer, wrap_tokenizer
+from parlay.train.tokenizer import END_OF_TEXT, train_tokenizer, wrap_tokenizer
 
 TOKENIZER = wrap_tokenizer(
     train_tokenizer(["def f(x):\n    return x + 1234\n", "The house is big. " * 5] * 9, 400), 128
@@ -21,18 +19,14 @@ def test_text_survives(text: str) -> None:
 
 
 def test_a_text_begins_with_the_end_of_another() -> None:
-    """As in training: the copying heads rest on that token. What is no whole text, an answer say, has none."""
+    """As in training. What is no whole text, an answer say, has no such beginning."""
     start = TOKENIZER.bos_token_id
     assert TOKENIZER.encode("The house")[0] == start
     assert start not in TOKENIZER.encode("The house", add_special_tokens=False)
-    chat = TOKENIZER.apply_chat_template([{"role": "user", "content": "The house"}], return_dict=False)
-    assert chat.count(start) == 1
-    assert chat[0] == start
 
 
-@pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_special_tokens_are_single_ids(token: str) -> None:
-    assert TOKENIZER.encode(token, add_special_tokens=False) == [SPECIAL_TOKENS.index(token)]
+def test_the_end_of_text_is_one_token() -> None:
+    assert TOKENIZER.encode(END_OF_TEXT, add_special_tokens=False) == [0]
 
 
 def test_digits_stand_alone() -> None:

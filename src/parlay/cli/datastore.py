@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from transformers import PreTrainedTokenizerBase
 
-    from parlay.cli.corpus import CorpusSource, Document
+    from parlay.corpus import CorpusSource, Document
     from parlay.drafters.stores.datastore_file import Datastore
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from parlay.cli import corpus  # here, because these load numpy and transformers
+    from parlay import corpus  # here, because these load numpy and transformers
     from parlay.models.loading import load_tokenizer
     from parlay.models.resolving import resolve_tokenizer
 
@@ -75,7 +75,7 @@ def _check_output(path: Path) -> None:
 
 
 def _make(sources: list[CorpusSource], tokenizer: PreTrainedTokenizerBase, name: str) -> Datastore:
-    from parlay.cli import corpus
+    from parlay import corpus
     from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
 
     skipped: list[CorpusSource] = []

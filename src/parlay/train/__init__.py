@@ -1,1 +1,1 @@
-"""Training of language models from scratch: corpus, tokenizer, tasks, loop, export and checks."""
+"""Training of language models from scratch: text files, tokenizer, loop, export."""

@@ -15,19 +15,14 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from parlay.train.chat import END, END_OF_TEXT
-
 
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, record: dict[str, Any]) -> None:
     """Saves model (bfloat16), tokenizer, generation defaults and ``provenance.json`` under ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     copy = Qwen3ForCausalLM(Qwen3Config.from_dict({**model.config.to_dict(), "use_cache": True}))
     copy.load_state_dict(model.state_dict())
-    ends = tokenizer.convert_tokens_to_ids([END, END_OF_TEXT])
-    copy.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id)
+    copy.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     copy.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.backend_tokenizer.no_padding()  # a padded batch leaves its padding behind, and saving would keep it
-    tokenizer.backend_tokenizer.no_truncation()
     tokenizer.save_pretrained(out)
     (out / "provenance.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
 

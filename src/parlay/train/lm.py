@@ -1,9 +1,8 @@
-"""`parlay train lm`: trains a small language model from a data directory, in a given time, on the CPU."""
+"""`parlay train lm`: trains a small language model on text files, in a given time, on the CPU."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import statistics
 import sys
@@ -11,42 +10,39 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay.options import Options, option
-from parlay.train import checks, schedule
-from parlay.train.chat import ASSISTANT, END
+from parlay.train import schedule
 from parlay.train.clock import TrainingClock
 from parlay.train.export import export, machine_record, save_state
-from parlay.train.induction import Marks, plant
-from parlay.train.objective import Loss, make_loss
+from parlay.train.objective import Loss, make_loss, text_loss
 from parlay.train.optimizers import Optimizers
-from parlay.train.prepare import READY, load_streams, prepare
+from parlay.train.prepare import HELDOUT, READY, TRAINING, load_stream, prepare
 from parlay.train.shapes import CONTEXT, SHAPES
-from parlay.train.store import Batches, Stream
+from parlay.train.store import Batches
 from parlay.train.tokenizer import wrap_tokenizer
 
 CLIP = 1.0
+CHECK_ROWS, CHECK_LENGTH = 16, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions(Options):
     """Options of a run. The run ends when ``hours`` are used up, with the learning rate decayed to zero."""
 
-    data: Path = option(help="directory of training data, laid out as docs/models.md says")
+    data: Path = option(help="folder of text files and .jsonl files with texts under text, output or content")
     out: Path = option(Path("checkpoint"), "where the checkpoint is written")
     work: Path = option(Path("train-work"), "where token files and the state to resume from are kept")
     hours: float = option(1.5, "length of the run; pauses do not count", low=0)
     shape: str = option("mini", "size of the model", choices=sorted(SHAPES))
     teacher: Path | None = option(None, "checkpoint to distil from")
-    vocab_size: int = option(4096, "tokens in the vocabulary")
-    tasks: int = option(24_000, "generated edit and copy tasks")
+    vocab_size: int = option(4096, "tokens in the vocabulary", low=257, high=65_536)
     batch_tokens: int = option(4096, "tokens per update")
     context: int = option(2048, "longest row trained on", low=64, high=CONTEXT)
-    seed: int = option(0, "seed of weights, tasks and batches")
+    seed: int = option(0, "seed of weights and batches")
     threads: int = option(0, "CPU threads; 0 leaves torch's choice")
     compile: bool = option(True, "compile the loss where a C++ compiler is at hand")
     resume: bool = option(False, "go on from the state in the work directory")
@@ -83,16 +79,14 @@ class Run:
             len(self.tokenizer), self.tokenizer.eos_token_id, self.tokenizer.bos_token_id
         )
         self.model = Qwen3ForCausalLM(config)
-        marks = marks_of(self.tokenizer)
-        self.pins = plant(self.model, marks, options.seed)
-        self.optimizers = Optimizers(self.model, self.pins)
-        self.batches = Batches(load_streams(options.work, heldout=False), len(self.tokenizer), options.seed, marks.rest)
-        self.heldout: dict[str, Stream] = load_streams(options.work, heldout=True)
-        self.checks = checks.make_checks(options.data, self.tokenizer, copies=8, edits=4, dialogues=8)
+        self.optimizers = Optimizers(self.model)
+        self.batches = Batches(load_stream(options.work, TRAINING, options.context), options.seed)
+        self.check_length = min(CHECK_LENGTH, options.context)
+        self.heldout = Batches(load_stream(options.work, HELDOUT, self.check_length), options.seed)
         self.progress = Progress()
         self.state_path = options.work / f"state-{options.shape}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
-        self.loss = self.compiled(make_loss(self.model, self.load_teacher(), marks.turns))
+        self.loss = self.compiled(make_loss(self.model, self.load_teacher()))
         self.clock = TrainingClock(elapsed)
 
     def load_teacher(self) -> Qwen3ForCausalLM | None:
@@ -112,15 +106,9 @@ class Run:
         return loss
 
     def restore(self) -> float:
-        """Loads the saved state; returns the training seconds already used. What is pinned stays as it is planted now:
-        the state may come from a version that planted otherwise."""
+        """Loads the saved state; returns the training seconds already used."""
         state = torch.load(self.state_path, weights_only=True)
-        parameters = dict(self.model.named_parameters())
-        planted = {name: parameters[name].detach()[mask] for name, mask in self.pins.items()}
         self.model.load_state_dict(state["model"])
-        with torch.no_grad():
-            for name, mask in self.pins.items():
-                parameters[name][mask] = planted[name]
         self.optimizers.load_state_dict(state["optimizers"])
         self.progress = Progress(**state["progress"])
         return float(state["elapsed"])
@@ -138,11 +126,9 @@ class Run:
     def update(self, length: int) -> float:
         """One optimizer step on rows of ``length`` tokens; returns the loss."""
         rows = max(1, self.options.batch_tokens // length)
-        shares = {k: v for k, v in schedule.mix(length).items() if k in self.batches.streams or k in MADE}
-        ids, labels = self.batches.draw(self.progress.step, rows, length, shares)
+        ids, labels = self.batches.draw(self.progress.step, rows, length)
         loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizers.mask_gradients()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
         self.optimizers.step(schedule.learning_rate(self.share))
         self.progress.step += 1
@@ -151,16 +137,12 @@ class Run:
 
     def check(self) -> None:
         """Measures the model on held-out text and logs it."""
+        ids, labels = map(torch.from_numpy, self.heldout.draw(0, CHECK_ROWS, self.check_length))
         self.model.eval()
-        by_length, _ = checks.copy_rates(self.model, self.tokenizer, self.checks.copies)
-        _, by_kind = checks.copy_rates(self.model, self.tokenizer, self.checks.edits)
         row = {
             "step": self.progress.step,
             "tokens": self.progress.tokens,
-            "loss": checks.losses(self.model, self.heldout, kinds=[*self.heldout, *MADE], rows=4),
-            "copies": by_length,
-            "edits": by_kind,
-            "calls": checks.call_rates(self.model, self.tokenizer, self.checks.calls),
+            "loss": text_loss(self.model, ids, labels),
         }
         self.model.train()
         self.progress.history.append(row)
@@ -183,13 +165,6 @@ class Run:
         log(f"exported to {self.options.out}")
 
 
-def marks_of(tokenizer: PreTrainedTokenizerFast) -> Marks:
-    """The tokens that the copying circuit knows."""
-    end, answer = tokenizer.convert_tokens_to_ids([END, ASSISTANT])
-    return Marks(tokenizer.bos_token_id, tokenizer.encode("\n")[-1], (end, answer))
-
-
-MADE = ("repeat", "noise")
 SAVE_MINUTES = 3.0
 LOG_SECONDS = 20.0
 
@@ -200,9 +175,7 @@ def train(options: TrainOptions) -> Path:
     Raises:
         ValueError: for options or a data directory that can't be used.
     """
-    random.seed(options.seed)
-    np.random.seed(options.seed)
-    prepare(options.data, options.work, vocab_size=options.vocab_size, tasks=options.tasks, seed=options.seed)
+    prepare(options.data, options.work, vocab_size=options.vocab_size)
     run = Run(options)
     log(f"{run.model.num_parameters():,} parameters, {options.hours} hours, step {run.progress.step}")
     try:

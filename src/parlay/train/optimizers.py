@@ -1,11 +1,9 @@
-"""Muon for the matrices inside the layers, AdamW for embeddings and norms; what is pinned stays as it is."""
+"""Muon for the matrices inside the layers, AdamW for embeddings and norms."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
-from parlay.train.induction import Pins
+from torch import nn
 
 MUON_RATE = 0.012
 EMBEDDING_RATE = 0.01
@@ -24,43 +22,26 @@ def muon(matrices: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
 
 
 class Optimizers:
-    """Optimizers stepped together with one factor on all peak rates; pinned entries of parameters never change."""
+    """Optimizers that step together, with one factor on all peak rates."""
 
-    def __init__(self, model: nn.Module, pins: Pins | None = None) -> None:
-        parameters = dict(model.named_parameters())
-        self.pins: list[tuple[nn.Parameter, Tensor]] = []
-        for name, mask in (pins or {}).items():
-            if mask.all():
-                parameters[name].requires_grad_(False)
-            elif mask.any():
-                self.pins.append((parameters[name], mask))
-        named = [(name, parameter) for name, parameter in parameters.items() if parameter.requires_grad]
+    def __init__(self, model: nn.Module) -> None:
+        named = list(model.named_parameters())
         matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
         embeddings = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." not in name]
         norms = [parameter for _, parameter in named if parameter.ndim == 1]
-        self.parts: list[tuple[torch.optim.Optimizer, float]] = [
+        self.parts = [
             (muon(matrices, MUON_RATE), MUON_RATE),
             (adam(embeddings, EMBEDDING_RATE), EMBEDDING_RATE),
             (adam(norms, NORM_RATE), NORM_RATE),
         ]
 
-    def mask_gradients(self) -> None:
-        """Clears the gradients of pinned entries, so that they count neither in the clipping nor in Muon's steps."""
-        for parameter, mask in self.pins:
-            if parameter.grad is not None:
-                parameter.grad.masked_fill_(mask, 0)
-
     def step(self, factor: float) -> None:
         """One update at ``factor`` times the peak rates; clears the gradients."""
-        kept = [(parameter, mask, parameter.detach()[mask]) for parameter, mask in self.pins]
         for optimizer, peak in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = factor * peak
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():  # weight decay and rounding have moved what is pinned
-            for parameter, mask, values in kept:
-                parameter[mask] = values
 
     def state_dict(self) -> list[dict[str, object]]:
         """State of all."""

@@ -1,4 +1,4 @@
-"""The shapes of the built-in models."""
+"""Sizes of models that can be trained from scratch."""
 
 from __future__ import annotations
 
