@@ -18,13 +18,12 @@ def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> No
 
     Raises ValueError for a config that a Llama's config.json can't say.
     """
-    if config.qkv_bias or config.qk_norm:
-        raise ValueError("random decoders are plain Llamas: leave out qkv_bias and qk_norm")
+    text = json.dumps(config_json(config), indent=2) + "\n"
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
     weights = {name: _filling(shape, generator) for name, shape in weight_shapes(config).items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(_config_json(config), indent=2) + "\n", encoding="utf-8")
+    (directory / "config.json").write_text(text, encoding="utf-8")
 
 
 def _filling(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -34,7 +33,13 @@ def _filling(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[-1] ** -0.5, generator=generator)
 
 
-def _config_json(config: DecoderConfig) -> dict[str, object]:
+def config_json(config: DecoderConfig) -> dict[str, object]:
+    """What config.json says of a Llama stored in bfloat16, but for its positions and ends.
+
+    Raises ValueError for a config that a Llama's config.json can't say.
+    """
+    if config.qkv_bias or config.qk_norm:
+        raise ValueError("these checkpoints are plain Llamas: leave out qkv_bias and qk_norm")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
