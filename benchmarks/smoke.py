@@ -20,7 +20,7 @@ from parlay import threads
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Results
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import Summary, summarise
 from parlay.bench.table import table
 from parlay.llm import LLM
@@ -32,7 +32,7 @@ BOUNDS = Path(__file__).with_name("smoke.json")
 class Bounds:
     """What is measured, and by workload and strategy the least that its ratio may be."""
 
-    plan: Plan
+    plan: BenchPlan
     least: dict[str, dict[str, float]]
 
     @staticmethod
@@ -40,7 +40,7 @@ class Bounds:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         least: dict[str, dict[str, float]] = settings["bounds"]
         strategies = dict.fromkeys(name for own in least.values() for name in own)
-        plan = Plan(
+        plan = BenchPlan(
             model=settings["model"],
             strategies=tuple(strategies),
             workloads=tuple(workloads.load(list(least), settings["prompts"])),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from parlay.bench import workloads
 from parlay.bench.prepare import first_ids, lasting
 from parlay.bench.records import PLAIN, System
-from parlay.bench.runner import Plan
+from parlay.bench.runner import BenchPlan
 from parlay.bench.workloads import Item, Workload
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.outputs import CompletionOutput
@@ -52,12 +52,12 @@ class Lengths:
         )
 
 
-def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[Plan]:
+def plans(llm: LLM, model: str, scale: Scale, peers: Sequence[str]) -> list[BenchPlan]:
     """All that is measured on one model, each in the same rounds."""
     (prose,) = workloads.load([PROSE], 1)
     lengths = Lengths.of(plain_speed(llm, prose.items[0]))
     kinds = {each.name: lasting(llm, each, scale.prompts, lengths.kinds) for each in workloads.load(scale.kinds)}
-    common = Plan(
+    common = BenchPlan(
         model=model, strategies=(), workloads=(), busy=scale.busy, rounds=scale.rounds, max_tokens=lengths.kinds
     )
     return [

@@ -9,7 +9,7 @@ from benchmarks.figures.adversary import PATTERNS, Adversaries
 from benchmarks.setup import DRAFT, MINI, WIDE, Setup
 from parlay.bench.against import AS_IT_COMES, ASSISTED, ATTENTIONS, COMPILED, DTYPES, LOOKUP, NAME, Transformers
 from parlay.bench.records import OURS, Results, Row, System
-from parlay.bench.runner import Bench, Plan, lacks
+from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.bench.wave import Decoder
 from parlay.llm import DEFAULT_STRATEGY, LLM
 from parlay.models.resolving import resolve
@@ -24,17 +24,17 @@ ROOM = 512
 Decoders = Callable[[LLM], Mapping[str, Decoder]]
 
 
-def run(setup: Setup, results: Results, plan: Plan, decoders: Decoders = lambda llm: {}) -> None:
+def run(setup: Setup, results: Results, plan: BenchPlan, decoders: Decoders = lambda llm: {}) -> None:
     """Measure what the results lack of the plan."""
     if lacks(results, plan):
         with setup.llm(plan.model) as llm:
             Bench(llm, plan, results, decoders(llm)).run()
 
 
-def scaled(setup: Setup, part: str, model: str, kinds: tuple[str, ...] | None = None) -> Plan:
+def scaled(setup: Setup, part: str, model: str, kinds: tuple[str, ...] | None = None) -> BenchPlan:
     """A plan without strategies."""
     scale = setup.scale
-    return Plan(
+    return BenchPlan(
         part=part,
         model=model,
         strategies=(),

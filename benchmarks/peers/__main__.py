@@ -26,7 +26,7 @@ from benchmarks.setup import DRAFT, MINI, WIDE, Scale, Setup
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row, System, read
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.llm import LLM
 from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
@@ -120,7 +120,7 @@ def measure(
 ) -> None:
     """Everyone on one model. Raises ValueError when Parlay can't run it."""
     peers = [peer for peer in PEERS if peer.engine in pythons]
-    plan = Plan(
+    plan = BenchPlan(
         model=model,
         strategies=STRATEGIES,
         workloads=setup.workloads(model, WORKLOADS),

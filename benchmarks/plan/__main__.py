@@ -25,7 +25,7 @@ from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Cell as Measured
 from parlay.bench.records import Results, Row
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
-from parlay.cost.roofline import Machine, Shape, Work
+from parlay.cost.roofline import Machine, ModelShape, Workload
 from parlay.cost.speed import Setting, Speed, predict
 from parlay.options import LoadOptions
 from parlay.plan.machine import calibrate_here, open_random
@@ -35,7 +35,7 @@ logger = logging.getLogger("benchmarks")
 PARTS = ("forwards", "cells")
 ROUNDS = 3
 _FORWARD_ROUNDS, _FORWARD_SECONDS = 6, 4.0
-_TINY = Shape(
+_TINY = ModelShape(
     vocab_size=256,
     hidden_size=64,
     intermediate_size=128,
@@ -127,7 +127,7 @@ class Bench:
                     self._results.add(self._round(turn, cell, stage, setting, kept_draft))
                     logger.info("%s: round %d", cell.name, turn + 1)
 
-    def _round(self, turn: int, cell: Cell, stage: Stage, setting: Setting, draft: Shape) -> list[Row]:
+    def _round(self, turn: int, cell: Cell, stage: Stage, setting: Setting, draft: ModelShape) -> list[Row]:
         """Every strategy once; who begins changes."""
         text = stage.text(cell)
         names = list(BUDGETS)
@@ -139,7 +139,7 @@ class Bench:
             rows.append(replace(row, round=turn))
         return rows
 
-    def _open(self, shape: Shape, longest: int, batch: int = 1) -> tuple[Runner, Shape]:
+    def _open(self, shape: ModelShape, longest: int, batch: int = 1) -> tuple[Runner, ModelShape]:
         gc.collect()  # of a former model, whose memory this one may need
         room = 2 * batch * (longest + 64) + 2048
         return open_random(shape, LoadOptions(dtype=self._dtype), max_context=longest + 64, cache_tokens=room)
@@ -148,10 +148,10 @@ class Bench:
     def _rounds(self) -> int:
         return 1 if self._quick else ROUNDS
 
-    def _sized(self, shape: Shape) -> Shape:
+    def _sized(self, shape: ModelShape) -> ModelShape:
         return replace(_TINY, num_layers=min(shape.num_layers, 3)) if self._quick else shape
 
-    def _works(self, works: Sequence[Work]) -> list[Work]:
+    def _works(self, works: Sequence[Workload]) -> list[Workload]:
         return [replace(work, context=work.context // 16) for work in works] if self._quick else list(works)
 
     def _cell(self, cell: Cell) -> Cell:
@@ -163,7 +163,7 @@ def _room(cells: Sequence[tuple[int, Cell]]) -> tuple[int, int]:
     return max(cell.context + cell.tokens for _, cell in cells), max(cell.batch for _, cell in cells)
 
 
-def _forward_row(cell: Measured, work: Work, measured: float, predicted: float) -> Row:
+def _forward_row(cell: Measured, work: Workload, measured: float, predicted: float) -> Row:
     return Row(
         cell=replace(cell, workload=f"rows {work.rows}", context=work.context),
         values={"rows": work.rows, "context": work.context, "measured": measured, "predicted": predicted},

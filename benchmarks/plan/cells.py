@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parlay.cost.roofline import Shape, Work
-from parlay.cost.speed import Plan
+from parlay.cost.roofline import ModelShape, Workload
+from parlay.cost.speed import DraftPlan
 
-_BASE = Shape(
+_BASE = ModelShape(
     vocab_size=8192,
     hidden_size=256,
     intermediate_size=704,
@@ -35,7 +35,7 @@ HELD_OUT = {
 """Shapes that are predicted and timed, by their parameters; heads from all alike to groups of seven."""
 
 HELD_OUT_WORKS = tuple(
-    Work(rows=rows, context=context) for context in (256, 1024, 4096) for rows in (1, 2, 4, 8, 12, 16)
+    Workload(rows=rows, context=context) for context in (256, 1024, 4096) for rows in (1, 2, 4, 8, 12, 16)
 )
 """Verifies that are predicted and timed for each of them."""
 
@@ -76,9 +76,9 @@ class Cell:
     def chance(self, strategy: str) -> float:
         return self.written if strategy == WRITE_4 else self.copied
 
-    def plan(self, strategy: str, draft: Shape) -> Plan:
+    def plan(self, strategy: str, draft: ModelShape) -> DraftPlan:
         """The strategy as the cost model sees it; ``draft`` in the bytes that its runner keeps."""
-        return Plan(
+        return DraftPlan(
             name=strategy,
             nodes=BUDGETS[strategy],
             ranks=(self.chance(strategy),),

@@ -18,7 +18,7 @@ from parlay import threads
 from parlay.bench.prepare import lasting
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import PLAIN, Results
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import Measurements
 from parlay.drafters.copying.prediction import SOURCE
 from parlay.llm import DEFAULT_STRATEGY
@@ -32,7 +32,7 @@ def measure(setup: Setup, results: Results, model: str, count: int) -> None:
     """All strategies on one model."""
     with setup.llm(model) as llm:
         edits = lasting(llm, setup.drawn(KIND, 8 * count), count, TOKENS)
-        plan = Plan(
+        plan = BenchPlan(
             model=model,
             strategies=(SOURCE, DEFAULT_STRATEGY),
             workloads=(edits,),

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from benchmarks.setup import Setup
 from parlay.bench.records import OURS, PLAIN, Results
-from parlay.bench.runner import Bench, Plan, lacks
+from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.bench.wave import Ask, Wave, Waves
 from parlay.llm import LLM
 from parlay.types import Metrics
@@ -30,7 +30,7 @@ def speed(setup: Setup, results: Results, model: str, specs: Sequence[str]) -> N
     """All strategies on every kind of text, interleaved, with plain decoding."""
     count = setup.scale.wide_prompts
     drawn = setup.workloads(model)
-    plan = Plan(
+    plan = BenchPlan(
         part=PART,
         model=model,
         strategies=tuple(spec for spec in specs if spec != PLAIN),

@@ -51,7 +51,7 @@ Tokens per second are those after the prompt. For your own model:
 def demonstrate(llm: LLM, out: TextIO) -> bool:
     """Print the comparison, at most 40 lines. False when a strategy that promises the same bits broke its promise."""
     others = busy_cores()
-    stage = Stage.of(llm)
+    stage = DemoPart.of(llm)
     print(_head(llm), file=out)
     if others > BUSY_CORES:
         print(f"Other processes keep {others:.1f} cores busy: speeds are lower, ratios hold.", file=out)
@@ -79,7 +79,7 @@ def _head(llm: LLM) -> str:
     return f"{spec.name[: WIDTH - len(where) - 2]}: {where}"
 
 
-def _show_text(stage: Stage, out: TextIO) -> None:
+def _show_text(stage: DemoPart, out: TextIO) -> None:
     """The edit as it is written by the default strategy."""
     tint = Tint(out)
     note = "copied tokens are tinted" if tint.enabled else "its first lines"
@@ -122,7 +122,7 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoPart:
     """The model, what measures it, and how many tokens an answer has."""
 
     llm: LLM
@@ -130,11 +130,11 @@ class Stage:
     tokens: int
 
     @staticmethod
-    def of(llm: LLM) -> Stage:
+    def of(llm: LLM) -> DemoPart:
         """Warms the model up, and measures how long answers may be."""
         rounds = Rounds({OURS: Waves(llm)}, ROUND_SECONDS, warm_up=False)
-        speed = max(Stage(llm, rounds, PROBE_TOKENS).plain_speed(PROSE) for _ in range(PROBES))
-        return Stage(llm, rounds, next(tokens for least, tokens in LENGTHS if speed >= least))
+        speed = max(DemoPart(llm, rounds, PROBE_TOKENS).plain_speed(PROSE) for _ in range(PROBES))
+        return DemoPart(llm, rounds, next(tokens for least, tokens in LENGTHS if speed >= least))
 
     def prepare(self, workload: DemoPrompt) -> Prepared:
         """A plain answer sets the length: it ends where the text begins to repeat itself."""

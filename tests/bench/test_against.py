@@ -10,13 +10,13 @@ import pytest
 from parlay.bench.against import AS_IT_COMES, LOOKUP, NAME, Transformers
 from parlay.bench.readme import HEAD, readme_table
 from parlay.bench.records import OURS, Cell, Results, Row, System
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import summarise
 from parlay.bench.workloads import Item, Workload
 from parlay.llm import LLM
 
 LETTERS = Workload("letters", tuple(Item(id=str(at), prompt=text, max_tokens=12) for at, text in enumerate("abc")))
-PLAN = Plan(
+PLAN = BenchPlan(
     model="tiny",
     strategies=("prompt-lookup",),
     workloads=(LETTERS,),
@@ -31,7 +31,7 @@ def peer(tiny: LLM, tiny_folder: Path) -> Transformers:
     return Transformers(tiny_folder, tiny.runner.spec.device, tiny.runner.spec.dtype)
 
 
-def measure(llm: LLM, peer: Transformers, plan: Plan, path: Path) -> list[Row]:
+def measure(llm: LLM, peer: Transformers, plan: BenchPlan, path: Path) -> list[Row]:
     results = Results(path, {"machine": "m"})
     Bench(llm, plan, results, {NAME: peer}).run()
     return results.rows

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from parlay.bench.replay.answers import Answer, read_answers
+from parlay.bench.replay.answers import RecordedAnswer, read_answers
 
 
 def write(path: Path, *records: Any) -> Path:
@@ -18,12 +18,18 @@ def write(path: Path, *records: Any) -> Path:
 
 
 SHAPES = {
-    "prompt": ({"prompt": "p", "output": "o", "dataset": "x"}, Answer("p", "o")),
-    "references": ({"prompt": "p", "answer": "o", "references": ["r"]}, Answer("p", "o", ("r",))),
-    "instruction": ({"instruction": "p", "output": "o"}, Answer("p", "o")),
-    "edit": ({"instruction": "do", "input": "text", "output": "o"}, Answer("text\n\ndo", "o", ("text",))),
-    "documents": ({"query": "q", "docs": ["a", "b"], "result": {"text": "o"}}, Answer("a\n\nb\n\nq", "o", ("a", "b"))),
-    "quoted": ({"query": "about a: q", "docs": ["a"], "result": {"text": "o"}}, Answer("about a: q", "o", ("a",))),
+    "prompt": ({"prompt": "p", "output": "o", "dataset": "x"}, RecordedAnswer("p", "o")),
+    "references": ({"prompt": "p", "answer": "o", "references": ["r"]}, RecordedAnswer("p", "o", ("r",))),
+    "instruction": ({"instruction": "p", "output": "o"}, RecordedAnswer("p", "o")),
+    "edit": ({"instruction": "do", "input": "text", "output": "o"}, RecordedAnswer("text\n\ndo", "o", ("text",))),
+    "documents": (
+        {"query": "q", "docs": ["a", "b"], "result": {"text": "o"}},
+        RecordedAnswer("a\n\nb\n\nq", "o", ("a", "b")),
+    ),
+    "quoted": (
+        {"query": "about a: q", "docs": ["a"], "result": {"text": "o"}},
+        RecordedAnswer("about a: q", "o", ("a",)),
+    ),
 }
 
 
@@ -39,7 +45,7 @@ def test_an_array_and_a_compressed_file_hold_the_same_answers(tmp_path: Path) ->
     (tmp_path / "a.json").write_text(json.dumps(records), encoding="utf-8")
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(plain.read_bytes()))
     found = [list(read_answers(tmp_path / name)) for name in ("a.jsonl", "a.json", "a.jsonl.zst")]
-    assert found[0] == found[1] == found[2] == [Answer("é", "1"), Answer("b", "2")]
+    assert found[0] == found[1] == found[2] == [RecordedAnswer("é", "1"), RecordedAnswer("b", "2")]
 
 
 MISTAKES = {

@@ -14,12 +14,12 @@ import pytest
 
 from parlay.bench.busy import burning, busy_cores
 from parlay.bench.records import Results
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.workloads import Item, Workload
 from parlay.llm import LLM
 
 LETTERS = Workload("letters", (Item(id="0", prompt="abc", max_tokens=8),))
-PLAN = Plan(model="tiny", strategies=(), workloads=(LETTERS,), rounds=1, keep_loops=True)
+PLAN = BenchPlan(model="tiny", strategies=(), workloads=(LETTERS,), rounds=1, keep_loops=True)
 
 OWNER = """\
 import time

@@ -11,34 +11,34 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.bench.forwards import Prices
+from parlay.bench.forwards import ForwardPrices
 from parlay.bench.records import Results
 from parlay.bench.replay.decode import Replay, replay
 from parlay.bench.replay.run import MODEL, Texts, lacking, measure, read_texts, replayable, run
-from parlay.bench.replay.tokens import Recorded, Tokens, open_tokens
+from parlay.bench.replay.tokens import Recorded, RecordedTokens, open_tokens
 from parlay.drafters.resources import Resources
 from parlay.strategies.catalogue import catalogue
 from parlay.types import Draft, Needs, Observation, ParlayError, SequenceView
 
 COPY = "Repeat after me: the cat sat on the mat, and the dog sat on the cat. The cat sat on the mat,"
-PRICES = Prices("a model", {100: [(1, 1.0), (32, 1.0)]})
+PRICES = ForwardPrices("a model", {100: [(1, 1.0), (32, 1.0)]})
 """Where rows cost nothing, every draft pays."""
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Tokens:
+def tokens() -> RecordedTokens:
     return open_tokens("parlay-mini")
 
 
 @pytest.fixture(scope="module")
-def texts(tokens: Tokens) -> Texts:
+def texts(tokens: RecordedTokens) -> Texts:
     answers = ["the cat sat on the mat, and the dog sat on the cat.", "nothing of that"]
     prompt = tokens.encode(COPY)
     return Texts("copies", tuple(Recorded(prompt, tokens.encode(answer), (prompt,)) for answer in answers), 0.0)
 
 
 @pytest.mark.parametrize("strategy", ["none", "prompt-lookup", "suffix-automaton"])
-def test_a_replay_of_a_models_answer_counts_what_the_model_did(strategy: str, tokens: Tokens) -> None:
+def test_a_replay_of_a_models_answer_counts_what_the_model_did(strategy: str, tokens: RecordedTokens) -> None:
     whole = strategy if strategy == "none" else f"{strategy}:policy=fixed"
     with LLM("parlay-mini") as llm:
         params = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
@@ -53,7 +53,9 @@ def test_a_replay_of_a_models_answer_counts_what_the_model_did(strategy: str, to
 
 
 @pytest.mark.parametrize("strategy", catalogue())
-def test_every_strategy_replays_the_text_or_is_refused_in_a_line(strategy: str, texts: Texts, tokens: Tokens) -> None:
+def test_every_strategy_replays_the_text_or_is_refused_in_a_line(
+    strategy: str, texts: Texts, tokens: RecordedTokens
+) -> None:
     row = measure(strategy, texts, tokens)
     assert row.cell.model == MODEL
     if row.error:
@@ -65,7 +67,7 @@ def test_every_strategy_replays_the_text_or_is_refused_in_a_line(strategy: str, 
         assert not row.modelled
 
 
-def test_copying_saves_steps_and_copies_nothing_that_is_not_there(texts: Texts, tokens: Tokens) -> None:
+def test_copying_saves_steps_and_copies_nothing_that_is_not_there(texts: Texts, tokens: RecordedTokens) -> None:
     first, second = replay("prompt-lookup", texts.records, tokens)
     assert first.metrics.tokens_per_step > 2
     assert second.metrics.accepted_tokens == 0
@@ -86,12 +88,12 @@ def test_copying_saves_steps_and_copies_nothing_that_is_not_there(texts: Texts, 
     ],
 )
 def test_who_needs_more_than_the_text_is_refused_with_the_reason(
-    strategy: str, reason: str, texts: Texts, tokens: Tokens
+    strategy: str, reason: str, texts: Texts, tokens: RecordedTokens
 ) -> None:
     assert reason in measure(strategy, texts, tokens).error
 
 
-def test_seconds_come_from_prices_and_are_called_modelled(texts: Texts, tokens: Tokens) -> None:
+def test_seconds_come_from_prices_and_are_called_modelled(texts: Texts, tokens: RecordedTokens) -> None:
     plain, fast = (measure(strategy, texts, tokens, PRICES) for strategy in ("none", "prompt-lookup"))
     assert plain.modelled
     assert fast.modelled
@@ -102,18 +104,18 @@ def test_seconds_come_from_prices_and_are_called_modelled(texts: Texts, tokens: 
     assert fast.decode_seconds == fast.verify_seconds + fast.draft_seconds
 
 
-def test_where_rows_are_dear_the_default_policy_stops_drafting(texts: Texts, tokens: Tokens) -> None:
-    dear = Prices("a model", {100: [(1, 1.0), (32, 320.0)]})
+def test_where_rows_are_dear_the_default_policy_stops_drafting(texts: Texts, tokens: RecordedTokens) -> None:
+    dear = ForwardPrices("a model", {100: [(1, 1.0), (32, 320.0)]})
     assert measure("prompt-lookup", texts, tokens, dear).proposed < measure("prompt-lookup", texts, tokens).proposed
 
 
-def test_one_prompt_may_have_several_answers(tokens: Tokens) -> None:
+def test_one_prompt_may_have_several_answers(tokens: RecordedTokens) -> None:
     run = Replay("prompt-lookup", tokens)
     for answer in ((5, 6, 7, 8), (5, 6, 9, 9)):
         assert run.answer(0, Recorded((1, 5, 6, 7), answer)).tokens == answer
 
 
-def test_answers_are_cut_where_they_loop_and_empty_ones_left_out(tmp_path: Path, tokens: Tokens) -> None:
+def test_answers_are_cut_where_they_loop_and_empty_ones_left_out(tmp_path: Path, tokens: RecordedTokens) -> None:
     looping = "the same words over and over again, as small models do when they are asked for more, "
     records = [{"prompt": "a", "output": ""}, {"prompt": "b", "output": looping * 3}, {"prompt": "c", "output": "d"}]
     path = tmp_path / "x.jsonl"
@@ -126,14 +128,14 @@ def test_answers_are_cut_where_they_loop_and_empty_ones_left_out(tmp_path: Path,
     assert len(read_texts(path, tokens, limit=1).records) == 1
 
 
-def test_a_file_without_any_text_is_named(tmp_path: Path, tokens: Tokens) -> None:
+def test_a_file_without_any_text_is_named(tmp_path: Path, tokens: RecordedTokens) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"prompt": "", "output": "a"}\n{"prompt": "a", "output": ""}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="no recorded answer with any text"):
         read_texts(path, tokens)
 
 
-def test_a_chat_template_is_put_around_the_prompt(tokens: Tokens) -> None:
+def test_a_chat_template_is_put_around_the_prompt(tokens: RecordedTokens) -> None:
     assert tokens.base is not None
     text = tokens.base.decode(tokens.asked("Hello"))
     assert text != "Hello"
@@ -148,7 +150,7 @@ def test_a_missing_tokenizer_package_is_one_line(monkeypatch: pytest.MonkeyPatch
         open_tokens("mistral-common:v9")
 
 
-def test_a_run_measures_every_strategy_on_every_text_once(tmp_path: Path, texts: Texts, tokens: Tokens) -> None:
+def test_a_run_measures_every_strategy_on_every_text_once(tmp_path: Path, texts: Texts, tokens: RecordedTokens) -> None:
     both, strategies = [texts, replace(texts, name="more")], ["none", "prompt-lookup", "jacobi"]
     first = Results(tmp_path / "r.jsonl", {})
     assert len(list(run(lacking(both, strategies, first), tokens, first))) == 6
@@ -158,7 +160,7 @@ def test_a_run_measures_every_strategy_on_every_text_once(tmp_path: Path, texts:
     assert len(lacking(both, strategies, again, PRICES)) == 6
 
 
-def test_only_strategies_that_need_no_more_than_the_text_are_replayed_by_default(tokens: Tokens) -> None:
+def test_only_strategies_that_need_no_more_than_the_text_are_replayed_by_default(tokens: RecordedTokens) -> None:
     names = replayable(tokens)
     assert {"none", "prompt-lookup", "suffix-decoding"} <= set(names)
     assert not {"jacobi", "draft-model", "swift", "datastore"} & set(names)
@@ -182,7 +184,7 @@ class Faulty:
         """Holds nothing."""
 
 
-def test_a_drafter_that_raises_is_told_of_in_the_row(texts: Texts, tokens: Tokens) -> None:
+def test_a_drafter_that_raises_is_told_of_in_the_row(texts: Texts, tokens: RecordedTokens) -> None:
     row = measure(f"{__name__}:Faulty", texts, tokens)
     assert (row.same, row.of, row.proposed) == (2, 2, 0)
     assert "the drafter failed in 2 of 2 answers" in row.note

@@ -13,18 +13,20 @@ import pytest
 from parlay.bench.loops import first_loop
 from parlay.bench.prepare import Preparation
 from parlay.bench.records import OURS, Results, Row, read
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.wave import Ask, Wave, Waves
 from parlay.bench.workloads import Item, Message, Workload
-from parlay.energy import Counter, Meter
+from parlay.energy import Counter, EnergyMeter
 from parlay.llm import LLM
 
 LETTERS = Workload("letters", tuple(Item(id=str(at), prompt=text, max_tokens=12) for at, text in enumerate("abc")))
-PLAN = Plan(model="tiny", strategies=("prompt-lookup:policy=fixed",), workloads=(LETTERS,), rounds=2, keep_loops=True)
+PLAN = BenchPlan(
+    model="tiny", strategies=("prompt-lookup:policy=fixed",), workloads=(LETTERS,), rounds=2, keep_loops=True
+)
 HEADER = {"machine": "m"}
 
 
-def measure(llm: LLM, plan: Plan, path: Path) -> list[Row]:
+def measure(llm: LLM, plan: BenchPlan, path: Path) -> list[Row]:
     Bench(llm, plan, Results(path, HEADER)).run()
     return read(path)[1]
 
@@ -67,7 +69,7 @@ def test_a_meters_joules_are_those_of_the_waves_and_a_counter_that_stands_still_
     """Each reading of the counter is two joules more: two readings a wave, three waves a row."""
     moving = itertools.count(step=2)
     for name, read_counter, joules in (("moving", lambda: next(moving), 6.0), ("still", lambda: 7, None)):
-        path, meter = tmp_path / f"{name}.jsonl", Meter([Counter("fake", read_counter, 1.0)], name)
+        path, meter = tmp_path / f"{name}.jsonl", EnergyMeter([Counter("fake", read_counter, 1.0)], name)
         Bench(tiny, PLAN, Results(path, HEADER), {OURS: Waves(tiny, meter)}).run()
         assert {row.joules for row in read(path)[1]} == {joules}
 

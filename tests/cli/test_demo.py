@@ -55,7 +55,7 @@ class Scripted:
 
 
 def race(*ratios: float, seconds: float = 60.0) -> demo.Race:
-    stage = demo.Stage(None, Scripted(*ratios), 8)  # type: ignore[arg-type]
+    stage = demo.DemoPart(None, Scripted(*ratios), 8)  # type: ignore[arg-type]
     return stage.race(Prepared((), (), None, ""), "prompt-lookup", seconds)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from parlay.cost.calibrate import Calibration
 from parlay.cost.devices import machine as known_machine
-from parlay.cost.fitting import Sample
+from parlay.cost.fitting import TimedForward
 from parlay.plan import machine
 from tests.cli.conftest import Cli
 from tests.plan.conftest import TINY, WORKS, config_only
@@ -150,7 +150,7 @@ def test_a_calibration_that_is_not_there_is_a_failure(cli: Cli, tmp_path: Path) 
 
 
 def test_a_calibration_of_unknown_origin_is_a_failure(cli: Cli, tmp_path: Path) -> None:
-    sample = Sample(TINY, WORKS[0], 1.0)
+    sample = TimedForward(TINY, WORKS[0], 1.0)
     Calibration(known_machine("l4", "float32"), {"device": "cpu"}, (sample,)).save(tmp_path / "found.json")
     result = cli("plan", "--calibration", str(tmp_path / "found.json"))
     assert result.code == 1

@@ -18,7 +18,7 @@ from parlay.options import LoadOptions
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
-from parlay.testing.conformance.stage import PLAIN, Ask, decode
+from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
 from parlay.types import Exactness, SamplingParams
 
 MODEL = "parlay-mini"
@@ -55,11 +55,13 @@ def stage(dtype: str) -> Stage:
 
 
 @cache
-def asks() -> tuple[Ask, ...]:
+def asks() -> tuple[StageRequest, ...]:
     """Greedy and sampled in turn, of many lengths."""
     tokenizer = load_tokenizer(resolve(MODEL))
     return tuple(
-        Ask(tuple(tokenizer.encode(text)), replace(CHOICES[index % 2], max_tokens=LENGTH - 2 * index), seed=index)
+        StageRequest(
+            tuple(tokenizer.encode(text)), replace(CHOICES[index % 2], max_tokens=LENGTH - 2 * index), seed=index
+        )
         for index, text in enumerate(PROMPTS)
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from parlay.strategies.catalogue import catalogue
 from parlay.testing.conformance import default_stages, subject_of
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.testing.conformance.universal import CAPACITY, prompt
 from parlay.types import Draft, Drafter, Needs, Observation, SamplingParams, SequenceView, Strategy, Tree
 
@@ -44,13 +44,15 @@ class Witness:
         self._inner.release(sequence)
 
 
-def asks() -> list[Ask]:
+def asks() -> list[StageRequest]:
     """A text that comes again, with and without something to copy from, greedy and sampled."""
     text = prompt(STAGE, 3, 40)
     return [
-        Ask(text, SamplingParams(temperature=0.0, max_tokens=30)),
-        Ask(text, SamplingParams(temperature=0.0, max_tokens=30)),
-        Ask(text[:9], SamplingParams(temperature=1.0, max_tokens=30), seed=2, references=(text[4:], text[20:])),
+        StageRequest(text, SamplingParams(temperature=0.0, max_tokens=30)),
+        StageRequest(text, SamplingParams(temperature=0.0, max_tokens=30)),
+        StageRequest(
+            text[:9], SamplingParams(temperature=1.0, max_tokens=30), seed=2, references=(text[4:], text[20:])
+        ),
     ]
 
 

@@ -28,7 +28,7 @@ from parlay.testing.conformance import (
 )
 from parlay.testing.conformance import __main__ as conformance_main
 from parlay.testing.conformance.compare import Excuse, same_tokens
-from parlay.testing.conformance.stage import PLAIN, Ask, decode
+from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
 from parlay.testing.conformance.universal import agree, prompt
 from parlay.testing.toys import ToyRunner
 from parlay.types import (
@@ -202,7 +202,7 @@ def near_tie(exactness: Exactness, noise_bound: float, at: int = 20) -> Stage:
 
 
 def difference(stage: Stage) -> Excuse | None:
-    ask = Ask(prompt(stage, 1, 12), SamplingParams(temperature=0.0, max_tokens=30))
+    ask = StageRequest(prompt(stage, 1, 12), SamplingParams(temperature=0.0, max_tokens=30))
     oracle = Subject("oracle", lambda _: toy_drafters.oracle(toy_drafters.answer_by(stage.logits_of)))
     (sample,) = decode(stage.open_runner(1000), [(ask, oracle.strategy(stage, 4))])
     return same_tokens(stage, ask, stage.expected(ask).output, sample)
@@ -234,7 +234,7 @@ def test_an_excused_text_counts_as_passed_and_is_reported() -> None:
 def test_a_wrong_text_is_no_noise() -> None:
     """A token that neither row of logits leads to is a bug, whatever the noise bound."""
     stage = replace(near_tie(Exactness.SEED, noise_bound=100.0), known={})
-    ask = Ask(prompt(stage, 1, 12), SamplingParams(temperature=0.0, max_tokens=30))
+    ask = StageRequest(prompt(stage, 1, 12), SamplingParams(temperature=0.0, max_tokens=30))
     wrong = Subject("wrong", guessing(STAGE), Hasty)
     with pytest.raises(Divergence):
         agree(stage, [(ask, wrong.strategy(stage, 4))])

@@ -16,7 +16,7 @@ from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance import native_stage, toy_stage
-from parlay.testing.conformance.stage import Ask, Sample, Stage, Steady, decode
+from parlay.testing.conformance.stage import Stage, StageRequest, StageSample, Steady, decode
 from parlay.testing.conformance.strain import Pausing
 from parlay.testing.conformance.universal import CAPACITY, agree, prompt
 from parlay.testing.toy_head import StateOf, ToyHead, toy_state
@@ -40,10 +40,12 @@ class Case:
         inner = toy_drafters.sometimes(answer, self.stage.vocab_size, (True, True, False))
         return ToyHead(inner, self.state_of, self.layers)
 
-    def ask(self, seed: int, length: int, **more: object) -> Ask:
-        return replace(Ask(prompt(self.stage, seed, length), SAMPLED, seed), **more)
+    def ask(self, seed: int, length: int, **more: object) -> StageRequest:
+        return replace(StageRequest(prompt(self.stage, seed, length), SAMPLED, seed), **more)
 
-    def run(self, head: ToyHead, asks: Sequence[Ask], limits: Limits | None = None, **more: object) -> list[Sample]:
+    def run(
+        self, head: ToyHead, asks: Sequence[StageRequest], limits: Limits | None = None, **more: object
+    ) -> list[StageSample]:
         """Decode; the texts are those of plain decoding, and all states that the head saw are right."""
         jobs = [(ask, drafting(head)) for ask in asks]
         agree(self.stage, jobs, limits, **more)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance import toy_stage
-from parlay.testing.conformance.stage import PLAIN, Ask, Sample, Stage, decode
+from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, StageSample, decode
 from parlay.testing.conformance.universal import CAPACITY, agree, prompt
 from parlay.testing.toy_drafters import Prober, Raising, RejectedReader
 from parlay.testing.toy_head import ToyHead, toy_state
@@ -34,9 +34,9 @@ def drafting(drafter: Drafter, budget: int) -> Strategy:
     return Strategy("toy", drafter, SharedNoise(), Fixed(budget))
 
 
-def run(drafter: Drafter, budget: int, params: SamplingParams) -> Sample:
+def run(drafter: Drafter, budget: int, params: SamplingParams) -> StageSample:
     """Decode one request; its text must be that of plain decoding."""
-    ask = Ask(prompt(STAGE, 5, 12), params, seed=4)
+    ask = StageRequest(prompt(STAGE, 5, 12), params, seed=4)
     (sample,) = decode(STAGE.open_runner(CAPACITY), [(ask, drafting(drafter, budget))])
     assert sample.tokens == STAGE.expected(ask).output
     return sample
@@ -106,7 +106,9 @@ def test_a_drafter_that_is_right_at_known_positions_is_accepted_there() -> None:
 def test_taps_are_those_of_the_tokens_that_became_cached(capacity: int, limits: Limits) -> None:
     """Prefill chunks included; after forks and preemption too."""
     head = ToyHead(toy_drafters.tree_oracle(ANSWER, VOCAB), toy_state)
-    asks = [Ask(prompt(STAGE, 8, 30), replace(SAMPLED, max_tokens=40), 3, index, group="g") for index in range(4)]
+    asks = [
+        StageRequest(prompt(STAGE, 8, 30), replace(SAMPLED, max_tokens=40), 3, index, group="g") for index in range(4)
+    ]
     agree(STAGE, [(ask, drafting(head, 6)) for ask in asks], limits, capacity=capacity)
     assert head.shown > 100
     assert head.wrong == []
@@ -114,7 +116,7 @@ def test_taps_are_those_of_the_tokens_that_became_cached(capacity: int, limits: 
 
 def test_every_step_is_observed_and_a_stop_inside_the_path_cuts_the_taps() -> None:
     """From the first step on, whose pending run is the whole prompt."""
-    ask = Ask(prompt(STAGE, 5, 12), SAMPLED, seed=4)
+    ask = StageRequest(prompt(STAGE, 5, 12), SAMPLED, seed=4)
     ask = replace(ask, stop_ids=frozenset({STAGE.expected(ask).output[9]}))
     head = ToyHead(toy_drafters.oracle(ANSWER), toy_state)
     for budget in range(1, 8):
@@ -174,7 +176,7 @@ KINDS = ["token", "negative token", "parent", "length", "sources", "scores", "ki
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stage", [STAGE, RECURRENT], ids=["tree", "chain"])
 def test_a_malformed_draft_costs_nothing_but_the_drafts(kind: str, stage: Stage) -> None:
-    jobs = [(Ask(prompt(STAGE, 5, 12), SAMPLED, seed=4), drafting(malformed(kind), 5))]
+    jobs = [(StageRequest(prompt(STAGE, 5, 12), SAMPLED, seed=4), drafting(malformed(kind), 5))]
     assert agree(stage, jobs, faults=True) == []
 
 
@@ -192,7 +194,7 @@ class Careless:
 
 
 def test_a_wrong_number_of_drafts_costs_nothing_but_the_drafts() -> None:
-    jobs = [(Ask(prompt(STAGE, seed, 12), SAMPLED, seed), drafting(Careless(), 5)) for seed in range(3)]
+    jobs = [(StageRequest(prompt(STAGE, seed, 12), SAMPLED, seed), drafting(Careless(), 5)) for seed in range(3)]
     assert agree(STAGE, jobs, faults=True) == []
 
 
@@ -201,7 +203,7 @@ def test_nan_logits_end_one_request_after_the_same_text_under_any_draft(budget: 
     """Others go on, and the tokens before the fault are those that plain decoding gave."""
     logits_of = nan_after(STAGE.logits_of, 12 + 9)
     sick = replace(STAGE, logits_of=logits_of, open_runner=lambda capacity: ToyRunner(logits_of, VOCAB), known={})
-    asks = [Ask(prompt(STAGE, seed, length), SAMPLED, seed) for seed, length in ((1, 12), (2, 30))]
+    asks = [StageRequest(prompt(STAGE, seed, length), SAMPLED, seed) for seed, length in ((1, 12), (2, 30))]
     oracle = drafting(toy_drafters.oracle(ANSWER), budget)
     plain = decode(sick.open_runner(CAPACITY), [(ask, PLAIN.strategy(sick, 0)) for ask in asks])
     fast = decode(sick.open_runner(CAPACITY), [(ask, oracle) for ask in asks])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, measure, with_engine
-from parlay.cost.fitting import Sample, fit, median_error
-from parlay.cost.roofline import Machine, Overheads, Shape, Work
+from parlay.cost.fitting import TimedForward, fit, median_error
+from parlay.cost.roofline import Machine, ModelShape, Overheads, Workload
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_SKIP, Output, ParlayError, Runner, Segment, Skip
 
@@ -30,7 +30,7 @@ MACHINE = Machine(
     cache_bytes=32e6,
 )
 ENGINE = Overheads(step=1e-4, sequence=2e-5, node=1e-6, level=3e-4)
-TINY = Shape(
+TINY = ModelShape(
     vocab_size=24,
     hidden_size=8,
     intermediate_size=16,
@@ -43,11 +43,11 @@ TINY = Shape(
 )
 
 
-def synthetic(machine: Machine, shapes: Sequence[Shape] = SHAPES, noise: float = 0.0) -> list[Sample]:
+def synthetic(machine: Machine, shapes: Sequence[ModelShape] = SHAPES, noise: float = 0.0) -> list[TimedForward]:
     chance = random.Random(0)
     kept = [replace(shape, kv_bytes=4) for shape in shapes]
     return [
-        Sample(shape, work, machine.forward(shape, work) * (1 + noise * chance.random()))
+        TimedForward(shape, work, machine.forward(shape, work) * (1 + noise * chance.random()))
         for shape in kept
         for work in WORKS
     ]
@@ -114,7 +114,7 @@ class Watched(ToyRunner):
 def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> None:
     runner = Watched()
     works = [
-        Work(batch=batch, rows=rows, context=context) for context in (16, 40) for batch in (1, 3) for rows in (1, 4)
+        Workload(batch=batch, rows=rows, context=context) for context in (16, 40) for batch in (1, 3) for rows in (1, 4)
     ]
     timed = dict(measure(runner, works, rounds=2))
     assert timed.keys() == set(works)
@@ -125,9 +125,9 @@ def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> Non
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
-    works = [Work(batch=batch, rows=rows, context=16) for batch in (1, 2) for rows in (1, 2, 4, 8)]
+    works = [Workload(batch=batch, rows=rows, context=16) for batch in (1, 2) for rows in (1, 2, 4, 8)]
 
-    def open_runner(shape: Shape) -> tuple[Runner, Shape]:
+    def open_runner(shape: ModelShape) -> tuple[Runner, ModelShape]:
         return Watched(), shape
 
     made = with_engine(calibrate(open_runner, {"dtype": "float32"}, shapes=[TINY], works=works), ENGINE)
@@ -143,7 +143,7 @@ def test_a_runner_without_room_is_named() -> None:
     runner.open(7, ())
     runner.reserve(7, 24)
     with pytest.raises(ParlayError, match="no room for 20 tokens"):
-        list(measure(runner, [Work(rows=4, context=16)]))
+        list(measure(runner, [Workload(rows=4, context=16)]))
 
 
 @pytest.mark.parametrize(
@@ -168,5 +168,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_error_that_is_told_is_that_of_the_fit() -> None:
-    samples = [Sample(TINY, Work(rows=rows), MACHINE.forward(TINY, Work(rows=rows)) / 1.1) for rows in (1, 2, 3)]
+    samples = [
+        TimedForward(TINY, Workload(rows=rows), MACHINE.forward(TINY, Workload(rows=rows)) / 1.1) for rows in (1, 2, 3)
+    ]
     assert Calibration(MACHINE, {}, tuple(samples)).median_error == pytest.approx(0.1)

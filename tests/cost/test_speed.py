@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.cost.roofline import Machine, Overheads, Shape, Work
-from parlay.cost.speed import Plan, Setting, best_tree, choose, crossover, predict
+from parlay.cost.roofline import Machine, ModelShape, Overheads, Workload
+from parlay.cost.speed import DraftPlan, Setting, best_tree, choose, crossover, predict
 from tests.cost.test_roofline import MACHINE, SHAPE
 
 SMALL = replace(SHAPE, num_layers=1, hidden_size=64, intermediate_size=128)
 
 
-def setting(batch: int = 1, context: int = 256, shape: Shape = SHAPE, machine: Machine = MACHINE) -> Setting:
+def setting(batch: int = 1, context: int = 256, shape: ModelShape = SHAPE, machine: Machine = MACHINE) -> Setting:
     return Setting(machine, shape, batch, context)
 
 
@@ -72,20 +72,20 @@ def test_speed_is_tokens_over_verify_drafting_and_the_engine() -> None:
     engine = Overheads(step=2e-4, sequence=1e-5, drafted=2e-5, node=1e-6, level=3e-4, level_sequence=4e-5)
     machine = replace(MACHINE, engine=engine)
     here = setting(batch=4, machine=machine)
-    speed = predict(here, Plan(name="drafts", nodes=3, ranks=(0.6,), drafter=SMALL, adapts=False))
-    verify = machine.forward(SHAPE, Work(batch=4, rows=4, context=256))
-    draft = 3 * (machine.forward(SMALL, Work(batch=4, context=256)) + 3e-4 + 4 * 4e-5)
+    speed = predict(here, DraftPlan(name="drafts", nodes=3, ranks=(0.6,), drafter=SMALL, adapts=False))
+    verify = machine.forward(SHAPE, Workload(batch=4, rows=4, context=256))
+    draft = 3 * (machine.forward(SMALL, Workload(batch=4, context=256)) + 3e-4 + 4 * 4e-5)
     tokens = (1 - 0.6**4) / 0.4
     assert speed.step_seconds == pytest.approx(verify + draft + 2e-4 + 4 * (1e-5 + 2e-5 + 3 * 1e-6))
-    plain = predict(here, Plan(name="none"))
+    plain = predict(here, DraftPlan(name="none"))
     assert plain.step_seconds == pytest.approx(plain.verify_seconds + 2e-4 + 4 * 1e-5)
     assert speed.tokens_per_second == pytest.approx(4 * tokens / speed.step_seconds)
 
 
 def test_a_plan_that_adapts_takes_the_best_number_of_nodes_and_never_loses_to_plain() -> None:
-    plain = predict(setting(), Plan(name="none"))
+    plain = predict(setting(), DraftPlan(name="none"))
     for chance in (0.0, 0.05, 0.5, 0.99):
-        adapts = Plan(name="copy", nodes=12, ranks=(chance,))
+        adapts = DraftPlan(name="copy", nodes=12, ranks=(chance,))
         each = [predict(setting(), replace(adapts, nodes=nodes, adapts=False)) for nodes in range(13)]
         best = predict(setting(), adapts)
         assert best.tokens_per_second == max(speed.tokens_per_second for speed in each)
@@ -94,8 +94,8 @@ def test_a_plan_that_adapts_takes_the_best_number_of_nodes_and_never_loses_to_pl
 
 def test_of_equals_the_first_is_chosen() -> None:
     """Plain decoding stands first: a strategy that would draft nothing is no reason to leave it."""
-    useless = Plan(name="copy", nodes=12, ranks=(0.0,))
-    assert choose([predict(setting(), plan) for plan in (Plan(name="none"), useless)]).name == "none"
+    useless = DraftPlan(name="copy", nodes=12, ranks=(0.0,))
+    assert choose([predict(setting(), plan) for plan in (DraftPlan(name="none"), useless)]).name == "none"
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 8, 16])
@@ -106,15 +106,15 @@ def test_the_crossover_batch_is_where_brute_force_finds_it(nodes: int, context: 
     tokens = sum(chance**level for level in range(nodes + 1))
 
     def wins(batch: int) -> bool:
-        plain = MACHINE.forward(SHAPE, Work(batch=batch, context=context))
-        verify = MACHINE.forward(SHAPE, Work(batch=batch, rows=nodes + 1, context=context))
+        plain = MACHINE.forward(SHAPE, Workload(batch=batch, context=context))
+        verify = MACHINE.forward(SHAPE, Workload(batch=batch, rows=nodes + 1, context=context))
         return tokens / verify > 1 / plain
 
     expected = next((batch for batch in range(1, 129) if not wins(batch)), None)
-    plan = Plan(name="copy", nodes=nodes, ranks=(chance,), adapts=False)
+    plan = DraftPlan(name="copy", nodes=nodes, ranks=(chance,), adapts=False)
     assert crossover(setting(context=context), plan, most=128) == expected
 
 
 def test_a_draft_that_costs_nothing_more_wins_at_any_batch() -> None:
     idle = replace(MACHINE, rate=1e18, attention_rate=1e18, bandwidth=1e12, vector_bandwidth=1e15)
-    assert crossover(setting(machine=idle), Plan(name="copy", nodes=2, ranks=(0.9,)), most=16) is None
+    assert crossover(setting(machine=idle), DraftPlan(name="copy", nodes=2, ranks=(0.9,)), most=16) is None

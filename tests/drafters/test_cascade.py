@@ -17,7 +17,7 @@ from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import subject_of, toy_stage
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.types import (
     NO_DRAFT,
     Draft,
@@ -399,7 +399,7 @@ def test_a_level_that_fails_during_a_run_costs_its_request_the_drafts_and_no_tok
         return trees.chain([2, 3][:budget], "script")
 
     Scripted.last.write = broken
-    asks = [Ask((first, 5, 6), SamplingParams(max_tokens=60), seed=first) for first in (1, 2)]
+    asks = [StageRequest((first, 5, 6), SamplingParams(max_tokens=60), seed=first) for first in (1, 2)]
     samples = decode(stage.open_runner(4096), [(ask, strategy) for ask in asks])
     for ask, sample in zip(asks, samples, strict=True):
         assert sample.tokens == stage.expected(ask).output

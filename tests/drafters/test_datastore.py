@@ -23,7 +23,7 @@ from parlay.models.resolving import resolve
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.testing.conformance.stage import PLAIN, Ask, Stage, Subject, decode
+from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, Subject, decode
 from parlay.testing.conformance.stages import toy_stage
 from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
 from tests.drafters.sight import no_runner
@@ -184,7 +184,7 @@ def test_a_store_that_holds_the_answer_gives_a_whole_branch_and_one_more_each_st
     stage: Stage, temperature: float
 ) -> None:
     prompt = tuple(np.random.default_rng(3).integers(0, stage.vocab_size, 20).tolist())
-    ask = Ask(prompt, SamplingParams(temperature=temperature, max_tokens=1 + 11 * 6), seed=4)
+    ask = StageRequest(prompt, SamplingParams(temperature=temperature, max_tokens=1 + 11 * 6), seed=4)
     (plain,) = decode(stage.open_runner(4096), [(ask, PLAIN.strategy(stage, 0))])
     resources = resources_of([[*prompt, *plain.tokens]], stage.vocab_size)
     subject = Subject("retrieval", lambda _: Retrieval(resources, Options(file="a store", max_match=32)))

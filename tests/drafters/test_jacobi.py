@@ -23,7 +23,7 @@ from parlay.router.policies import Adaptive, Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.strategies.spelling import parse
 from parlay.testing import reference
-from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
+from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
@@ -76,10 +76,10 @@ def tell(drafter: Drafter, sight: Sight, draft: Draft, path: Sequence[int], choi
 
 def run(
     logits_of: LogitsOf, params: SamplingParams, policy: Policy | None = None, budget: int = 64, **settings: int | str
-) -> Sample:
+) -> StageSample:
     drafter = Jacobi(RESOURCES, Options(**settings))  # type: ignore[arg-type]
     strategy = Strategy("jacobi", drafter, SharedNoise(), policy or Fixed(budget))
-    (sample,) = decode(ToyRunner(logits_of, VOCAB), [(Ask((5, 6, 7), params, seed=3), strategy)], Limits())
+    (sample,) = decode(ToyRunner(logits_of, VOCAB), [(StageRequest((5, 6, 7), params, seed=3), strategy)], Limits())
     return sample
 
 
@@ -113,7 +113,7 @@ def test_the_fixed_point_is_plain_decoding_within_as_many_forwards_as_tokens(
 ) -> None:
     logits_of = RandomLogits(VOCAB)
     sample = run(logits_of, params, **settings)
-    expected = reference.decode(logits_of, Ask((5, 6, 7), params, seed=3).request("expected"))
+    expected = reference.decode(logits_of, StageRequest((5, 6, 7), params, seed=3).request("expected"))
     assert sample.tokens == expected.output
     assert sample.metrics.steps <= len(sample.tokens)
 
@@ -234,7 +234,9 @@ def test_it_lives_through_budgets_that_the_policy_cuts_and_withholds(params: Sam
     logits_of = RandomLogits(VOCAB)
     long = replace(params, max_tokens=150)
     sample = run(logits_of, long, policy=Adaptive(Steady(), 16))
-    assert sample.tokens == reference.decode(logits_of, Ask((5, 6, 7), long, seed=3).request("expected")).output
+    assert (
+        sample.tokens == reference.decode(logits_of, StageRequest((5, 6, 7), long, seed=3).request("expected")).output
+    )
     assert sample.metrics.drafter_faults == 0
 
 

@@ -18,7 +18,7 @@ from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import default_stages, run_check, subject_of
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.testing.toys import RandomLogits, text_hash
 from parlay.types import (
     Draft,
@@ -272,7 +272,7 @@ def test_with_nothing_skipped_a_step_commits_k_and_one(stage: str) -> None:
     here = default_stages()[stage]
     strategy = subject_of("layer-skip:ratio=0,threshold=0,threshold_sampled=0").strategy(here, 4)
     for params in (SamplingParams(temperature=0.0, max_tokens=31), SamplingParams(temperature=1.0, max_tokens=31)):
-        ask = Ask((1, 2, 3, 4, 5), params)
+        ask = StageRequest((1, 2, 3, 4, 5), params)
         (sample,) = decode(here.open_runner(4096), [(ask, strategy)])
         assert sample.tokens == here.expected(ask).output
         assert sample.steps == [1, 5, 5, 5, 5, 5, 5]

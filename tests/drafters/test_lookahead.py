@@ -24,7 +24,7 @@ from parlay.router.policies import Adaptive, Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.strategies.spelling import parse
 from parlay.testing import reference, toy_drafters
-from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
+from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
     Draft,
@@ -82,15 +82,15 @@ def run(
     *,
     tree: Literal["tree", "chain", "none"] = "tree",
     draft_rows: int = 256,
-) -> Sample:
+) -> StageSample:
     strategy = Strategy("lookahead", drafter, SharedNoise(), policy or Fixed(100))
-    jobs = [(Ask(PROMPT, params, seed=3), strategy)]
+    jobs = [(StageRequest(PROMPT, params, seed=3), strategy)]
     (sample,) = decode(ToyRunner(LOGITS, VOCAB, tree=tree), jobs, Limits(max_draft_rows=draft_rows))
     return sample
 
 
 def plain(params: SamplingParams) -> list[int]:
-    return reference.decode(LOGITS, Ask(PROMPT, params, seed=3).request("expected")).output
+    return reference.decode(LOGITS, StageRequest(PROMPT, params, seed=3).request("expected")).output
 
 
 class Watched:
@@ -277,7 +277,7 @@ def test_a_whole_ngram_and_the_bonus_are_n_tokens_a_step() -> None:
 
     prompt = tuple(5 * place % VOCAB for place in range(2 * VOCAB))
     strategy = Strategy("lookahead", make(window=3, ngram=5), SharedNoise(), Fixed(100))
-    ask = Ask(prompt, replace(GREEDY, max_tokens=40))
+    ask = StageRequest(prompt, replace(GREEDY, max_tokens=40))
     (sample,) = decode(ToyRunner(cycle, VOCAB), [(ask, strategy)], Limits())
     assert sample.metrics.tokens_per_step == 5
 

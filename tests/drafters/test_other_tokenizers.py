@@ -20,7 +20,7 @@ from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import Stage, subject_of
 from parlay.testing.conformance.compare import same_tokens
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.testing.toy_tokenizers import byte_level, letters, sentence_pieces, toy_tokenizer
 from parlay.testing.toys import ToyRunner, text_hash
 from parlay.types import NO_DRAFT, Draft, Drafter, NoiseKey, Request, SamplingParams
@@ -122,7 +122,7 @@ def test_any_text_stays_lossless(name: str, theirs: PreTrainedTokenizerFast) -> 
     for seed, params in enumerate((SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_p=0.9))):
         text = "".join(chance.choice(alphabet) for _ in range(40))
         prompt = tuple(OURS.encode(text, add_special_tokens=False))
-        ask = Ask(prompt, replace(params, max_tokens=40), seed)
+        ask = StageRequest(prompt, replace(params, max_tokens=40), seed)
         [sample] = decode(where.open_runner(8192), [(ask, subject_of(f"{name}:min_p=0").strategy(where, 5))])
         assert same_tokens(where, ask, where.expected(ask).output, sample) is None
         assert sample.metrics.drafter_faults == 0

@@ -19,7 +19,7 @@ from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import default_stages, subject_of
 from parlay.testing.conformance.recorder import Recorder, Texts
-from parlay.testing.conformance.stage import PLAIN, Ask, Steady
+from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady
 from parlay.testing.toys import RandomLogits, text_hash
 from parlay.types import (
     NO_DRAFT,
@@ -149,7 +149,7 @@ def steps(spec: str, stage: str) -> tuple[list[int], Texts]:
     engine = Engine(recorder, Steady())
     tokens: list[int] = []
     strategy = (subject_of(spec) if spec else PLAIN).strategy(here, 5)
-    engine.add(Ask((1, 2, 3, 4, 5), SamplingParams(temperature=0.0, max_tokens=120)).request("r"), strategy)
+    engine.add(StageRequest((1, 2, 3, 4, 5), SamplingParams(temperature=0.0, max_tokens=120)).request("r"), strategy)
     while not engine.idle:
         tokens += [one.token for event in engine.step() for one in event.committed]
         recorder.check()

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from parlay.energy import Counter, Energy, Meter, TooShort, joules_per_token
+from parlay.energy import Counter, Energy, EnergyMeter, TooShort, joules_per_token
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.testing.toy_drafters import answer_by, sometimes
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Metrics, SamplingParams, Strategy
@@ -29,9 +29,9 @@ class Hardware:
         total = self._start + round(now * WATTS * 1000)
         return total if self._most is None else total % (self._most + 1)
 
-    def meter(self, *more: Counter) -> Meter:
+    def meter(self, *more: Counter) -> EnergyMeter:
         counter = Counter("GPU 0", self.counts, 1e-3, self._most)
-        return Meter([counter, *more], "a fake counter", clock=lambda: self.now)
+        return EnergyMeter([counter, *more], "a fake counter", clock=lambda: self.now)
 
 
 def test_constant_power_gives_exact_joules_per_emitted_token() -> None:
@@ -42,7 +42,7 @@ def test_constant_power_gives_exact_joules_per_emitted_token() -> None:
     hardware = Hardware()
     meter = hardware.meter()
     window = meter.begin()
-    asks = [Ask((3, 1, 4 + number), SamplingParams(temperature=0.0, max_tokens=20)) for number in range(3)]
+    asks = [StageRequest((3, 1, 4 + number), SamplingParams(temperature=0.0, max_tokens=20)) for number in range(3)]
     samples = decode(ToyRunner(logits, 24), [(ask, strategy) for ask in asks])
     hardware.now += 6.0
     energy = meter.end(window)
@@ -115,14 +115,14 @@ def test_counters_are_read_after_what_runs_on_its_own_has_ended() -> None:
         order.append("read")
         return len(order)
 
-    meter = Meter([Counter("GPU 0", read, 1.0)], "", settle=lambda: order.append("settled"))
+    meter = EnergyMeter([Counter("GPU 0", read, 1.0)], "", settle=lambda: order.append("settled"))
     order.clear()
     meter.end(meter.begin())
     assert order == ["settled", "read", "settled", "read"]
 
 
 def test_without_counters_there_is_a_reason_and_no_number() -> None:
-    meter = Meter([], "no counter here")
+    meter = EnergyMeter([], "no counter here")
     energy = meter.end(meter.begin())
     assert (energy.joules, energy.includes, energy.reason) == (None, (), "no counter here")
     assert joules_per_token(energy, [Metrics(strategy="none", exactness="bits", completion_tokens=1)]) is None

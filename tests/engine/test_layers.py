@@ -13,7 +13,7 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
-from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
+from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Draft, Needs, Observation, SamplingParams, SequenceView, Skip, Strategy
 
@@ -61,10 +61,10 @@ def writes(skip: Skip, stop: int = 100) -> Guess:
 
 def run(
     guess: Guess, capacity: int = 4096, budget: int = 4, asks: int = 1, limits: Limits | None = None
-) -> list[Sample]:
+) -> list[StageSample]:
     """Decode and hold the text against the reference's; afterwards the whole cache is free."""
     runner = ToyRunner(LOGITS, 24, capacity=capacity)
-    given = [Ask((3, 1, 4 + index), replace(GREEDY, max_tokens=20 + index)) for index in range(asks)]
+    given = [StageRequest((3, 1, 4 + index), replace(GREEDY, max_tokens=20 + index)) for index in range(asks)]
     samples = decode(runner, [(ask, strategy(guess, budget)) for ask in given], limits)
     for ask, sample in zip(given, samples, strict=True):
         assert sample.tokens == reference.decode(LOGITS, ask.request("expected")).output
@@ -174,7 +174,7 @@ def test_who_does_not_ask_gets_none() -> None:
 
     runner = ToyRunner(LOGITS, 24)
     modest = Strategy("modest", Modest(guess), SharedNoise(), Fixed(4))
-    (sample,) = decode(runner, [(Ask((3, 1, 4), GREEDY), modest)])
+    (sample,) = decode(runner, [(StageRequest((3, 1, 4), GREEDY), modest)])
     assert sample.metrics.drafter_faults == 0
 
 
@@ -184,5 +184,5 @@ def test_a_runner_that_can_not_skip_is_named_with_the_strategy() -> None:
     runner.spec = replace(runner.spec, layer_skip=False, name="stiff")
     engine = Engine(runner, Steady())
     with pytest.raises(ValueError, match=r"strategy asking .* runner of stiff can't skip"):
-        engine.add(Ask((3, 1, 4), GREEDY).request("r"), strategy(writes(NONE)))
+        engine.add(StageRequest((3, 1, 4), GREEDY).request("r"), strategy(writes(NONE)))
     assert engine.idle

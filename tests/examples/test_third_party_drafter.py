@@ -13,7 +13,7 @@ import pytest
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import CHECKS, check_strategy, default_stages, subject_of, toy_stage
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.types import SamplingParams
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "third_party_drafter"
@@ -57,7 +57,7 @@ def test_it_passes_the_kit_by_its_path() -> None:
 def test_it_drafts_what_is_accepted() -> None:
     """On a target that repeats itself, its guesses shorten the run: it is not just harmless."""
     stage = toy_stage("toy", vocab_size=6)
-    ask = Ask((1, 2, 3), SamplingParams(temperature=0.0, max_tokens=120))
+    ask = StageRequest((1, 2, 3), SamplingParams(temperature=0.0, max_tokens=120))
     strategy = subject_of(f"{BY_ENTRY_POINT}:least=1").strategy(stage, 4)
     (sample,) = decode(stage.open_runner(1000), [(ask, strategy)])
     assert set(sample.metrics.accepted_by_source) == {"follower"}

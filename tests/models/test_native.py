@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from parlay.cache import BLOCK, Rows
-from parlay.cache.pages import Page, Table
+from parlay.cache.pages import Page, PageTable
 from parlay.models.attention import ExactAttention
 from parlay.models.attention_form import Form, Heads
 from parlay.models.attention_masked import MaskedAttention
@@ -142,7 +142,7 @@ def test_masked_and_exact_attention_agree_on_chains_and_trees() -> None:
         (31, 2, chain, 3),
     ]
     for start, pending, nodes, base in places:
-        table = Table()
+        table = PageTable()
         for _ in range(8):
             table.append(Page(torch.zeros(1, 2, 2, BLOCK, 16)))
         for slot in range(start + base):

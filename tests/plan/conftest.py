@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cost.roofline import Shape, Work
+from parlay.cost.roofline import ModelShape, Workload
 from parlay.testing.checkpoints import save_random
 
-TINY = Shape(
+TINY = ModelShape(
     vocab_size=64,
     hidden_size=32,
     intermediate_size=64,
@@ -22,7 +22,7 @@ TINY = Shape(
     tie_embeddings=True,
 )
 WORKS = tuple(
-    Work(batch=batch, rows=rows, context=context) for context in (16, 32) for batch in (1, 2) for rows in (1, 4)
+    Workload(batch=batch, rows=rows, context=context) for context in (16, 32) for batch in (1, 2) for rows in (1, 4)
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.cost.speed import Plan
+from parlay.cost.speed import DraftPlan
 from parlay.plan.strategies import MODELLED, Acceptance, Models, compared, plan, read_acceptance
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
@@ -18,7 +18,7 @@ MODELS = Models(TINY, DRAFT)
 
 
 def test_plain_decoding_drafts_nothing() -> None:
-    assert plan(parse("none"), MODELS, Acceptance()) == Plan(name="none")
+    assert plan(parse("none"), MODELS, Acceptance()) == DraftPlan(name="none")
 
 
 def test_budget_policy_and_acceptance_are_the_strategys_own() -> None:

@@ -16,7 +16,7 @@ from parlay.engine import Limits
 from parlay.router.policies import Adaptive
 from parlay.testing.conformance import Stage, subject_of, toy_stage
 from parlay.testing.conformance.distribution import UNLIKELY, chi_square, text_distribution
-from parlay.testing.conformance.stage import Ask, Sample, Steady, decode
+from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.types import Exactness, SamplingParams, Strategy
 
 STAGE = toy_stage("toy distribution", vocab_size=4)
@@ -48,12 +48,12 @@ def masked(stage: Stage, params: SamplingParams) -> Stage:
     return replace(stage, logits_of=logits_of)
 
 
-def jobs(strategy: Strategy, params: SamplingParams, count: int) -> list[tuple[Ask, Strategy]]:
+def jobs(strategy: Strategy, params: SamplingParams, count: int) -> list[tuple[StageRequest, Strategy]]:
     """One text per seed, longer than what is counted so that the first draft may be a whole tree."""
-    return [(Ask(PROMPT, replace(params, max_tokens=LENGTH + 3), seed), strategy) for seed in range(count)]
+    return [(StageRequest(PROMPT, replace(params, max_tokens=LENGTH + 3), seed), strategy) for seed in range(count)]
 
 
-def has_the_distribution(stage: Stage, samples: Sequence[Sample], params: SamplingParams) -> bool:
+def has_the_distribution(stage: Stage, samples: Sequence[StageSample], params: SamplingParams) -> bool:
     """Pearson's test of the first tokens."""
     expected = dict(text_distribution(masked(stage, params).logits_of, PROMPT, params, LENGTH))
     counts = Counter(tuple(sample.tokens[:LENGTH]) for sample in samples)
@@ -98,7 +98,7 @@ def test_under_the_adaptive_policy() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_seed_gives_one_text_whatever_is_decoded_beside_it(rule: str) -> None:
-    asks = [Ask(PROMPT, SamplingParams(temperature=0.9, max_tokens=20), seed) for seed in range(4)]
+    asks = [StageRequest(PROMPT, SamplingParams(temperature=0.9, max_tokens=20), seed) for seed in range(4)]
     together = decode(STAGE.open_runner(8192), [(ask, subject_of(RULES[rule]).strategy(STAGE, 4)) for ask in asks])
     for ask, sample in zip(asks, together, strict=True):
         (alone,) = decode(STAGE.open_runner(8192), [(ask, subject_of(RULES[rule]).strategy(STAGE, 4))])
@@ -108,7 +108,7 @@ def test_a_seed_gives_one_text_whatever_is_decoded_beside_it(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_greedy_text_is_plain_decodings(rule: str) -> None:
-    ask = Ask(PROMPT, SamplingParams(temperature=0, max_tokens=40, repetition_penalty=1.2), 1)
+    ask = StageRequest(PROMPT, SamplingParams(temperature=0, max_tokens=40, repetition_penalty=1.2), 1)
     (sample,) = decode(STAGE.open_runner(8192), [(ask, subject_of(RULES[rule]).strategy(STAGE, 4))])
     assert sample.tokens == STAGE.expected(ask).output
     assert sample.metrics.accepted_tokens > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from parlay.engine import Limits
 from parlay.testing.conformance import catalogue_specs, default_stages, subject_of
 from parlay.testing.conformance.distribution import UNLIKELY, chi_square, text_distribution
-from parlay.testing.conformance.stage import Ask, decode
+from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.testing.toy_constraint import ToyGrammar
 from parlay.types import Exactness, SamplingParams
 
@@ -54,7 +54,7 @@ def test_the_grammars_force_some_tokens_and_leave_some_free(seed: int) -> None:
 def test_texts_are_drawn_by_the_masked_distribution(spec: str, seed: int, budget: int) -> None:
     stage, grammar = default_stages()["toy distribution"], grammar_of(seed)
     strategy = subject_of(spec).strategy(stage, budget)
-    jobs = [(Ask(PROMPT, PARAMS, number, grammar=grammar), strategy) for number in range(DRAWS)]
+    jobs = [(StageRequest(PROMPT, PARAMS, number, grammar=grammar), strategy) for number in range(DRAWS)]
     samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=256, max_rows=2048, max_draft_rows=1024))
     counts, distribution = Counter(tuple(sample.tokens) for sample in samples), masked_distribution(grammar)
     assert {*counts} <= {*distribution}

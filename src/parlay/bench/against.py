@@ -13,7 +13,7 @@ from parlay.bench.records import System
 from parlay.bench.stopwatch import Stopwatch
 from parlay.bench.transformers_generate import PROMPT_LOOKUP, compiled, generate, load
 from parlay.bench.wave import UNMETERED, Answer, Ask, Gauges, Wave, lone_wave
-from parlay.energy import Meter
+from parlay.energy import EnergyMeter
 from parlay.types import ParlayError
 
 NAME = "transformers"
@@ -52,7 +52,7 @@ class Transformers:
         folder: Path,
         device: str,
         dtype: str,
-        meter: Meter = UNMETERED,
+        meter: EnergyMeter = UNMETERED,
         *,
         draft: Path | None = None,
         longest: int = 256,

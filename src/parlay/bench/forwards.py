@@ -44,7 +44,7 @@ Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class ForwardPrices:
     """Seconds of forwards of one model, from a table; implements `Cost`. In between, and beyond, on straight lines.
 
     ``curves`` are (rows, seconds), rows rising, by context.
@@ -215,28 +215,28 @@ def _rising(seconds: Mapping[int, Sequence[float]]) -> Points:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ForwardReading:
     """Bytes, and the shortest time in which they were read: delays only ever add."""
 
     bytes: int
     seconds: float
 
 
-def reading(rows: Iterable[Row], model: str) -> Reading | None:
+def reading(rows: Iterable[Row], model: str) -> ForwardReading | None:
     """Of the model's weights, if that was timed."""
     own = [row for row in rows if row.cell.workload == WEIGHTS and row.cell.model == model and row.seconds > 0]
-    return Reading(own[0].peak_memory_bytes, min(row.seconds for row in own)) if own else None
+    return ForwardReading(own[0].peak_memory_bytes, min(row.seconds for row in own)) if own else None
 
 
-def prices(rows: Sequence[Row], where: str) -> Prices:
+def prices(rows: Sequence[Row], where: str) -> ForwardPrices:
     """The table of the one model of which these rows time forwards. Raises ValueError for none, or for several."""
     models = list(dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps))
     if len(models) != 1:
         found = f"forwards of {', '.join(models)}" if models else "no timed forwards"
         raise ValueError(f"{where} holds {found}: wanted those of one model")
-    return Prices(models[0], curves(rows, models[0]))
+    return ForwardPrices(models[0], curves(rows, models[0]))
 
 
-def read_prices(path: Path) -> Prices:
+def read_prices(path: Path) -> ForwardPrices:
     """The prices in a file of results. Raises ValueError for a file without such rows."""
     return prices(read(path)[1], str(path))

@@ -28,7 +28,7 @@ CERTAIN = 0.02
 logger = logging.getLogger(__name__)
 
 
-class Setting(NamedTuple):
+class BenchSetting(NamedTuple):
     """What systems are compared in."""
 
     workload: str
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """What to measure. Plain decoding is measured in any case. Each cell has ``rounds``, and up to ``most_rounds``
     while its ratio to plain decoding is uncertain by more than `CERTAIN`.
 
@@ -70,12 +70,12 @@ class Plan:
         ours = (System(OURS, strategy) for strategy in (PLAIN, *self.strategies))
         return tuple(dict.fromkeys((*ours, *self.against)))
 
-    def settings(self) -> Iterator[Setting]:
+    def settings(self) -> Iterator[BenchSetting]:
         names = [workload.name for workload in self.workloads]
         for values in product(names, self.concurrency, self.temperatures, self.contexts, self.busy):
-            yield Setting(*values)
+            yield BenchSetting(*values)
 
-    def cells_of(self, setting: Setting) -> list[Cell]:
+    def cells_of(self, setting: BenchSetting) -> list[Cell]:
         """Everyone in one setting."""
         return [
             Cell(part=self.part, engine=engine, model=self.model, strategy=strategy, **setting._asdict())
@@ -88,7 +88,7 @@ class Plan:
             yield from self.cells_of(setting)
 
 
-def lacks(results: Results, plan: Plan) -> bool:
+def lacks(results: Results, plan: BenchPlan) -> bool:
     """Whether some cell has fewer rounds than planned."""
     return any(len(results.of(cell)) < plan.rounds for cell in plan.cells())
 
@@ -96,7 +96,9 @@ def lacks(results: Results, plan: Plan) -> bool:
 class Bench:
     """Measures what the results lack of a plan; each round of a setting is stored at once."""
 
-    def __init__(self, llm: LLM, plan: Plan, results: Results, decoders: Mapping[str, Decoder] | None = None) -> None:
+    def __init__(
+        self, llm: LLM, plan: BenchPlan, results: Results, decoders: Mapping[str, Decoder] | None = None
+    ) -> None:
         """``decoders`` by engine; Parlay's own is made if there is none among them."""
         self._plan = plan
         self._results = results
@@ -135,7 +137,7 @@ class Bench:
                 self._results.add(rows)
                 tell(len(rows))
 
-    def _lacking(self, setting: Setting, turns: int = 0) -> list[Cell]:
+    def _lacking(self, setting: BenchSetting, turns: int = 0) -> list[Cell]:
         """Who still lacks rounds after so many more turns, and plain decoding beside them."""
         plain, *others = self._plan.cells_of(setting)
         lacking = [cell for cell in others if self._lacks(cell, turns)]
@@ -153,14 +155,14 @@ class Bench:
         beside = [cell for cell in self._results.cells if plain_of(cell) == plain]
         return max((row.round for cell in beside for row in self._results.of(cell)), default=-1) + 1
 
-    def _measure(self, setting: Setting, number: int, cells: list[Cell]) -> list[Row]:
+    def _measure(self, setting: BenchSetting, number: int, cells: list[Cell]) -> list[Row]:
         prepared = self._ready(setting)
         if isinstance(prepared, Exception):
             return [Row(cell=cell, round=number, error=one_line(prepared)) for cell in cells]
         logger.info("%s: round %d", ", ".join(filter(None, (cells[0].part, *map(str, setting)))), number + 1)
         return self._rounds.measure(cells, prepared, number)
 
-    def _ready(self, setting: Setting) -> Prepared | Exception:
+    def _ready(self, setting: BenchSetting) -> Prepared | Exception:
         """The workload, decoded plainly once for all rounds and concurrencies; or what went wrong in that."""
         key = (setting.workload, setting.temperature, setting.context)
         if key not in self._prepared:

@@ -16,13 +16,13 @@ from typing import Protocol
 
 from parlay.bench.memory import forget_peak, peak_bytes
 from parlay.bench.stopwatch import Reading, Stopwatch
-from parlay.energy import Meter, TooShort, Window
+from parlay.energy import EnergyMeter, TooShort, Window
 from parlay.llm import LLM
 from parlay.requests import Job, RequestOptions
 from parlay.types import Exactness, Metrics, ParlayError, SamplingParams
 
 Ids = tuple[int, ...]
-UNMETERED = Meter((), "nobody asked")
+UNMETERED = EnergyMeter((), "nobody asked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Gauges:
     """What is measured of a run beside its tokens: its length, the most memory held meanwhile, and joules."""
 
     device: str
-    meter: Meter = UNMETERED
+    meter: EnergyMeter = UNMETERED
 
     def measure(self, run: Callable[[Stopwatch], object], answers: Callable[[Stopwatch], Sequence[Answer]]) -> Wave:
         """``run`` tells the stopwatch what it emits; ``answers`` are made afterwards, when no time counts."""
@@ -128,7 +128,7 @@ class Gauges:
 class Waves:
     """Parlay as a `Decoder`."""
 
-    def __init__(self, llm: LLM, meter: Meter = UNMETERED) -> None:
+    def __init__(self, llm: LLM, meter: EnergyMeter = UNMETERED) -> None:
         self._llm = llm
         self._gauges = Gauges(llm.runner.spec.device, meter)
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from parlay.cache.pages import BLOCK, Page, Table, pages_for
+from parlay.cache.pages import BLOCK, Page, PageTable, pages_for
 from parlay.types import Segment, Skip
 
 
@@ -31,7 +31,7 @@ class Entry:
     """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them."""
 
     salt: str
-    table: Table = field(default_factory=Table)
+    table: PageTable = field(default_factory=PageTable)
     tokens: list[int] = field(default_factory=list)
     indexed: int = 0
     staged: Staged | None = None

@@ -18,7 +18,7 @@ _SLAB_BYTES, _SLAB_PAGES = 16 << 20, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class CacheShape:
     """What one page holds: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values."""
 
     num_layers: int
@@ -61,7 +61,7 @@ class Page:
         return Page(rows.copy_(self.rows))
 
 
-class Table:
+class PageTable:
     """The pages of one sequence in order, and their addresses as the compiled decoder reads them."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Slab:
     prompt mostly has neighbouring pages, and its rows are then read as one stream.
     """
 
-    def __init__(self, shape: Shape, count: int) -> None:
+    def __init__(self, shape: CacheShape, count: int) -> None:
         *heads, block, size = shape.size
         memory = zeros((*heads, count, block, size), shape.dtype, shape.device)
         self.count = count
@@ -141,7 +141,7 @@ class Pool:
     cleared: nobody may read one before it was written.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self._count = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // shape.page_bytes)))
         self._open: dict[_Slab, None] = {}  # those with free pages

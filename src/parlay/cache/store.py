@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from parlay.cache.budget import Budget, format_bytes
 from parlay.cache.entry import Entry, Staged
-from parlay.cache.pages import BLOCK, Page, Pool, Shape, Table, pages_for
+from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, pages_for
 from parlay.cache.prefixes import PrefixIndex
 from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
 
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
     root is the last pending row. Rows before ``base`` are there already, the others run and are written.
     """
 
-    table: Table
+    table: PageTable
     start: int
     pending: int
     tree: Tree = NO_TREE
@@ -43,7 +43,7 @@ class Store:
     drafter's store gives up even these if the target needs memory. Every page counts once, however many share it.
     """
 
-    def __init__(self, shape: Shape, max_tokens: int, budget: Budget | None = None) -> None:
+    def __init__(self, shape: CacheShape, max_tokens: int, budget: Budget | None = None) -> None:
         """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
         if max_tokens < 1:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")

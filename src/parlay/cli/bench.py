@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from parlay.bench.presets import Preset
     from parlay.bench.records import Row
-    from parlay.bench.runner import Bench, Plan
+    from parlay.bench.runner import Bench, BenchPlan
     from parlay.bench.workloads import Workload
     from parlay.llm import LLM
 
@@ -152,11 +152,13 @@ def _check_against(options: argparse.Namespace, preset: Preset) -> None:
         )
 
 
-def _plan(options: argparse.Namespace, preset: Preset, strategies: tuple[str, ...], workloads: list[Workload]) -> Plan:
+def _plan(
+    options: argparse.Namespace, preset: Preset, strategies: tuple[str, ...], workloads: list[Workload]
+) -> BenchPlan:
     from parlay.bench.against import MODES
-    from parlay.bench.runner import Plan
+    from parlay.bench.runner import BenchPlan
 
-    return Plan(
+    return BenchPlan(
         model=_without_folders(options.model),
         strategies=strategies,
         workloads=tuple(workloads),
@@ -183,7 +185,7 @@ def _open(options: argparse.Namespace) -> LLM:
     )
 
 
-def _run(options: argparse.Namespace, llm: LLM, plan: Plan) -> int:
+def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.bench.against import NAME, Transformers
     from parlay.bench.forwards import add_missing, weight_bytes
     from parlay.bench.provenance import provenance

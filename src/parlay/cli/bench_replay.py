@@ -13,10 +13,10 @@ from parlay.cli.flags import options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
-    from parlay.bench.forwards import Prices
+    from parlay.bench.forwards import ForwardPrices
     from parlay.bench.records import Results
     from parlay.bench.replay.run import Texts
-    from parlay.bench.replay.tokens import Tokens
+    from parlay.bench.replay.tokens import RecordedTokens
 
 TOKENIZER = "parlay-mini"
 MEANINGLESS = {
@@ -102,7 +102,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _decode(pairs: Sequence[tuple[Texts, str]], tokens: Tokens, results: Results, prices: Prices | None) -> None:
+def _decode(
+    pairs: Sequence[tuple[Texts, str]], tokens: RecordedTokens, results: Results, prices: ForwardPrices | None
+) -> None:
     from tqdm import tqdm
 
     from parlay.bench.replay.run import run as replays
@@ -112,7 +114,7 @@ def _decode(pairs: Sequence[tuple[Texts, str]], tokens: Tokens, results: Results
             bar.update()
 
 
-def _prices(options: argparse.Namespace, results: Results) -> Prices | None:
+def _prices(options: argparse.Namespace, results: Results) -> ForwardPrices | None:
     """What forwards cost, from a file or timed now; None where nobody asks for speed."""
     from parlay.bench.forwards import add_missing, prices, read_prices, weight_bytes
 

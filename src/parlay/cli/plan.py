@@ -18,7 +18,7 @@ from parlay.terminal import aligned
 
 if TYPE_CHECKING:
     from parlay.cost.roofline import Machine
-    from parlay.plan.report import Case
+    from parlay.plan.report import PlanCase
     from parlay.plan.strategies import Models
 
 _MOST = 1 << 20
@@ -208,7 +208,7 @@ def _say(line: str) -> None:
 # ----------------------------------------------------------------------------------------------------------- output
 
 
-def _document(model: str, models: Models, ground: _Ground, cases: Sequence[Case]) -> dict[str, object]:
+def _document(model: str, models: Models, ground: _Ground, cases: Sequence[PlanCase]) -> dict[str, object]:
     return {
         "model": model,
         "parameters": models.target.parameters,
@@ -219,7 +219,7 @@ def _document(model: str, models: Models, ground: _Ground, cases: Sequence[Case]
     }
 
 
-def _tables(case: Case) -> str:
+def _tables(case: PlanCase) -> str:
     """Three parts: what was asked, verifies by rows, strategies."""
     verifies = [["rows", "milliseconds", "times one row"]] + [
         [str(verify.rows), f"{1000 * verify.seconds:.2f}", f"{verify.ratio:.2f}"] for verify in case.verifies

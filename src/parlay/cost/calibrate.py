@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.cost.fitting import Sample, fit, median_error
-from parlay.cost.roofline import Machine, Overheads, Shape, Work
+from parlay.cost.fitting import TimedForward, fit, median_error
+from parlay.cost.roofline import Machine, ModelShape, Overheads, Workload
 from parlay.types import ParlayError, Runner, Segment, Tree
 
 FORMAT = 1
@@ -19,7 +19,7 @@ FORMAT = 1
 Provenance = Mapping[str, str | int]
 
 SHAPES = (
-    Shape(
+    ModelShape(
         vocab_size=4096,
         hidden_size=256,
         intermediate_size=704,
@@ -29,7 +29,7 @@ SHAPES = (
         head_dim=64,
         tie_embeddings=True,
     ),
-    Shape(
+    ModelShape(
         vocab_size=16384,
         hidden_size=640,
         intermediate_size=1728,
@@ -44,12 +44,12 @@ SHAPES = (
 
 WORKS = (
     *(
-        Work(batch=batch, rows=rows, context=context)
+        Workload(batch=batch, rows=rows, context=context)
         for context in (256, 2048)
         for batch in (1, 4)
         for rows in (1, 4, 16)
     ),
-    *(Work(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
+    *(Workload(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
 )
 """Fourteen forwards for each shape."""
 
@@ -64,7 +64,7 @@ class Calibration:
 
     machine: Machine
     provenance: Provenance
-    samples: tuple[Sample, ...]
+    samples: tuple[TimedForward, ...]
 
     @property
     def median_error(self) -> float:
@@ -103,26 +103,26 @@ def _machine(fields: Mapping[str, Any]) -> Machine:
     return Machine(**{name: float(value) for name, value in fields.items() if name != "engine"}, engine=engine)
 
 
-def _sample(fields: Mapping[str, Any]) -> Sample:
-    return Sample(Shape(**fields["shape"]), Work(**fields["work"]), fields["seconds"])
+def _sample(fields: Mapping[str, Any]) -> TimedForward:
+    return TimedForward(ModelShape(**fields["shape"]), Workload(**fields["work"]), fields["seconds"])
 
 
 def calibrate(
-    open_runner: Callable[[Shape], tuple[Runner, Shape]],
+    open_runner: Callable[[ModelShape], tuple[Runner, ModelShape]],
     provenance: Provenance,
     *,
-    shapes: Sequence[Shape] = SHAPES,
-    works: Sequence[Work] = WORKS,
+    shapes: Sequence[ModelShape] = SHAPES,
+    works: Sequence[Workload] = WORKS,
     cache_bytes: float = 0.0,
 ) -> Calibration:
     """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
 
     ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
     """
-    samples: list[Sample] = []
+    samples: list[TimedForward] = []
     for wanted in shapes:
         runner, shape = open_runner(wanted)
-        samples += [Sample(shape, work, seconds) for work, seconds in measure(runner, works)]
+        samples += [TimedForward(shape, work, seconds) for work, seconds in measure(runner, works)]
     return Calibration(fit(samples, cache_bytes), provenance, tuple(samples))
 
 
@@ -132,8 +132,8 @@ def with_engine(calibration: Calibration, engine: Overheads) -> Calibration:
 
 
 def measure(
-    runner: Runner, works: Sequence[Work], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
-) -> Iterator[tuple[Work, float]]:
+    runner: Runner, works: Sequence[Workload], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
+) -> Iterator[tuple[Workload, float]]:
     """The least seconds of each work's forward, a root and a chain below it: delays only ever add.
 
     Works of one context and batch take turns, so that a slow moment hits them alike, ``rounds`` times or until
@@ -169,7 +169,9 @@ def _reserve(runner: Runner, sequence: int, tokens: int) -> None:
         raise ParlayError(f"{runner.spec.name} has no room for {tokens} tokens: free memory, or calibrate with less")
 
 
-def _take_turns(runner: Runner, works: Sequence[Work], rounds: int, seconds: float) -> Iterator[tuple[Work, float]]:
+def _take_turns(
+    runner: Runner, works: Sequence[Workload], rounds: int, seconds: float
+) -> Iterator[tuple[Workload, float]]:
     until = time.perf_counter() + seconds
     best = dict.fromkeys(works, float("inf"))
     for turn in range(rounds + 1):
@@ -182,7 +184,7 @@ def _take_turns(runner: Runner, works: Sequence[Work], rounds: int, seconds: flo
     yield from best.items()
 
 
-def _time_forward(runner: Runner, work: Work) -> float:
+def _time_forward(runner: Runner, work: Workload) -> float:
     drafted = tuple(node % runner.spec.vocab_size for node in range(work.rows - 1))
     chain = Tree(drafted, tuple(range(-1, len(drafted) - 1)))
     segments = [Segment(sequence, (0,), chain) for sequence in range(work.batch)]

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.cost.roofline import Machine, Shape, Work, operators
+from parlay.cost.roofline import Machine, ModelShape, Workload, operators
 
 Array = NDArray[np.float64]
 Ratios = tuple[float, float, float]
@@ -29,15 +29,15 @@ _NEVER = 1e-18
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedForward:
     """A forward that was timed."""
 
-    shape: Shape
-    work: Work
+    shape: ModelShape
+    work: Workload
     seconds: float
 
 
-def fit(samples: Sequence[Sample], cache_bytes: float = 0.0) -> Machine:
+def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0) -> Machine:
     """The machine with that much cache which explains the samples best; the engine's seconds are not among them.
 
     Raises ValueError for too few samples.
@@ -60,12 +60,12 @@ def _scaled(ratios: Ratios, step: Ratios) -> Ratios:
     return linear, cached, attention
 
 
-def relative_errors(machine: Machine, samples: Sequence[Sample]) -> list[float]:
+def relative_errors(machine: Machine, samples: Sequence[TimedForward]) -> list[float]:
     """|predicted / measured - 1| of each sample."""
     return [abs(machine.forward(sample.shape, sample.work) / sample.seconds - 1) for sample in samples]
 
 
-def median_error(machine: Machine, samples: Sequence[Sample]) -> float:
+def median_error(machine: Machine, samples: Sequence[TimedForward]) -> float:
     return median(relative_errors(machine, samples))
 
 
@@ -115,7 +115,7 @@ class _Counted:
     starts: Array
 
     @staticmethod
-    def of(samples: Sequence[Sample], cache_bytes: float) -> _Counted:
+    def of(samples: Sequence[TimedForward], cache_bytes: float) -> _Counted:
         listed = [list(operators(sample.shape, sample.work)) for sample in samples]
         seconds = np.array([[sample.seconds] for sample in samples])
         starts = [

@@ -16,7 +16,7 @@ Kind = Literal["linear", "attention", "vector"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The numbers of a decoder that its costs follow from. Sizes count elements, bytes are those of one number."""
 
     vocab_size: int
@@ -57,7 +57,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Workload:
     """One forward: each of ``batch`` sequences feeds ``rows`` new tokens behind ``context`` cached ones.
 
     Plain decoding has one row, the verify of k nodes k + 1, a prefill chunk all of its tokens. ``logits`` rows of each
@@ -85,7 +85,7 @@ class Operator:
     bytes: int
 
 
-def operators(shape: Shape, work: Work) -> Iterator[Operator]:
+def operators(shape: ModelShape, work: Workload) -> Iterator[Operator]:
     """The operators of a forward, those of all layers taken together.
 
     FLOPs are those of eager attention, which computes every row against all cached and all new keys and masks some
@@ -120,12 +120,12 @@ def _linear(name: str, weight_bytes: int, rows: int, sizes: tuple[int, int], cou
     return Operator(name, "linear", 2 * count * rows * inputs * outputs, count * moved * weight_bytes)
 
 
-def flops(shape: Shape, work: Work) -> int:
+def flops(shape: ModelShape, work: Workload) -> int:
     """Floating-point operations of a forward's products."""
     return sum(operator.flops for operator in operators(shape, work))
 
 
-def moved_bytes(shape: Shape, work: Work) -> int:
+def moved_bytes(shape: ModelShape, work: Workload) -> int:
     """Bytes that a forward reads and writes."""
     return sum(operator.bytes for operator in operators(shape, work))
 
@@ -177,23 +177,23 @@ class Machine:
     cache_bytes: float = 0.0
     engine: Overheads = Overheads()
 
-    def forward(self, shape: Shape, work: Work) -> float:
+    def forward(self, shape: ModelShape, work: Workload) -> float:
         """Seconds of one forward."""
         started = self.layer_seconds + self.attend_seconds * work.batch * work.leaves
         return self.forward_seconds + shape.num_layers * started + self._busy(shape, work)
 
-    def prefill(self, shape: Shape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
+    def prefill(self, shape: ModelShape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
         """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.
 
         Prompts are fed one after another, in chunks of at most ``chunk`` rows, as the engine does.
         """
         works = [
-            Work(rows=min(chunk, tokens - begin), context=begin, logits=int(begin + chunk >= tokens))
+            Workload(rows=min(chunk, tokens - begin), context=begin, logits=int(begin + chunk >= tokens))
             for begin in range(0, tokens, chunk)
         ]
         return batch * sum(self.forward(shape, work) for work in works)
 
-    def _busy(self, shape: Shape, work: Work) -> float:
+    def _busy(self, shape: ModelShape, work: Workload) -> float:
         """Seconds of all operators."""
         cached = shape.read_bytes <= self.cache_bytes
         reached = {

@@ -13,11 +13,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from parlay.cost.roofline import Machine, Shape, Work
+from parlay.cost.roofline import Machine, ModelShape, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeShape:
     """The best tree of so many nodes: tokens that a step with it commits on average, levels, and leaves."""
 
     nodes: int
@@ -26,7 +26,7 @@ class Tree:
     leaves: int
 
 
-def best_tree(ranks: Sequence[float], nodes: int) -> Tree:
+def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
     """The tree whose ``nodes`` nodes have the highest chances of being reached.
 
     ``ranks[j]`` is the chance that a node's j-th best child is the right one, given that the node was; together at
@@ -42,7 +42,7 @@ def best_tree(ranks: Sequence[float], nodes: int) -> Tree:
         depth = max(depth, level)
         leaves += 1 if parent in parents or number == 0 else 0
         parents.add(parent)
-    return Tree(nodes, tokens, depth, max(1, leaves))
+    return TreeShape(nodes, tokens, depth, max(1, leaves))
 
 
 def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
@@ -58,7 +58,7 @@ def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DraftPlan:
     """A strategy as its costs see it: drafts of at most ``nodes`` nodes, right as ``ranks`` say.
 
     ``drafter`` is the model whose forwards write them, level by level; None: they cost next to nothing. With
@@ -68,7 +68,7 @@ class Plan:
     name: str
     nodes: int = 0
     ranks: tuple[float, ...] = (0.0,)
-    drafter: Shape | None = None
+    drafter: ModelShape | None = None
     adapts: bool = True
 
 
@@ -90,12 +90,12 @@ class Setting:
     """Where: so many sequences of ``context`` tokens, of one model on one machine."""
 
     machine: Machine
-    shape: Shape
+    shape: ModelShape
     batch: int
     context: int
 
 
-def predict(setting: Setting, plan: Plan) -> Speed:
+def predict(setting: Setting, plan: DraftPlan) -> Speed:
     """The plan's speed, at the number of nodes that it would settle on."""
     sizes = [0, *_sizes(plan.nodes)] if plan.adapts else [plan.nodes]
     return max((_speed(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
@@ -106,7 +106,7 @@ def choose(speeds: Sequence[Speed]) -> Speed:
     return max(speeds, key=_rate)
 
 
-def crossover(setting: Setting, plan: Plan, most: int = 256) -> int | None:
+def crossover(setting: Setting, plan: DraftPlan, most: int = 256) -> int | None:
     """The least batch, up to ``most``, at which the plan's drafts of all its nodes no longer beat plain decoding.
 
     ``setting.batch`` is not looked at. None: they win throughout.
@@ -123,13 +123,13 @@ def _rate(speed: Speed) -> float:
     return speed.tokens_per_second
 
 
-def _speed(setting: Setting, plan: Plan, tree: Tree) -> Speed:
-    work = Work(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
+def _speed(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
+    work = Workload(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
     draft = 0.0
     if plan.drafter is not None and tree.nodes:
         width = max(1, round(tree.nodes / tree.depth))
-        level = Work(batch=setting.batch, rows=width, context=setting.context, leaves=width)
+        level = Workload(batch=setting.batch, rows=width, context=setting.context, leaves=width)
         seconds = setting.machine.forward(plan.drafter, level) + setting.machine.engine.of_level(setting.batch)
         draft = tree.depth * seconds
     step = draft + verify + setting.machine.engine.of_step(setting.batch, tree.nodes)

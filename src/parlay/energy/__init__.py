@@ -1,6 +1,6 @@
 """Joules: one meter, and the counters of hardware that it reads."""
 
 from parlay.energy.choose import choose_meter
-from parlay.energy.meter import Counter, Energy, Meter, TooShort, Window, joules_per_token
+from parlay.energy.meter import Counter, Energy, EnergyMeter, TooShort, Window, joules_per_token
 
-__all__ = ["Counter", "Energy", "Meter", "TooShort", "Window", "choose_meter", "joules_per_token"]
+__all__ = ["Counter", "Energy", "EnergyMeter", "TooShort", "Window", "choose_meter", "joules_per_token"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parlay.energy.meter import Meter
+from parlay.energy.meter import EnergyMeter
 from parlay.energy.nvml import nvml_counters
 from parlay.energy.rapl import POWERCAP, rapl_counters
 
 
-def choose_meter(device: str = "cpu", *, powercap: Path = POWERCAP) -> Meter:
+def choose_meter(device: str = "cpu", *, powercap: Path = POWERCAP) -> EnergyMeter:
     """A meter of what decoding on ``device`` (a runner's) uses: its GPU, and the processors that drive it.
 
     Where nothing can be read it measures seconds alone and says why.
@@ -17,13 +17,13 @@ def choose_meter(device: str = "cpu", *, powercap: Path = POWERCAP) -> Meter:
     kind, _, number = device.partition(":")
     processors, about_processors = rapl_counters(powercap)
     if kind == "cpu":
-        return Meter(processors, about_processors)
+        return EnergyMeter(processors, about_processors)
     if kind != "cuda":
-        return Meter([], f"no counter of {kind} devices is known")
+        return EnergyMeter([], f"no counter of {kind} devices is known")
     gpu, about_gpu = nvml_counters(int(number or 0))
     if not gpu:
-        return Meter([], about_gpu)  # processors alone would look like the whole
-    return Meter([*gpu, *processors], f"{about_gpu}; {about_processors}", settle=_synchronise)
+        return EnergyMeter([], about_gpu)  # processors alone would look like the whole
+    return EnergyMeter([*gpu, *processors], f"{about_gpu}; {about_processors}", settle=_synchronise)
 
 
 def _synchronise() -> None:

@@ -56,7 +56,7 @@ class Window:
     counts: tuple[int, ...]
 
 
-class Meter:
+class EnergyMeter:
     """Measures windows over ``counters``; without any, every window says ``reason`` instead of joules.
 
     ``reason`` tells in one line what is counted and why the rest is not. ``settle`` waits for devices that run on

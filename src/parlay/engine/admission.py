@@ -9,7 +9,7 @@
 7. rows: all drafts of the step share one budget of rows
 8. memory: the context and the cache must hold it
 
-`Admission.admit` takes one strategy's drafts through 1 to 5, `add_forced` and `settle` take all drafts of the step
+`DraftAdmission.admit` takes one strategy's drafts through 1 to 5, `add_forced` and `settle` take all drafts of the step
 through 6 and then 7 and 8. What raises in 1 to 6 costs its requests their drafts. A draft that was drawn from a
 distribution is cut only in ways that do not depend on what was drawn.
 """
@@ -23,7 +23,7 @@ from parlay.engine.turn import Turn
 from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, RunnerSpec, Strategy
 
 
-class Admission:
+class DraftAdmission:
     """Decides what the target verifies of the drafts of a step's turns."""
 
     def __init__(self, spec: RunnerSpec, scheduler: Scheduler, *, max_context: int, max_draft_rows: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from parlay.engine.admission import Admission
+from parlay.engine.admission import DraftAdmission
 from parlay.engine.constrained import drafters_part
 from parlay.engine.isolation import isolated
 from parlay.engine.layers import TargetLayers
@@ -24,7 +24,7 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Policy, Spent, Strategy
 class Drafting:
     """Fills in the drafts of a step's turns, and reports what became of them."""
 
-    def __init__(self, admission: Admission, scheduler: Scheduler, layers: TargetLayers) -> None:
+    def __init__(self, admission: DraftAdmission, scheduler: Scheduler, layers: TargetLayers) -> None:
         self._admission = admission
         self._scheduler = scheduler
         self._layers = layers

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from parlay.engine.accept import accept, rank
-from parlay.engine.admission import Admission
+from parlay.engine.admission import DraftAdmission
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
 from parlay.engine.isolation import isolated, named
@@ -70,7 +70,7 @@ class Engine:
         self.scheduler = Scheduler(runner, self.limits)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
         self._layers = TargetLayers(runner, self.limits.max_rows)
-        admission = Admission(
+        admission = DraftAdmission(
             runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=self.limits.max_draft_rows
         )
         self._drafting = Drafting(admission, self.scheduler, self._layers)

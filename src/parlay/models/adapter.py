@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from parlay import trees
-from parlay.models.adapter_call import ModelCall, Result, Rows, copied, join, rows_selectable, select
+from parlay.models.adapter_call import CallResult, CallRows, ModelCall, copied, join, rows_selectable, select
 from parlay.models.adapter_probe import ability
 from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
 
@@ -186,16 +186,16 @@ class AdapterRunner:
                 f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again"
             )
 
-    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> dict[int, Result]:
+    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> dict[int, CallResult]:
         states = [self._sequences[segment.sequence] for segment in segments]
         lengths = [state.cached + segment.base for state, segment in zip(states, segments, strict=True)]
         joined = join([self._seen(segment) for segment in segments], lengths)
-        batch = [Rows.of(segment, state.cached) for segment, state in zip(segments, states, strict=True)]
+        batch = [CallRows.of(segment, state.cached) for segment, state in zip(segments, states, strict=True)]
         results = self._call.branched(batch, joined, hidden)
         for index, (segment, state) in enumerate(zip(segments, states, strict=True)):
             state.step = _Step(segment, joined, _slots(segment, state.cached, max(lengths)), index=index)
         return {
-            segment.sequence: Result(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
+            segment.sequence: CallResult(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
             for segment, result in zip(segments, results, strict=True)
         }
 
@@ -207,43 +207,43 @@ class AdapterRunner:
         assert state.step is not None
         return select(state.step.after, state.step.index, [*range(state.cached), *state.step.slots[: segment.base]])
 
-    def _run_alone(self, segment: Segment, hidden: bool) -> Result:
+    def _run_alone(self, segment: Segment, hidden: bool) -> CallResult:
         if segment.base and not (self._selectable and self._ability.tree == "tree"):
             result = self._run_alone(segment._replace(base=0), hidden)
-            return Result(result.logits_RV, tuple(states_NH[segment.base :] for states_NH in result.hidden))
+            return CallResult(result.logits_RV, tuple(states_NH[segment.base :] for states_NH in result.hidden))
         state, seen = self._sequences[segment.sequence], self._seen(segment)
         slots = _slots(segment, state.cached, state.cached + segment.base)
         state.step = step = _Step(segment, seen, slots)
         wanted = segment.end - segment.logits_from
         if segment.base or not trees.is_chain(segment.tree):
             assert self._ability.tree == "tree", f"{self._call.name} verifies chains only"
-            result = self._call.branched([Rows.of(segment, state.cached)], step.after, hidden)[0]
-            return Result(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
+            result = self._call.branched([CallRows.of(segment, state.cached)], step.after, hidden)[0]
+            return CallResult(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
         if self._ability.tree == "none":
             return self._run_serially(segment, state.cached, step.after, hidden)
         if not self._selectable and len(segment.pending) > 1 and len(segment.tree):
             return self._run_in_two(step, state.cached, hidden)
         tokens = (*segment.pending, *segment.tree.tokens)
-        return self._call.chain(Rows(tokens, state.cached), step.after, wanted, hidden)
+        return self._call.chain(CallRows(tokens, state.cached), step.after, wanted, hidden)
 
-    def _run_in_two(self, step: _Step, cached: int, hidden: bool) -> Result:
+    def _run_in_two(self, step: _Step, cached: int, hidden: bool) -> CallResult:
         """Pending, then tree: so that tokens fed again after a partial acceptance are never fed a third time."""
         segment, pending = step.segment, len(step.segment.pending)
         wanted = max(pending - segment.logits_from, 0)
-        above = self._call.chain(Rows(segment.pending, cached), step.after, wanted, hidden)
+        above = self._call.chain(CallRows(segment.pending, cached), step.after, wanted, hidden)
         step.before_tree = copied(step.after)
         wanted = segment.end - segment.logits_from - wanted
-        below = self._call.chain(Rows(segment.tree.tokens, cached + pending), step.after, wanted, hidden)
+        below = self._call.chain(CallRows(segment.tree.tokens, cached + pending), step.after, wanted, hidden)
         return _joined_results([above, below])
 
-    def _run_serially(self, segment: Segment, cached: int, work: DynamicCache, hidden: bool) -> Result:
+    def _run_serially(self, segment: Segment, cached: int, work: DynamicCache, hidden: bool) -> CallResult:
         """One row at a time, for models whose several cached rows at once come out wrong; the first chunk is whole."""
         assert not segment.tree, f"{self._call.name} verifies no drafts"
         if cached == 0:
-            return self._call.chain(Rows(segment.pending, 0), work, segment.end - segment.logits_from, hidden)
+            return self._call.chain(CallRows(segment.pending, 0), work, segment.end - segment.logits_from, hidden)
         return _joined_results(
             [
-                self._call.chain(Rows((token,), cached + offset), work, int(offset >= segment.logits_from), hidden)
+                self._call.chain(CallRows((token,), cached + offset), work, int(offset >= segment.logits_from), hidden)
                 for offset, token in enumerate(segment.pending)
             ]
         )
@@ -263,6 +263,6 @@ def _slots(segment: Segment, cached: int, first: int) -> tuple[int, ...]:
     return (*range(cached, cached + segment.base), *range(first, first + segment.rows))
 
 
-def _joined_results(results: Sequence[Result]) -> Result:
+def _joined_results(results: Sequence[CallResult]) -> CallResult:
     hidden: tuple[Tensor, ...] = tuple(torch.cat(layers) for layers in zip(*(r.hidden for r in results), strict=True))
-    return Result(torch.cat([result.logits_RV for result in results]), hidden)
+    return CallResult(torch.cat([result.logits_RV for result in results]), hidden)

@@ -19,7 +19,7 @@ from parlay.types import NO_TREE, Segment, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CallRows:
     """What a sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
 
     pending: tuple[int, ...]
@@ -28,8 +28,8 @@ class Rows:
     base: int = 0
 
     @staticmethod
-    def of(segment: Segment, cached: int) -> Rows:
-        return Rows(segment.pending, cached, segment.tree, segment.base)
+    def of(segment: Segment, cached: int) -> CallRows:
+        return CallRows(segment.pending, cached, segment.tree, segment.base)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """``logits_RV`` of the last rows asked for, and per layer boundary the hidden states ``[N, H]`` of all rows."""
 
     logits_RV: Tensor
@@ -89,7 +89,7 @@ class ModelCall:
         logits_BNV: Tensor = self.model(input_ids=self._ids([tokens]), use_cache=False).logits
         return logits_BNV[0]
 
-    def chain(self, rows: Rows, cache: DynamicCache, wanted: int, hidden: bool = False) -> Result:
+    def chain(self, rows: CallRows, cache: DynamicCache, wanted: int, hidden: bool = False) -> CallResult:
         """Feed rows without branches, masked as the model likes; logits of the last ``wanted``. Grows ``cache``."""
         options: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._takes_kept else {}
         if self.takes_positions:
@@ -97,7 +97,7 @@ class ModelCall:
         out = self._run([rows.tokens], cache, hidden, options)
         return _result(out, 0, len(rows.tokens), wanted)
 
-    def branched(self, batch: Sequence[Rows], cache: DynamicCache, hidden: bool = False) -> list[Result]:
+    def branched(self, batch: Sequence[CallRows], cache: DynamicCache, hidden: bool = False) -> list[CallResult]:
         """Feed trees of one or several sequences under a mask of ours; logits of all rows. Grows ``cache``,
         which is padded to its longest sequence.
         """
@@ -122,15 +122,15 @@ def _filled(numbers: Sequence[int], width: int) -> list[int]:
     return [*numbers, *[0] * (width - len(numbers))]
 
 
-def _result(out: Any, index: int, count: int, wanted: int) -> Result:
+def _result(out: Any, index: int, count: int, wanted: int) -> CallResult:
     """Sequence ``index`` of a batch: its last ``wanted`` of ``count`` rows of logits, all its hidden states."""
     logits_RV = out.logits[index]
     logits_RV = logits_RV[:count] if len(logits_RV) >= count else logits_RV
     layers = out.hidden_states or ()
-    return Result(logits_RV[len(logits_RV) - wanted :], tuple(layer_BNH[index, :count] for layer_BNH in layers))
+    return CallResult(logits_RV[len(logits_RV) - wanted :], tuple(layer_BNH[index, :count] for layer_BNH in layers))
 
 
-def additive_mask(batch: Sequence[Rows], dtype: torch.dtype) -> Tensor:
+def additive_mask(batch: Sequence[CallRows], dtype: torch.dtype) -> Tensor:
     """``[B, 1, R, L + R]``: 0 where a row sees a key, the dtype's lowest number elsewhere.
 
     Keys are those of the cache, padded to its longest sequence L, then the rows. Padding rows see themselves alone.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from parlay.models.adapter_call import ModelCall, Rows, copied, rows_selectable
+from parlay.models.adapter_call import CallRows, ModelCall, copied, rows_selectable
 from parlay.models.config import UnsupportedModel
 from parlay.types import Tree
 
@@ -82,10 +82,10 @@ def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...
     Another text runs in between: a model that keeps state outside its cache can't serve two sequences.
     """
     cache = call.new_cache()
-    rows = [call.chain(Rows(prompt, 0), cache, 1).logits_RV]
+    rows = [call.chain(CallRows(prompt, 0), cache, 1).logits_RV]
     for offset, token in enumerate(path):
-        call.chain(Rows(path, 0), call.new_cache(), 1)
-        rows.append(call.chain(Rows((token,), len(prompt) + offset), cache, 1).logits_RV)
+        call.chain(CallRows(path, 0), call.new_cache(), 1)
+        rows.append(call.chain(CallRows((token,), len(prompt) + offset), cache, 1).logits_RV)
     noise = _difference(torch.cat(rows), expected_RV)
     unit = torch.finfo(call.dtype).eps * float(expected_RV.abs().max())
     if not noise <= 32 * unit:
@@ -110,8 +110,8 @@ def _tree_rows(call: ModelCall, prompt: tuple[int, ...]) -> Tensor:
     vocab = int(call.config.vocab_size)
     tree = Tree(tuple(token % vocab for token in _BRANCHED.tokens), _BRANCHED.parents)
     cache = call.new_cache()
-    call.chain(Rows(prompt[:-1], 0), cache, 0)
-    rows = Rows(prompt[-1:], len(prompt) - 1, tree)
+    call.chain(CallRows(prompt[:-1], 0), cache, 0)
+    rows = CallRows(prompt[-1:], len(prompt) - 1, tree)
     return call.branched([rows], copied(cache))[0].logits_RV[1:]
 
 
@@ -119,8 +119,8 @@ def _chain_rows(call: ModelCall, prompt: tuple[int, ...]) -> Tensor:
     vocab = int(call.config.vocab_size)
     path = tuple(token % vocab for token in _CHAIN.tokens)
     cache = call.new_cache()
-    call.chain(Rows(prompt[:-1], 0), cache, 0)
-    rows = Rows(prompt[-1:], len(prompt) - 1, Tree(path, _CHAIN.parents))
+    call.chain(CallRows(prompt[:-1], 0), cache, 0)
+    rows = CallRows(prompt[-1:], len(prompt) - 1, Tree(path, _CHAIN.parents))
     return call.chain(rows, copied(cache), len(path)).logits_RV
 
 

@@ -42,7 +42,7 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class DecoderLayer:
     """One layer; query, key and value weights form one product, gate and up another."""
 
     attention_norm: RmsNorm
@@ -55,7 +55,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder:
+class TorchDecoder:
     """Weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention.
 
     ``embedding`` is ``[V, H]``.
@@ -64,7 +64,7 @@ class Decoder:
     heads: Heads
     compute: torch.dtype
     embedding: Tensor
-    layers: tuple[Layer, ...]
+    layers: tuple[DecoderLayer, ...]
     norm: RmsNorm
     head: Linear
 
@@ -95,7 +95,7 @@ class Decoder:
                 hidden.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden)))))
         return hidden, tapped
 
-    def _qkv(self, layer: Layer, hidden_NH: Tensor) -> Tensor:
+    def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
         flat = layer.qkv(layer.attention_norm(hidden_NH))
@@ -121,8 +121,10 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 
-def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Pack a checkpoint's weights (Hugging Face names) for `Decoder`."""
+def build(
+    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
+) -> TorchDecoder:
+    """Pack a checkpoint's weights (Hugging Face names) for `TorchDecoder`."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     fused = FusedWeights(config, weights, compute)
 
@@ -146,10 +148,10 @@ def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dt
         parts = [interleave(part, config.head_dim) for part in layer.qk_norm]
         return norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))
 
-    def packed(index: int) -> Layer:
+    def packed(index: int) -> DecoderLayer:
         layer = fused.layer(index)
         bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
-        return Layer(
+        return DecoderLayer(
             attention_norm=norm(layer.attention_norm),
             qkv=pack(paired([tensor(part) for part in layer.qkv]), bias),
             qk_norm=qk_norm(layer),
@@ -159,7 +161,7 @@ def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dt
             down=pack(tensor(layer.down), None),
         )
 
-    return Decoder(
+    return TorchDecoder(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
         embedding=tensor(fused.embedding),

@@ -10,7 +10,7 @@ import torch
 
 from parlay.models.attention_form import Form, choose_form
 from parlay.models.config import DecoderConfig
-from parlay.models.decoder import Decoder
+from parlay.models.decoder import TorchDecoder
 from parlay.models.linear import Linear, PackedLinear, pack, rows_independent
 from parlay.types import Exactness
 
@@ -24,7 +24,7 @@ class Judgement:
     reason: str
 
 
-def judge(decoder: Decoder, device: torch.device) -> Judgement:
+def judge(decoder: TorchDecoder, device: torch.device) -> Judgement:
     """Test with the model's own products whether a row depends on the rows beside it."""
     linears = _distinct_linears(decoder)
     kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
@@ -42,7 +42,7 @@ def judge(decoder: Decoder, device: torch.device) -> Judgement:
     return Judgement(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on their company")
 
 
-def _distinct_linears(decoder: Decoder) -> list[Linear]:
+def _distinct_linears(decoder: TorchDecoder) -> list[Linear]:
     """One linear layer per shape: their kernels depend on nothing else."""
     first = decoder.layers[0]
     linears = (first.qkv, first.attention_out, first.gate_up, first.down, decoder.head)

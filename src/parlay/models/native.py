@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from parlay import trees
-from parlay.cache import Budget, Rows, Shape, Store
+from parlay.cache import Budget, CacheShape, Rows, Store
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.config import DecoderConfig
@@ -52,7 +52,7 @@ class NativeRunner:
         self._forward, reason = _choose(config, wanted, dtype, device)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
-        shape = Shape(
+        shape = CacheShape(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,

@@ -15,7 +15,7 @@ from parlay import __version__, models, threads
 from parlay.bench.provenance import cpu_model
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
-from parlay.cost.roofline import Shape, Work
+from parlay.cost.roofline import ModelShape, Workload
 from parlay.models.config import DecoderConfig
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import read_config
@@ -60,9 +60,9 @@ def dtype_here(model: str) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> Shape:
+def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> ModelShape:
     """What the cost model wants to know of a decoder, and in how many bytes its numbers are kept."""
-    return Shape(
+    return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -76,7 +76,7 @@ def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> Shap
     )
 
 
-def config_of(shape: Shape, max_context: int) -> DecoderConfig:
+def config_of(shape: ModelShape, max_context: int) -> DecoderConfig:
     """A plain Llama of that shape."""
     return DecoderConfig(
         architecture="LlamaForCausalLM",
@@ -93,7 +93,9 @@ def config_of(shape: Shape, max_context: int) -> DecoderConfig:
     )
 
 
-def open_random(shape: Shape, options: LoadOptions, *, max_context: int, cache_tokens: int) -> tuple[Runner, Shape]:
+def open_random(
+    shape: ModelShape, options: LoadOptions, *, max_context: int, cache_tokens: int
+) -> tuple[Runner, ModelShape]:
     """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
 
     Kernels choose in which type keys and values are cached, so that is read off the memory that the cache takes.
@@ -110,8 +112,8 @@ def open_random(shape: Shape, options: LoadOptions, *, max_context: int, cache_t
 def calibrate_here(
     options: LoadOptions,
     *,
-    shapes: Sequence[Shape] = SHAPES,
-    works: Sequence[Work] = WORKS,
+    shapes: Sequence[ModelShape] = SHAPES,
+    works: Sequence[Workload] = WORKS,
     log: Log = lambda line: None,
 ) -> Calibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
@@ -122,7 +124,7 @@ def calibrate_here(
     room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
     opened: list[Runner] = []
 
-    def open_runner(shape: Shape) -> tuple[Runner, Shape]:
+    def open_runner(shape: ModelShape) -> tuple[Runner, ModelShape]:
         log(f"timing forwards of {shape.parameters / 1e6:.0f} million parameters")
         opened[:] = []  # its memory is needed for the next one
         runner, kept = open_random(shape, options, max_context=longest, cache_tokens=room)
@@ -153,7 +155,7 @@ def load_calibration(path: Path) -> Calibration:
     return calibration
 
 
-def _provenance(runner: Runner, kept: Shape) -> dict[str, str | int]:
+def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | int]:
     return {
         "device": runner.spec.device,
         "processor": _processor(runner.spec.device),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.cost.roofline import Machine, Shape, Work, flops, moved_bytes
-from parlay.cost.speed import Plan, Setting, Speed, choose, crossover, predict
+from parlay.cost.roofline import Machine, ModelShape, Workload, flops, moved_bytes
+from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, predict
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PlanCase:
     """What is predicted at one context and batch. ``pick`` is the name of the fastest strategy."""
 
     context: int
@@ -45,27 +45,27 @@ class Case:
 
 
 def case(
-    machine: Machine, shape: Shape, *, context: int, batch: int, rows: Sequence[int], plans: Sequence[Plan]
-) -> Case:
+    machine: Machine, shape: ModelShape, *, context: int, batch: int, rows: Sequence[int], plans: Sequence[DraftPlan]
+) -> PlanCase:
     """Prefill of ``context`` tokens, verifies of so many rows, and every plan's speed behind that context."""
     setting = Setting(machine, shape, batch, context)
-    plain = predict(setting, Plan(name="plain")).tokens_per_second
+    plain = predict(setting, DraftPlan(name="plain")).tokens_per_second
     speeds = [predict(setting, plan) for plan in plans]
     offers = [
         Offer(speed, speed.tokens_per_second / plain, crossover(setting, plan) if plan.nodes else None)
         for speed, plan in zip(speeds, plans, strict=True)
     ]
-    return Case(
+    return PlanCase(
         context=context,
         batch=batch,
         prefill_seconds=machine.prefill(shape, context, batch=batch) if context else 0.0,
-        verifies=tuple(_verify(machine, shape, Work(batch=batch, rows=count, context=context)) for count in rows),
+        verifies=tuple(_verify(machine, shape, Workload(batch=batch, rows=count, context=context)) for count in rows),
         offers=tuple(offers),
         pick=choose(speeds).name,
     )
 
 
-def _verify(machine: Machine, shape: Shape, work: Work) -> Verify:
-    plain = machine.forward(shape, Work(batch=work.batch, context=work.context))
+def _verify(machine: Machine, shape: ModelShape, work: Workload) -> Verify:
+    plain = machine.forward(shape, Workload(batch=work.batch, context=work.context))
     seconds = machine.forward(shape, work)
     return Verify(work.rows, seconds, seconds / plain, flops(shape, work), moved_bytes(shape, work))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from parlay.cost.roofline import Shape
-from parlay.cost.speed import Plan
+from parlay.cost.roofline import ModelShape
+from parlay.cost.speed import DraftPlan
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import StrategySpec
 
@@ -23,8 +23,8 @@ MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
 class Models:
     """Shapes of the target and, where there is one, of the model that writes ahead for it."""
 
-    target: Shape
-    draft: Shape | None = None
+    target: ModelShape
+    draft: ModelShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def compared(named: Sequence[StrategySpec], usual: str, models: Models) -> list[
     return [plain, *(spec for spec in named or usuals if spec != plain)]
 
 
-def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> Plan:
+def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPlan:
     """The strategy as its costs see it.
 
     Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
@@ -88,11 +88,11 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> Plan:
     if family not in MODELLED:
         raise ValueError(f"strategy {spec}: no costs are modelled for its family, {family}: {_modelled()}")
     if family == _PLAIN:
-        return Plan(name=str(spec))
+        return DraftPlan(name=str(spec))
     given = spec.settings
     nodes, policy = given["k"], given["policy"]
     assert isinstance(nodes, int)
-    return Plan(
+    return DraftPlan(
         name=str(spec),
         nodes=nodes,
         ranks=acceptance.of(spec.name),
@@ -106,7 +106,7 @@ def _modelled() -> str:
     return f"use one of {', '.join(names)}"
 
 
-def _drafter(spec: StrategySpec, family: str, models: Models) -> Shape | None:
+def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | None:
     """The model whose forwards write the drafts; None where they are found by looking up."""
     if family == _WRITTEN:
         if models.draft is None:

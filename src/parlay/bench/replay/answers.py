@@ -18,7 +18,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedAnswer:
     """One recorded answer, its prompt, and the texts that a request would name as references."""
 
     prompt: str
@@ -26,7 +26,7 @@ class Answer:
     references: tuple[str, ...] = ()
 
 
-def read_answers(path: Path) -> Iterator[Answer]:
+def read_answers(path: Path) -> Iterator[RecordedAnswer]:
     """The answers of a file of JSON lines, or of one JSON array; plain, or compressed with zstd or gzip.
 
     Raises ValueError for a file that is not there or no text, and for the first record that is no recorded answer,
@@ -39,7 +39,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
         yield _answer(record, where)
 
 
-def _answer(record: Mapping[str, Any], where: str) -> Answer:
+def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
     """The first shape that fits."""
     if "query" in record and "result" in record:
         return _with_documents(record, where)
@@ -48,19 +48,19 @@ def _answer(record: Mapping[str, Any], where: str) -> Answer:
         raise ValueError(f"{where}: no recorded answer: wanted {SHAPES}")
     given = tuple(_strings(record, "references", where))
     if "prompt" in record:
-        return Answer(_string(record, "prompt", where), _string(record, output, where), given)
+        return RecordedAnswer(_string(record, "prompt", where), _string(record, output, where), given)
     source = _string(record, "input", where) if record.get("input") else ""
     prompt = "\n\n".join(filter(None, (source, _string(record, "instruction", where))))
-    return Answer(prompt, _string(record, output, where), given or tuple(filter(None, (source,))))
+    return RecordedAnswer(prompt, _string(record, output, where), given or tuple(filter(None, (source,))))
 
 
-def _with_documents(record: Mapping[str, Any], where: str) -> Answer:
+def _with_documents(record: Mapping[str, Any], where: str) -> RecordedAnswer:
     """LLMA's shape: documents that the query does not quote stand before it, and all of them are references."""
     query, documents = _string(record, "query", where), _strings(record, "docs", where)
     if not isinstance(record["result"], Mapping):
         raise ValueError(f"{where}: result is no object with a text")
     unquoted = [document for document in documents if document not in query]
-    return Answer("\n\n".join([*unquoted, query]), _string(record["result"], "text", where), tuple(documents))
+    return RecordedAnswer("\n\n".join([*unquoted, query]), _string(record["result"], "text", where), tuple(documents))
 
 
 def _string(record: Mapping[str, Any], name: str, where: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from parlay.bench.replay.runner import ReplayRunner
-from parlay.bench.replay.tokens import Ids, Recorded, Tokens
+from parlay.bench.replay.tokens import Ids, Recorded, RecordedTokens
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.strategies.cache import StrategyCache
@@ -32,7 +32,7 @@ class Replayed:
     forward_seconds: float
 
 
-class Meter:
+class ReplayMeter:
     """Adds up what forwards cost by given prices; implements `Cost`. What a replay's own forwards take is nothing."""
 
     def __init__(self, prices: Cost | None) -> None:
@@ -56,9 +56,9 @@ class Replay:
     Without ``prices`` no budget can be weighed against its cost, so that every draft is verified whole.
     """
 
-    def __init__(self, text: str, tokens: Tokens, prices: Cost | None = None) -> None:
+    def __init__(self, text: str, tokens: RecordedTokens, prices: Cost | None = None) -> None:
         """Raises ValueError for a strategy that can't be replayed, and says why."""
-        self._meter = Meter(prices)
+        self._meter = ReplayMeter(prices)
         self._runner = ReplayRunner(tokens.vocab_size)
         self._engine = Engine(self._runner, self._meter)
         resources = Resources(
@@ -125,7 +125,9 @@ def _request(number: int, record: Recorded) -> Request:
     )
 
 
-def replay(text: str, records: Sequence[Recorded], tokens: Tokens, prices: Cost | None = None) -> list[Replayed]:
+def replay(
+    text: str, records: Sequence[Recorded], tokens: RecordedTokens, prices: Cost | None = None
+) -> list[Replayed]:
     """All answers in order. Raises ValueError for a strategy that can't be replayed."""
     run = Replay(text, tokens, prices)
     return [run.answer(number, record) for number, record in enumerate(records)]

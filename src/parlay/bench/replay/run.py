@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from parlay.bench.forwards import Prices
+from parlay.bench.forwards import ForwardPrices
 from parlay.bench.loops import first_loop, looped
 from parlay.bench.records import Cell, Results, Row
 from parlay.bench.replay.answers import read_answers
 from parlay.bench.replay.decode import Replay, Replayed, replay
-from parlay.bench.replay.tokens import Recorded, Tokens, recorded
+from parlay.bench.replay.tokens import Recorded, RecordedTokens, recorded
 from parlay.bench.tally import drafts
 from parlay.bench.workloads.files import stem
 from parlay.strategies.catalogue import catalogue
@@ -30,7 +30,7 @@ class Texts:
     looped: float
 
 
-def read_texts(path: Path, tokens: Tokens, limit: int | None = None) -> Texts:
+def read_texts(path: Path, tokens: RecordedTokens, limit: int | None = None) -> Texts:
     """The first ``limit`` answers of a file that are not empty. Raises ValueError where there are none."""
     made = (recorded(answer, tokens) for answer in read_answers(path) if answer.prompt)
     records = list(islice((record for record in made if record.prompt and record.output), limit))
@@ -41,13 +41,13 @@ def read_texts(path: Path, tokens: Tokens, limit: int | None = None) -> Texts:
     return Texts(stem(path), tuple(cut), within / sum(len(record.output) for record in records))
 
 
-def cell(strategy: str, texts: Texts, prices: Prices | None = None) -> Cell:
+def cell(strategy: str, texts: Texts, prices: ForwardPrices | None = None) -> Cell:
     """The cell of a replay: forwards are priced as those of a model, or not at all."""
     model = f"{MODEL}, priced as {prices.model}" if prices is not None else MODEL
     return Cell(model=model, strategy=strategy, workload=texts.name)
 
 
-def measure(strategy: str, texts: Texts, tokens: Tokens, prices: Prices | None = None) -> Row:
+def measure(strategy: str, texts: Texts, tokens: RecordedTokens, prices: ForwardPrices | None = None) -> Row:
     """One strategy on one file of answers; a strategy that can't be replayed gives a row that says why."""
     where = cell(strategy, texts, prices)
     note = f"tokens of {tokens.name}" + ("" if prices is not None else "; drafts verified whole")
@@ -84,12 +84,12 @@ def _priced(row: Row, done: Sequence[Replayed]) -> Row:
     return replace(row, decode_seconds=verify + row.draft_seconds, verify_seconds=verify, modelled=True)
 
 
-def replayable(tokens: Tokens) -> list[str]:
+def replayable(tokens: RecordedTokens) -> list[str]:
     """The strategies of the catalogue that need no more than the text, at their defaults."""
     return [name for name in catalogue() if _can_replay(name, tokens)]
 
 
-def _can_replay(strategy: str, tokens: Tokens) -> bool:
+def _can_replay(strategy: str, tokens: RecordedTokens) -> bool:
     try:
         Replay(strategy, tokens)
     except (ParlayError, ValueError):
@@ -98,7 +98,7 @@ def _can_replay(strategy: str, tokens: Tokens) -> bool:
 
 
 def lacking(
-    texts: Sequence[Texts], strategies: Sequence[str], results: Results, prices: Prices | None = None
+    texts: Sequence[Texts], strategies: Sequence[str], results: Results, prices: ForwardPrices | None = None
 ) -> list[tuple[Texts, str]]:
     """What ``results`` does not hold yet."""
     return [
@@ -107,7 +107,7 @@ def lacking(
 
 
 def run(
-    pairs: Sequence[tuple[Texts, str]], tokens: Tokens, results: Results, prices: Prices | None = None
+    pairs: Sequence[tuple[Texts, str]], tokens: RecordedTokens, results: Results, prices: ForwardPrices | None = None
 ) -> Iterator[Row]:
     """Every strategy on its texts, stored one by one. Yields each row."""
     for texts, strategy in pairs:

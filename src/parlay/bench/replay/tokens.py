@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from parlay.bench.replay.answers import Answer
+from parlay.bench.replay.answers import RecordedAnswer
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
 from parlay.types import ParlayError
@@ -34,7 +34,7 @@ class Recorded:
     references: tuple[Ids, ...] = ()
 
 
-class Tokens(Protocol):
+class RecordedTokens(Protocol):
     """A tokenizer as a replay needs it. ``base`` is that of transformers, for drafters that compare texts."""
 
     @property
@@ -53,7 +53,7 @@ class Tokens(Protocol):
         ...
 
 
-def open_tokens(name: str) -> Tokens:
+def open_tokens(name: str) -> RecordedTokens:
     """A tokenizer: ``mistral-common:VERSION``, a built-in model, a local folder, or a Hub id.
 
     Raises ParlayError for one that can't be had.
@@ -62,7 +62,7 @@ def open_tokens(name: str) -> Tokens:
     return _Mistral(version) if kind == MISTRAL and colon else _HuggingFace(name)
 
 
-def recorded(answer: Answer, tokens: Tokens) -> Recorded:
+def recorded(answer: RecordedAnswer, tokens: RecordedTokens) -> Recorded:
     """The answer as ids."""
     references = tuple(tokens.encode(text) for text in answer.references)
     return Recorded(tokens.asked(answer.prompt), tokens.encode(answer.output), references)

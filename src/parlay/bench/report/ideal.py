@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from parlay.bench.forwards import Prices, curves
+from parlay.bench.forwards import ForwardPrices, curves
 from parlay.bench.records import OURS, PLAIN, Row
 from parlay.bench.report.numbers import all_conditions, conditions_of, only, ratio, systems, timed, workloads
 from parlay.bench.report.pieces import Missing, ScatterChart, Section, Table
@@ -40,7 +40,7 @@ class Decoding:
     proposed: int
     draft_seconds: float
 
-    def seconds(self, cost: Prices, context: int) -> float:
+    def seconds(self, cost: ForwardPrices, context: int) -> float:
         """What F4 has in it: forwards and drafting."""
         plain = cost.forward(1, context)
         if not self.drafted:
@@ -50,7 +50,7 @@ class Decoding:
         verify = (1 - share) * cost.forward(rows, context) + share * cost.forward(rows + 1, context)
         return (self.steps - self.drafted) * plain + self.drafted * verify + self.draft_seconds
 
-    def rate(self, cost: Prices, context: int) -> float:
+    def rate(self, cost: ForwardPrices, context: int) -> float:
         """Tokens per ideal second."""
         return self.tokens / self.seconds(cost, context)
 
@@ -77,7 +77,7 @@ def against_ideal(rows: Sequence[Row]) -> Section | Missing:
         own = [row for row in timed(rows) if conditions_of(row) == where and row.cell.engine == OURS and row.steps]
         known = curves(rows, where.model)
         if known and own and where.concurrency == 1 and not where.modelled:
-            cost = Prices(where.model, known)
+            cost = ForwardPrices(where.model, known)
             context = where.context or min(known)
             lines, dots = _lines(own, cost, context)
             tables.append(Table(HEAD, tuple(lines), where.words))
@@ -93,7 +93,7 @@ HEAD = ("strategy", "workload", "tokens per step", "F2", "rows", "measured", "id
 
 
 def _lines(
-    rows: Sequence[Row], cost: Prices, context: int
+    rows: Sequence[Row], cost: ForwardPrices, context: int
 ) -> tuple[list[tuple[str, ...]], dict[str, list[tuple[float, float]]]]:
     lines: list[tuple[str, ...]] = []
     dots: dict[str, list[tuple[float, float]]] = {}

@@ -23,7 +23,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class ReportSources:
     """All files, and in what those that were forced together differ."""
 
     sources: tuple[Source, ...]
@@ -34,7 +34,7 @@ class Gathered:
         return [row for source in self.sources for row in source.rows]
 
 
-def gather(paths: Sequence[Path], *, force: bool = False) -> Gathered:
+def gather(paths: Sequence[Path], *, force: bool = False) -> ReportSources:
     """Read the files. ``force`` lets results of different machines or versions into one report.
 
     Raises ValueError for a file that can't be read, has no rows, or is named twice, and for files that don't belong
@@ -52,7 +52,7 @@ def gather(paths: Sequence[Path], *, force: bool = False) -> Gathered:
             f"results of different machines or versions in one report: {'; '.join(differences)}: report each alone, or "
             "--force"
         )
-    return Gathered(sources, differences)
+    return ReportSources(sources, differences)
 
 
 def _source(path: Path) -> Source:

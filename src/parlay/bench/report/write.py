@@ -10,7 +10,7 @@ from parlay.bench.records import Row
 from parlay.bench.report import acceptance, cells, cost, html, ideal, load, markdown, speed
 from parlay.bench.report.pieces import Missing, Section
 from parlay.bench.report.plots import Painter
-from parlay.bench.report.sources import Gathered, Source, gather
+from parlay.bench.report.sources import ReportSources, Source, gather
 
 TITLE = "Parlay: what was measured"
 PAGE, TABLES = "report.html", "report.md"
@@ -52,7 +52,7 @@ def sections(rows: Sequence[Row]) -> list[Section | Missing]:
     return [section for section in found if section is not None]
 
 
-def origin(gathered: Gathered) -> list[str]:
+def origin(gathered: ReportSources) -> list[str]:
     """Where the numbers come from: once where all files agree, and each command."""
     lines = [_machine(gathered.sources[0].header)]
     if gathered.differences:

@@ -14,7 +14,7 @@ from parlay.bench.workloads.item import MAX_TOKENS, Item, Message
 Record = Mapping[str, Any]
 
 
-class Shape(NamedTuple):
+class RecordShape(NamedTuple):
     """``item(record, number)`` makes an item; the number stands in where the record has no id."""
 
     name: str
@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     item: Callable[[Record, str], Item]
 
 
-def shape_of(record: Record) -> Shape:
+def shape_of(record: Record) -> RecordShape:
     """The first shape all of whose fields the record has. Raises ValueError when there is none."""
     for shape in SHAPES:
         if shape.fields <= record.keys():
@@ -108,16 +108,16 @@ def _plain(record: Record, number: str) -> Item:
 
 
 SHAPES = (
-    Shape("Spec-Bench, MT-bench", frozenset({"turns"}), _turns),
-    Shape("HumanEval", frozenset({"prompt", "entry_point"}), _human_eval),
-    Shape("MBPP", frozenset({"test_list"}), _mbpp),
-    Shape("BFCL", frozenset({"question", "function"}), _function_calls),
-    Shape("EditEval", frozenset({"instruction", "input", "output"}), _edit),
-    Shape("ShareGPT", frozenset({"conversations"}), _share_gpt),
-    Shape("LLMA", frozenset({"query", "docs"}), _with_documents),
-    Shape("GSM8K", frozenset({"question", "answer"}), _maths),
-    Shape("plain", frozenset({"messages"}), _plain),
-    Shape("plain", frozenset({"prompt"}), _plain),
+    RecordShape("Spec-Bench, MT-bench", frozenset({"turns"}), _turns),
+    RecordShape("HumanEval", frozenset({"prompt", "entry_point"}), _human_eval),
+    RecordShape("MBPP", frozenset({"test_list"}), _mbpp),
+    RecordShape("BFCL", frozenset({"question", "function"}), _function_calls),
+    RecordShape("EditEval", frozenset({"instruction", "input", "output"}), _edit),
+    RecordShape("ShareGPT", frozenset({"conversations"}), _share_gpt),
+    RecordShape("LLMA", frozenset({"query", "docs"}), _with_documents),
+    RecordShape("GSM8K", frozenset({"question", "answer"}), _maths),
+    RecordShape("plain", frozenset({"messages"}), _plain),
+    RecordShape("plain", frozenset({"prompt"}), _plain),
 )
 """Where a record has the fields of two, the first counts."""
 

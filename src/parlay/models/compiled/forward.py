@@ -101,9 +101,9 @@ class CompiledForward:
         del parents  # the call read them
         return Result(logits, {layer: states.to(self._dtype) for layer, states in taps.items()})
 
-    def _segments(self, work: Work) -> tuple[ctypes.Array[structs.Segment], list[ctypes.Array[ctypes.c_int32]]]:
+    def _segments(self, work: Work) -> tuple[ctypes.Array[structs.SegmentStruct], list[ctypes.Array[ctypes.c_int32]]]:
         """The segments, and the parents that they point to."""
-        laid = (structs.Segment * len(work.places))()
+        laid = (structs.SegmentStruct * len(work.places))()
         parents: list[ctypes.Array[ctypes.c_int32]] = []
         begin = 0
         for at, place in zip(laid, work.places, strict=True):

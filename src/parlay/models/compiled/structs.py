@@ -17,26 +17,26 @@ class Linear(Structure):
     # In core.h: `in`, `out`, which are words of Python's or too short for it.
 
 
-class Layer(Structure):
+class LayerStruct(Structure):
     _fields_ = [
         *((name, Linear) for name in ("query", "key", "value", "out", "gate", "up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "qk_norm")),
     ]
 
 
-class Model(Structure):
+class ModelStruct(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "bf16")),
         ("eps", c_double),
         ("embedding", Linear),
-        ("layer", POINTER(Layer)),
+        ("layer", POINTER(LayerStruct)),
         ("final_norm", c_void_p),
         ("head", Linear),
         ("turns", c_void_p),
     ]
 
 
-class Segment(Structure):
+class SegmentStruct(Structure):
     _fields_ = [
         ("pages", c_void_p),
         *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "base", "begin")),
@@ -49,7 +49,7 @@ class Batch(Structure):
         *((name, c_int64) for name in ("rows", "segments", "wanted", "threads")),
         ("ids", c_void_p),
         ("inputs", c_void_p),
-        ("segment", POINTER(Segment)),
+        ("segment", POINTER(SegmentStruct)),
         ("wanted_rows", c_void_p),
         ("skip", c_void_p),
         ("taps", c_void_p),
@@ -62,8 +62,8 @@ PANEL_BYTES = CFUNCTYPE(c_int64, c_int64, c_int64)
 PACK = CFUNCTYPE(None, c_int64, c_void_p, c_int64, c_int64, c_void_p)
 READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
 MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
-SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(Model), *(c_int64,) * 5)
-FORWARD = CFUNCTYPE(None, POINTER(Model), POINTER(Batch))
+SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
+FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
 REST = CFUNCTYPE(None)
 
 

@@ -70,13 +70,13 @@ class Weights:
     def __del__(self) -> None:
         self._core.rest()  # a late thread may still read them
 
-    def _lay_out(self, fused: FusedWeights) -> structs.Model:
+    def _lay_out(self, fused: FusedWeights) -> structs.ModelStruct:
         config = self._config
-        layers = (structs.Layer * config.num_layers)(
+        layers = (structs.LayerStruct * config.num_layers)(
             *(self._layer(fused.layer(index)) for index in range(config.num_layers))
         )
         head = self._linear(fused.head)
-        return structs.Model(
+        return structs.ModelStruct(
             layers=config.num_layers,
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -92,12 +92,12 @@ class Weights:
             head=head,
         )
 
-    def _layer(self, layer: LayerWeights) -> structs.Layer:
+    def _layer(self, layer: LayerWeights) -> structs.LayerStruct:
         query, key, value = (
             self._linear(weight, None if layer.qkv_bias is None else layer.qkv_bias[part])
             for part, weight in enumerate(layer.qkv)
         )
-        return structs.Layer(
+        return structs.LayerStruct(
             query=query,
             key=key,
             value=value,

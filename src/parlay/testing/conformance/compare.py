@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from parlay.sampling.sampler import sample
-from parlay.testing.conformance.stage import Ask, Sample, Stage
+from parlay.testing.conformance.stage import Stage, StageRequest, StageSample
 from parlay.testing.reference import Text
 from parlay.types import Exactness, Strategy
 
@@ -25,13 +25,13 @@ class Excuse:
     gap: float
 
 
-def comparable(strategy: Strategy, ask: Ask) -> bool:
+def comparable(strategy: Strategy, ask: StageRequest) -> bool:
     """Whether the strategy promises the tokens of plain decoding: greedy, the distribution has one text."""
     level = strategy.rule.exactness
     return level in (Exactness.BITS, Exactness.SEED) or (level is Exactness.DISTRIBUTION and ask.params.greedy)
 
 
-def same_tokens(stage: Stage, ask: Ask, expected: Sequence[int], got: Sample) -> Excuse | None:
+def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: StageSample) -> Excuse | None:
     """None when the texts are equal. Raises Divergence unless the first difference is excused.
 
     It is when the two rows of logits for the text before it differ by no more than the stage's noise bound, and the
@@ -53,7 +53,7 @@ def same_tokens(stage: Stage, ask: Ask, expected: Sequence[int], got: Sample) ->
     raise Divergence(_explain(at, expected[at], tokens[at], true_V, got.committed[at].source))
 
 
-def _pick(ask: Ask, text: Sequence[int], logits_V: Tensor) -> object:
+def _pick(ask: StageRequest, text: Sequence[int], logits_V: Tensor) -> object:
     return sample(logits_V.unsqueeze(0), [Text(ask.request("pick"), list(text), len(ask.prompt))], [()])[0]
 
 

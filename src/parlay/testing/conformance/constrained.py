@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from parlay.engine import Limits
 from parlay.testing.conformance.compare import Excuse
-from parlay.testing.conformance.stage import Ask, Stage, Subject
+from parlay.testing.conformance.stage import Stage, StageRequest, Subject
 from parlay.testing.conformance.universal import GREEDY, VARIETY, Effort, agree, prompt
 from parlay.testing.toy_constraint import ToyGrammar
 
@@ -19,7 +19,7 @@ def constrained(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     A committed token that is not allowed is an error of its request, under every rule.
     """
     asks = [
-        Ask(
+        StageRequest(
             prompt(stage, 31 + index, 8 + 9 * index),
             replace(params, max_tokens=LENGTH),
             seed=index,

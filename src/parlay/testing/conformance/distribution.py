@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay.engine import Limits
 from parlay.testing.conformance.compare import Excuse
-from parlay.testing.conformance.stage import Ask, Stage, Subject, decode
+from parlay.testing.conformance.stage import Stage, StageRequest, Subject, decode
 from parlay.testing.conformance.universal import SHORT, Effort
 from parlay.testing.reference import LogitsOf
 from parlay.types import Exactness, SamplingParams
@@ -46,7 +46,7 @@ def _count(subject: Subject, stage: Stage, params: SamplingParams, draws: int) -
     prompt = (1, 0, 2, 1, 0)
     expected = dict(text_distribution(stage.logits_of, prompt, params, LENGTH))
     strategy = subject.strategy(stage, budget=4)
-    jobs = [(Ask(prompt, params, seed), strategy) for seed in range(draws)]
+    jobs = [(StageRequest(prompt, params, seed), strategy) for seed in range(draws)]
     samples = decode(stage.open_runner(8192), jobs, Limits(max_sequences=256, max_rows=2048, max_draft_rows=1024))
     counts = Counter(tuple(sample.tokens) for sample in samples)
     impossible = [text for text in counts if text not in expected]

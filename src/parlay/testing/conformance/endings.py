@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from parlay.testing.conformance.compare import Excuse
-from parlay.testing.conformance.stage import Ask, Stage, Subject
+from parlay.testing.conformance.stage import Stage, StageRequest, Subject
 from parlay.testing.conformance.universal import GREEDY, VARIETY, Effort, agree, prompt
 
 LENGTH = 24
 
 
-def asks(stage: Stage) -> Iterator[Ask]:
+def asks(stage: Stage) -> Iterator[StageRequest]:
     """Requests that end everywhere in a block of drafted tokens, for every reason there is, greedy and sampled."""
     for params in (GREEDY, VARIETY[0]):
-        base = Ask(prompt(stage, 7, 20), replace(params, max_tokens=LENGTH, logprobs=2), seed=3)
+        base = StageRequest(prompt(stage, 7, 20), replace(params, max_tokens=LENGTH, logprobs=2), seed=3)
         text = stage.expected(base).output
         for length in (0, 1, 2, 3, 5):
             yield replace(base, params=replace(base.params, max_tokens=length))

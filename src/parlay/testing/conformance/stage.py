@@ -61,7 +61,7 @@ class Stage:
     known: dict[str, Text] = field(default_factory=dict, compare=False)
     """Texts that the reference has decoded here already."""
 
-    def expected(self, ask: Ask) -> Text:
+    def expected(self, ask: StageRequest) -> Text:
         """What plain decoding gives, by the slow reference decoder; decoded once."""
         key = repr(ask)
         if key not in self.known:
@@ -99,7 +99,7 @@ class StopOnTokens:
 
 
 @dataclass(frozen=True)
-class Ask:
+class StageRequest:
     """What a request asks for, without its state: `request` makes as many alike as there are runs."""
 
     prompt: tuple[int, ...]
@@ -129,7 +129,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Sample:
+class StageSample:
     """What one request came to."""
 
     texts: Texts
@@ -154,12 +154,14 @@ class Sample:
         return self.last.metrics
 
 
-def decode(runner: Runner, jobs: Sequence[tuple[Ask, Strategy]], limits: Limits | None = None) -> list[Sample]:
+def decode(
+    runner: Runner, jobs: Sequence[tuple[StageRequest, Strategy]], limits: Limits | None = None
+) -> list[StageSample]:
     """Run the jobs together to the end, proving the cache's invariants after each step."""
     recorder = Recorder(runner)
     exact = runner.spec.exactness is Exactness.BITS
     engine = Engine(runner if exact else recorder, Steady(), limits)
-    samples = {str(index): Sample(recorder.texts) for index in range(len(jobs))}
+    samples = {str(index): StageSample(recorder.texts) for index in range(len(jobs))}
     for name, (ask, strategy) in zip(samples, jobs, strict=True):
         engine.add(ask.request(name), strategy)
     for _ in range(100 + 20 * sum(len(ask.prompt) + (ask.params.max_tokens or 0) for ask, _ in jobs)):
@@ -172,7 +174,7 @@ def decode(runner: Runner, jobs: Sequence[tuple[Ask, Strategy]], limits: Limits 
     raise AssertionError(f"the engine makes no progress with requests {', '.join(stuck)}")
 
 
-def _collect(sample: Sample, event: Event) -> None:
+def _collect(sample: StageSample, event: Event) -> None:
     assert sample.last is None, "an event after the last one"
     sample.committed += event.committed
     if event.committed:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.testing.conformance.compare import Excuse
-from parlay.testing.conformance.stage import Ask, Stage, Steady, Subject, decode
+from parlay.testing.conformance.stage import Stage, StageRequest, Steady, Subject, decode
 from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, Effort, agree, prompt
 from parlay.testing.toy_drafters import Raising
 from parlay.types import Budgets, Drafter, SequenceView, Strategy
@@ -18,13 +18,13 @@ def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """U5: a text that goes on from the cache another one left behind is the text of a fresh prefill."""
     strategy = subject.strategy(stage, 6)
     runner = stage.open_runner(CAPACITY)
-    first = Ask(prompt(stage, 11, 24), replace(VARIETY[1], max_tokens=30), seed=5)
+    first = StageRequest(prompt(stage, 11, 24), replace(VARIETY[1], max_tokens=30), seed=5)
     (sample,) = decode(runner, [(first, strategy)])
     whole = first.prompt + tuple(sample.tokens)
     excuses: list[Excuse] = []
     for start in (whole, whole[:-7], whole[:20], (*first.prompt, 0, 1, *whole[30:])):
         for params in (GREEDY, VARIETY[0]):
-            ask = Ask(start, replace(params, max_tokens=20), seed=6)
+            ask = StageRequest(start, replace(params, max_tokens=20), seed=6)
             excuses += agree(stage, [(ask, strategy)], runner=runner)
     return excuses
 
@@ -33,7 +33,7 @@ def forks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """Samples of one prompt share its cache, and each is the text of its own sample index."""
     strategy = subject.strategy(stage, 5)
     asks = [
-        Ask(prompt(stage, 13, 37), replace(VARIETY[0], max_tokens=18 + index), 9, index, group="siblings")
+        StageRequest(prompt(stage, 13, 37), replace(VARIETY[0], max_tokens=18 + index), 9, index, group="siblings")
         for index in range(5)
     ]
     return agree(stage, [(ask, strategy) for ask in asks], Limits(max_sequences=4))
@@ -43,7 +43,10 @@ def chunks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """Long prompts are prefilled a few rows at a time, beside sequences that decode."""
     strategy = subject.strategy(stage, 4)
     jobs = [
-        (Ask(prompt(stage, 17 + length, length), replace(VARIETY[length % 3], max_tokens=12), seed=length), strategy)
+        (
+            StageRequest(prompt(stage, 17 + length, length), replace(VARIETY[length % 3], max_tokens=12), seed=length),
+            strategy,
+        )
         for length in (1, 90, 6, 61)
     ]
     return agree(stage, jobs, Limits(max_sequences=4, max_rows=7, max_draft_rows=6))
@@ -53,7 +56,10 @@ def preemption(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """A cache that holds about two of six sequences: some wait, some are put back, and no text changes."""
     strategy = subject.strategy(stage, 6)
     jobs = [
-        (Ask(prompt(stage, 19 + index, 20 + 9 * index), replace(VARIETY[index], max_tokens=40), index), strategy)
+        (
+            StageRequest(prompt(stage, 19 + index, 20 + 9 * index), replace(VARIETY[index], max_tokens=40), index),
+            strategy,
+        )
         for index in range(6)
     ]
     return agree(stage, jobs, Limits(max_rows=48), capacity=208)
@@ -62,7 +68,7 @@ def preemption(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
 def references(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """References that hold the text, a part of it, something else, or nothing: the text stays."""
     strategy = subject.strategy(stage, 8)
-    base = Ask(prompt(stage, 23, 15), replace(VARIETY[0], max_tokens=40), seed=2)
+    base = StageRequest(prompt(stage, 23, 15), replace(VARIETY[0], max_tokens=40), seed=2)
     text = tuple(stage.expected(base).output)
     given = ((base.prompt + text,), (text[10:20], ()), (prompt(stage, 24, 50),), ((0,),))
     return agree(stage, [(replace(base, references=one), strategy) for one in given])
@@ -76,7 +82,7 @@ def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
         for where in ("propose", "observe"):
             broken = _broken(subject.strategy(stage, 4), at, where)
             jobs = [
-                (Ask(prompt(stage, 29 + index, 21), replace(VARIETY[index], max_tokens=25), index), strategy)
+                (StageRequest(prompt(stage, 29 + index, 21), replace(VARIETY[index], max_tokens=25), index), strategy)
                 for index, strategy in enumerate((broken, healthy, broken))
             ]
             excuses += agree(stage, jobs, faults=True)
@@ -86,7 +92,7 @@ def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
 def interruptions(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """A request is aborted, and comes again; and for some steps its drafter is not asked, nor shown all of them."""
     strategy, runner = subject.strategy(stage, 4), stage.open_runner(CAPACITY)
-    ask = Ask(prompt(stage, 31, 33), replace(VARIETY[0], max_tokens=30), seed=3)
+    ask = StageRequest(prompt(stage, 31, 33), replace(VARIETY[0], max_tokens=30), seed=3)
     engine = Engine(runner, Steady())
     engine.add(ask.request("aborted"), strategy)
     for _ in range(4):
@@ -95,7 +101,7 @@ def interruptions(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse
     runner.check()
     if strategy.drafter is not None:
         strategy = replace(strategy, policy=Pausing(4, range(4, 10)))
-    other = Ask(prompt(stage, 32, 12), replace(VARIETY[1], max_tokens=25), seed=4)
+    other = StageRequest(prompt(stage, 32, 12), replace(VARIETY[1], max_tokens=25), seed=4)
     return agree(stage, [(ask, strategy), (other, strategy)], runner=runner)
 
 

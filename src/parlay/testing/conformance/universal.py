@@ -16,7 +16,7 @@ from parlay.engine import Limits
 from parlay.router.policies import Adaptive
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.compare import Excuse, comparable, same_tokens
-from parlay.testing.conformance.stage import PLAIN, Ask, Sample, Stage, Steady, Subject, decode
+from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, StageSample, Steady, Subject, decode
 from parlay.types import Runner, SamplingParams, Strategy
 
 CAPACITY = 8192
@@ -69,7 +69,7 @@ def prompt(stage: Stage, seed: int, length: int) -> tuple[int, ...]:
 
 def agree(
     stage: Stage,
-    jobs: Sequence[tuple[Ask, Strategy]],
+    jobs: Sequence[tuple[StageRequest, Strategy]],
     limits: Limits | None = None,
     *,
     capacity: int = CAPACITY,
@@ -96,7 +96,7 @@ def agree(
     return excuses
 
 
-def same_ending(stage: Stage, ask: Ask, sample: Sample) -> None:
+def same_ending(stage: Stage, ask: StageRequest, sample: StageSample) -> None:
     """The sample ends for the reference's reason and carries the reference's logprobs, to the stage's noise bound."""
     known = stage.expected(ask)
     assert sample.ending[0] == known.finish_reason, f"ends with {sample.ending[0]}, expected {known.finish_reason}"
@@ -111,7 +111,7 @@ def same_ending(stage: Stage, ask: Ask, sample: Sample) -> None:
         assert gap <= 2 * stage.noise_bound, f"the logprob of token {one.token} is {gap:.3g} off"
 
 
-def same_counts(sample: Sample) -> None:
+def same_counts(sample: StageSample) -> None:
     """The metrics agree with the events: one counter."""
     metrics = sample.metrics
     drafted = sum(one.source != "target" for one in sample.committed)
@@ -129,7 +129,7 @@ def greedy(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     excuses: list[Excuse] = []
     for budget in BUDGETS:
         length = effort.tokens if budget == BUDGETS[-2] else effort.tokens // 4
-        ask = Ask(prompt(stage, 1, 40), replace(GREEDY, max_tokens=length))
+        ask = StageRequest(prompt(stage, 1, 40), replace(GREEDY, max_tokens=length))
         excuses += agree(stage, [(ask, subject.strategy(stage, budget))])
     return excuses
 
@@ -139,7 +139,7 @@ def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     excuses: list[Excuse] = []
     for seed, params in enumerate(VARIETY):
         length = effort.tokens if seed == 0 else effort.tokens // 4
-        ask = Ask(prompt(stage, seed, 30), replace(params, max_tokens=length), seed)
+        ask = StageRequest(prompt(stage, seed, 30), replace(params, max_tokens=length), seed)
         excuses += agree(stage, [(ask, subject.strategy(stage, BUDGETS[1 + seed % 4]))])
     return excuses
 
@@ -147,7 +147,7 @@ def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
 def mixed(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
     asks = [
-        Ask(prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=20 + 9 * seed), seed)
+        StageRequest(prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=20 + 9 * seed), seed)
         for seed, params in enumerate(VARIETY)
     ]
     answer = toy_drafters.answer_from(lambda request: stage.expected(asks[request.key.seed]).tokens)
