@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from parlay.cache import Budget, Shape, Store, parse_bytes
+from parlay.cache import Budget, CacheShape, Store, parse_bytes
 from parlay.types import OutOfRoom, Segment
 
-SHAPE = Shape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
-SMALL = Shape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
+SHAPE = CacheShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
+SMALL = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
 PAGE = SHAPE.page_bytes
 
 
@@ -118,7 +118,7 @@ def test_stores_bring_their_shares_unless_the_total_is_fixed() -> None:
 
 def test_a_drafter_that_could_never_fit_is_told_so_and_a_target_at_once() -> None:
     target, _ = pair(pages=1)
-    huge = Shape(num_layers=90, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
+    huge = CacheShape(num_layers=90, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
     drafter = Store(huge, 1, target._budget)
     drafter.open(0, [1])
     with pytest.raises(OutOfRoom):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from parlay import trees
-from parlay.cache import BLOCK, Shape, Store
+from parlay.cache import BLOCK, CacheShape, Store
 from parlay.types import NO_TREE, OutOfRoom, Segment, Skip, Tree
 
-SHAPE = Shape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.int64, device=torch.device("cpu"))
+SHAPE = CacheShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.int64, device=torch.device("cpu"))
 
 
 def code(tokens: list[int]) -> torch.Tensor:
