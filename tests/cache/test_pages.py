@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from parlay.cache import Shape, Store
+from parlay.cache import CacheShape, Store
 from parlay.cache.pages import Page, Pool
 
 CPU = torch.device("cpu")
-LARGE = Shape(num_layers=4, num_kv_heads=4, head_dim=64, dtype=torch.float32, device=CPU)
-SMALL = Shape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=CPU)
+LARGE = CacheShape(num_layers=4, num_kv_heads=4, head_dim=64, dtype=torch.float32, device=CPU)
+SMALL = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=CPU)
 
 
 def resident() -> int:
@@ -23,7 +23,7 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-def test_pages_are_apart_and_of_the_shape_and_their_heads_are_where_the_pitch_says(shape: Shape) -> None:
+def test_pages_are_apart_and_of_the_shape_and_their_heads_are_where_the_pitch_says(shape: CacheShape) -> None:
     pool = Pool(shape)
     pages = [pool.take() for _ in range(150)]
     assert shape.page_bytes == pages[0].rows.numel() * pages[0].rows.element_size()
