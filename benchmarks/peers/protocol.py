@@ -55,12 +55,12 @@ class Runner(Protocol):
 def serve(make: Callable[[Task], Runner], distribution: str) -> None:
     """Answer until standard input ends. ``distribution`` is the installed package whose version is told."""
     task = Task(**json.loads(sys.argv[1]))
-    with _replies() as replies:
-        _write(replies, {"version": metadata.version(distribution)})
+    with replies() as out:
+        write(out, {"version": metadata.version(distribution)})
         runner = make(task)
         loaded: dict[str, Decode] = {}
         for line in sys.stdin:
-            _write(replies, answer(runner, loaded, json.loads(line)))
+            write(out, answer(runner, loaded, json.loads(line)))
 
 
 def answer(runner: Runner, loaded: dict[str, Decode], asked: dict[str, Any]) -> dict[str, Any]:
@@ -80,13 +80,14 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def _replies() -> IO[str]:
+def replies() -> IO[str]:
     """What was standard output. What libraries print there, from C++ too, goes to standard error from now on."""
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
 
 
-def _write(replies: IO[str], reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
+def write(out: IO[str], reply: dict[str, Any]) -> None:
+    """One line of it."""
+    out.write(json.dumps(reply) + "\n")
+    out.flush()

@@ -149,7 +149,7 @@ def _readings(models: Mapping[str, TimedModel], context: int, turn: int) -> Iter
     for model, timed in models.items():
         if timed.weights:
             with threads.using(timed.threads):
-                seconds = _time_reading(timed.weights, timed.runner.spec.device)
+                seconds = time_reading(timed.weights, timed.runner.spec.device)
             cell = Cell(model=model, strategy=FORWARD, workload=WEIGHTS, context=context)
             yield Row(cell=cell, round=turn, seconds=seconds, peak_memory_bytes=timed.weights)
 
@@ -184,7 +184,7 @@ def _time(runner: Runner, sequence: int, rows: int) -> float:
     return time.perf_counter() - began
 
 
-def _time_reading(size: int, device: str) -> float:
+def time_reading(size: int, device: str) -> float:
     """Seconds in which so many bytes are read, and hardly anything is computed."""
     block = torch.zeros(size // 4, device=device)
     began = time.perf_counter()

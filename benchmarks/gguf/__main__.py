@@ -1,0 +1,158 @@
+"""Command line: accuracy, decoding, forwards and loading of GGUF files, beside llama.cpp on the same files.
+
+parlay pull smollm2-135m
+python -m benchmarks.gguf --llama PYTHON --data DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.gguf import accuracy, files, loading, speed
+from benchmarks.gguf.llama import LlamaCpp, started
+from benchmarks.gguf.page import DECODING, page
+from benchmarks.options import add_run_flags
+from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.decoder import PeerDecoder
+from benchmarks.peers.protocol import Task
+from benchmarks.peers.worker import Limits
+from parlay import threads
+from parlay.bench import workloads
+from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import Results, System
+from parlay.bench.runner import Bench, Plan
+from parlay.llm import LLM
+from parlay.models.resolving import resolve
+
+THREADS = (1, 2)
+PLAIN_TOKENS, PLAIN_PROMPTS = 128, 2
+COMMAND = "python -m benchmarks.gguf --llama PYTHON --data DIR"
+
+logger = logging.getLogger("benchmarks")
+
+
+class Run:
+    """What all parts are given. ``quick`` measures one file, a few times."""
+
+    def __init__(self, options: argparse.Namespace, results: Results, llama: LlamaCpp) -> None:
+        self.options, self.results, self.llama = options, results, llama
+        self.quick: bool = options.quick
+        self.folder: Path = options.cache / "gguf"
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def smollm2(self) -> Iterator[Path]:
+        for mix in files.MIXES[:1] if self.quick else files.MIXES:
+            yield files.stored_anew(resolve(files.SMOLLM2), self.folder, mix, self.llama)
+
+    def random(self) -> Iterator[Path]:
+        for kind in () if self.quick else files.KINDS:
+            yield files.random_blocks(self.folder, kind, files.Shape())
+
+    def wanted(self, path: Path) -> bool:
+        """Whether a file is among those asked for."""
+        return not self.options.files or any(part in path.stem for part in self.options.files)
+
+
+def measure_accuracy(run: Run) -> None:
+    """Of SmolLM2 as it is published."""
+    if run.options.data is None:
+        raise ValueError("accuracy is measured on books: give --data DIR")
+    path = resolve(files.SMOLLM2)
+    (written,) = workloads.load(["prose"], accuracy.ANSWERS)
+    with LLM(str(path)) as llm:
+        ids_TN = accuracy.texts(llm, run.options.data, [item.prompt for item in written.items])
+    run.results.add(list(accuracy.measure(path, ids_TN[: 2 if run.quick else None], run.llama)))
+
+
+def measure_decoding(run: Run) -> None:
+    """Plain decoding of every mix of SmolLM2."""
+    (peer,) = (peer for peer in PEERS if peer.engine == speed.LLAMA)
+    (prose,) = workloads.load(["prose"], PLAIN_PROMPTS)
+    for path in filter(run.wanted, run.smollm2()):
+        for count in THREADS:
+            threads.use(count)
+            task = Task(model=str(path), draft="", threads=count, longest=512, cache=str(run.folder))
+            with ExitStack() as stack:
+                llm = stack.enter_context(LLM(str(path)))
+                plan = Plan(
+                    part=f"{DECODING} {speed.part_of(count)}",
+                    model=path.stem,
+                    strategies=(),
+                    workloads=(prose,),
+                    against=(System(speed.LLAMA, "plain"),),
+                    rounds=1 if run.quick else 3,
+                    max_tokens=PLAIN_TOKENS,
+                    keep_loops=True,
+                )
+                decoder = PeerDecoder(peer, run.options.llama, task, Limits(), stack)
+                Bench(llm, plan, run.results, {speed.LLAMA: decoder}).run()
+
+
+def measure_forwards(run: Run) -> None:
+    """Of every file."""
+    passes = (2, 1) if run.quick else (9, 3)
+    for path in filter(run.wanted, run.smollm2()):
+        run.results.add(list(speed.measure(path, run.llama, THREADS, *passes)))
+    for path in filter(run.wanted, run.random()):
+        run.results.add(list(speed.measure(path, run.llama, THREADS, 5, 1)))
+
+
+def measure_loading(run: Run) -> None:
+    """Of the published file, and of a large one."""
+    rounds, count = 1 if run.quick else 5, max(THREADS)
+    published = resolve(files.SMOLLM2)
+    run.results.add([*loading.launches(published, rounds, count), *loading.measure(published, rounds, count)])
+    for path in filter(run.wanted, run.random()):
+        run.results.add(list(loading.measure(path, rounds, count)))
+
+
+PARTS: Mapping[str, Callable[[Run], None]] = {
+    "accuracy": measure_accuracy,
+    "decoding": measure_decoding,
+    "forwards": measure_forwards,
+    "loading": measure_loading,
+}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf", description=__doc__)
+    parser.add_argument("--llama", type=Path, required=True, metavar="PYTHON", help="one that has llama-cpp-python")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="where books-pd is")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=tuple(PARTS), metavar="PART")
+    parser.add_argument("--files", nargs="+", metavar="TEXT", help="only files whose names contain one of these")
+    add_run_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Measure, write the page and print it; 1 when results can't be had."""
+    options = parse()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    threads.use(options.threads)
+    out = options.out or ROOT / "benchmarks" / "results" / f"gguf{'-quick' if options.quick else ''}.jsonl"
+    options.llama = options.llama.absolute()
+    try:
+        with started(options.llama, options.cache / "gguf" / "llama.log") as llama:
+            versions = {"llama_cpp_python": llama.version}
+            results = Results(out, provenance(COMMAND, versions), fresh=options.fresh)
+            run = Run(options, results, llama)
+            for part in options.only:
+                logger.info("%s", part)
+                PARTS[part](run)
+    except ValueError as error:
+        print(f"benchmarks.gguf: {error}", file=sys.stderr)
+        return 1
+    text = page(results.header, results.rows)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""How a file loads: seconds and memory until its weights are packed, and whole processes to their first token.
+
+Run as a program it loads one file and prints what that took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from parlay.bench.provenance import ROOT
+from parlay.bench.records import Cell, Row
+
+LOAD, READ, LAUNCH = "load", "read", "parlay generate"
+PART = "loading"
+_CHUNK = 1 << 24
+
+
+def measure(path: Path, rounds: int, threads: int) -> Iterator[Row]:
+    """A launch and a load beside only reading the file, round by round; the file is in the disk's cache."""
+    for number in range(-1, rounds):
+        cell = Cell(part=PART, model=path.stem, strategy=LOAD, workload=LOAD)
+        loaded = _run(["-m", "benchmarks.gguf.loading", str(path), str(threads)])
+        taken = json.loads(loaded[1])
+        rows = [
+            Row(cell=cell, round=number, seconds=taken["load"], values={"memory": taken["memory"] / taken["size"]}),
+            Row(cell=Cell(part=PART, model=path.stem, strategy=LOAD, workload=READ), seconds=taken["read"]),
+        ]
+        yield from rows if number >= 0 else ()
+
+
+def launches(path: Path, rounds: int, threads: int) -> Iterator[Row]:
+    """Whole processes of `parlay generate` for one token."""
+    for number in range(-1, rounds):
+        words = ["-m", "parlay", "generate", "The sea", "--model", str(path), "--max-tokens", "1"]
+        seconds, _ = _run([*words, "--threads", str(threads)])
+        cell = Cell(part=PART, model=path.stem, strategy=LAUNCH, workload="1 token")
+        yield from [Row(cell=cell, round=number, seconds=seconds)] if number >= 0 else []
+
+
+def _run(words: list[str]) -> tuple[float, str]:
+    """Seconds of a process, and what it prints."""
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(("src", "."))},
+    )
+    return time.perf_counter() - began, done.stdout
+
+
+def _load(path: Path, count: int) -> dict[str, float]:
+    from parlay import models, threads
+    from parlay.models.loading import read_config
+
+    threads.use(count)
+    read_config(path)  # what is imported and made once is no part of a load
+    before, began = _resident(), time.perf_counter()
+    runner = models.load(str(path), cache_tokens=256)
+    load, peak = time.perf_counter() - began, _most_resident()
+    del runner
+    began = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        block = bytearray(_CHUNK)
+        while file.readinto(block):
+            pass
+    read = time.perf_counter() - began
+    return {"load": load, "read": read, "memory": peak - before, "size": path.stat().st_size}
+
+
+def _resident() -> int:
+    """Bytes of memory in use now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _most_resident() -> int:
+    """Bytes of memory in use at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+if __name__ == "__main__":
+    print(json.dumps(_load(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,149 @@
+"""What forwards cost beside llama.cpp on the same file: some rows behind a text, and a prompt."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.gguf.llama import LlamaCpp
+from parlay import models, threads, trees
+from parlay.bench.forwards import FORWARD, WEIGHTS, time_reading, weight_bytes
+from parlay.bench.records import OURS, Cell, Row
+from parlay.options import LoadOptions
+from parlay.types import Segment
+
+LLAMA = "llama-cpp-python"
+ROWS = (1, 2, 4, 8, 16, 32)
+CONTEXT, PROMPT = 256, 512
+PAUSE_SECONDS = 0.02
+"""So that the threads of one engine have stopped spinning when the other begins."""
+FIRST = 10
+"""The number of the first token in texts, which are so many tokens in order."""
+
+
+class Engine(Protocol):
+    """Forwards of one model. Each call gives its seconds."""
+
+    def use(self, threads: int) -> None:
+        """So many threads from now on."""
+        ...
+
+    def rows(self, count: int) -> float:
+        """Verify so many tokens behind a text of `CONTEXT`: the logits of each."""
+        ...
+
+    def prompt(self) -> float:
+        """Read a new text of `PROMPT` tokens: the logits of the last."""
+        ...
+
+
+class Ours:
+    """Parlay."""
+
+    def __init__(self, path: Path) -> None:
+        self._runner = models.load(str(path), LoadOptions(), cache_tokens=4 * PROMPT)
+        self._text = tuple(range(FIRST, FIRST + CONTEXT))
+        self._runner.open(0, self._text)
+        self._runner.reserve(0, CONTEXT + max(ROWS))
+        self._runner.forward([Segment(0, self._text, logits_from=CONTEXT)])
+        self._runner.keep(0, ())
+
+    def use(self, threads_: int) -> None:
+        threads.use(threads_)
+
+    def rows(self, count: int) -> float:
+        root, *draft = range(FIRST, FIRST + count)
+        segment = Segment(0, (root,), trees.chain_tree(draft))
+        began = time.perf_counter()
+        self._runner.forward([segment])
+        return time.perf_counter() - began
+
+    def prompt(self) -> float:
+        text = tuple(range(FIRST, FIRST + PROMPT))
+        self._runner.open(1, text[:1])
+        self._runner.reserve(1, PROMPT)
+        began = time.perf_counter()
+        self._runner.forward([Segment(1, text, logits_from=PROMPT - 1)])
+        seconds = time.perf_counter() - began
+        self._runner.release(1)
+        return seconds
+
+
+class Theirs:
+    """llama.cpp."""
+
+    def __init__(self, path: Path, llama: LlamaCpp) -> None:
+        self._llama = llama
+        llama.open(path, 1)
+
+    def use(self, threads: int) -> None:
+        self._llama.use(threads)
+
+    def rows(self, count: int) -> float:
+        """Its cache may hold another text since: only as many tokens matter."""
+        return self._llama.forward(range(FIRST, FIRST + count), CONTEXT, every=True)
+
+    def prompt(self) -> float:
+        return self._llama.forward(range(FIRST, FIRST + PROMPT), 0, every=False)
+
+
+def measure(path: Path, llama: LlamaCpp, counts: Sequence[int], passes: int, prompts: int) -> Iterator[Row]:
+    """All engines and row counts in turn in each pass, with each number of threads; so many prompts, too."""
+    engines: dict[str, Engine] = {OURS: Ours(path), LLAMA: Theirs(path, llama)}
+    size = weight_bytes(path, "")
+    for count in counts:
+        for engine in engines.values():
+            engine.use(count)
+            engine.prompt()
+            engine.rows(max(ROWS))
+        with threads.using(count):
+            for turn in range(passes):
+                yield from _pass(engines, path.stem, count, turn, prompts=turn < prompts)
+                seconds = time_reading(size, "cpu")
+                yield Row(cell=_cell(OURS, path.stem, count, WEIGHTS), round=turn, seconds=seconds)
+
+
+def _pass(engines: Mapping[str, Engine], model: str, count: int, turn: int, *, prompts: bool) -> Iterator[Row]:
+    for rows in ROWS:
+        for name, engine in engines.items():
+            time.sleep(PAUSE_SECONDS)
+            engine.rows(rows)  # the first after a pause finds threads asleep
+            seconds = engine.rows(rows)
+            yield Row(cell=_cell(name, model, count, f"rows {rows}"), round=turn, steps=1, tokens=rows, seconds=seconds)
+    for name, engine in engines.items() if prompts else ():
+        time.sleep(PAUSE_SECONDS)
+        seconds = engine.prompt()
+        yield Row(cell=_cell(name, model, count, "prompt"), round=turn, steps=1, tokens=PROMPT, seconds=seconds)
+
+
+def _cell(engine: str, model: str, count: int, what: str) -> Cell:
+    context = 0 if what == "prompt" else CONTEXT
+    return Cell(part=part_of(count), engine=engine, model=model, strategy=FORWARD, workload=what, context=context)
+
+
+def part_of(count: int) -> str:
+    """How cells name a number of threads."""
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+class Found:
+    """Seconds of one model with one number of threads, by engine and what was done, of each pass."""
+
+    def __init__(self, rows: Sequence[Row], model: str, part: str) -> None:
+        self._seconds: dict[tuple[str, str], list[float]] = {}
+        for row in rows:
+            if row.cell.strategy == FORWARD and (row.cell.model, row.cell.part) == (model, part):
+                self._seconds.setdefault((row.cell.engine, row.cell.workload), []).append(row.seconds)
+
+    def median(self, engine: str, what: str) -> float:
+        """NaN where it was not measured."""
+        return statistics.median(self._seconds.get((engine, what), [math.nan]))
+
+    def ratio(self, one: tuple[str, str], other: tuple[str, str]) -> float:
+        """The median over passes of one's seconds over the other's; NaN where one was not measured."""
+        pairs = zip(self._seconds.get(one, ()), self._seconds.get(other, ()), strict=False)
+        return statistics.median([a / b for a, b in pairs] or [math.nan])
