@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -64,9 +63,9 @@ def _load(path: Path, count: int) -> dict[str, float]:
 
     threads.use(count)
     read_config(path)  # what is imported and made once is no part of a load
-    before, began = _resident(), time.perf_counter()
+    before, began = _status("VmRSS"), time.perf_counter()
     runner = models.load(str(path), cache_tokens=256)
-    load, peak = time.perf_counter() - began, _most_resident()
+    load, peak = time.perf_counter() - began, _status("VmHWM")
     del runner
     began = time.perf_counter()
     with path.open("rb", buffering=0) as file:
@@ -77,14 +76,10 @@ def _load(path: Path, count: int) -> dict[str, float]:
     return {"load": load, "read": read, "memory": peak - before, "size": path.stat().st_size}
 
 
-def _resident() -> int:
-    """Bytes of memory in use now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _most_resident() -> int:
-    """Bytes of memory in use at most so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+def _status(name: str) -> int:
+    """Bytes of memory by the kernel's name for them: VmRSS is in use now, VmHWM was at most so far."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 if __name__ == "__main__":

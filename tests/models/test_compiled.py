@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,29 @@ def test_without_a_compiler_the_reason_is_one_line(
         build(tmp_path / "core.so")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "core.so").exists()
+
+
+OLD_COMPILER = """#!/bin/sh
+for word in "$@"; do
+    case "$word" in -mavxvnni | -mavx512*) echo "error: unrecognized command line option '$word'" >&2; exit 1 ;; esac
+done
+exec cc "$@" -O0
+"""
+
+
+@pytest.mark.skipif("avx2" not in NAMES or platform.machine() != "x86_64", reason="only x86 has several sets")
+def test_instruction_sets_that_the_compiler_does_not_know_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the widest of the others runs, whatever the processor could do beyond it."""
+    compiler = tmp_path / "old-cc"
+    compiler.write_text(OLD_COMPILER)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    made = build(tmp_path / "core.so")
+    monkeypatch.setattr(library, "LIBRARY", made)
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert library.load().name == b"avx2"
+    for name in NAMES:
+        monkeypatch.setenv(SWITCH, name)
+        assert library.load().name == (b"plain" if name == "plain" else b"avx2")

@@ -27,7 +27,7 @@ _X86: dict[str, tuple[str, ...]] = {
     "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 NAMES = (*_EVERYWHERE, *_X86)
-"""Instruction sets, from the least to the widest."""
+"""Instruction sets, from the least to the widest. A library has those that its compiler knows."""
 
 
 class CannotBuild(Exception):
@@ -41,7 +41,7 @@ def digest() -> str:
 
 
 def build(library: Path = LIBRARY) -> Path:
-    """Compile ``library``; raises CannotBuild."""
+    """Compile ``library`` for the instruction sets that the compiler knows; raises CannotBuild."""
     if sys.platform != "linux":
         raise CannotBuild(f"the compiled decoder is for Linux, not {sys.platform}")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
@@ -49,7 +49,8 @@ def build(library: Path = LIBRARY) -> Path:
         raise CannotBuild("there is no C compiler")
     sets = _EVERYWHERE | (_X86 if platform.machine() in ("x86_64", "AMD64") else {})
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [job for name, flags in sets.items() for job in _objects(compiler, Path(folder), name, flags)]
+        known = {name: flags for name, flags in sets.items() if _knows(compiler, flags)}
+        jobs = [job for name, flags in known.items() for job in _objects(compiler, Path(folder), name, flags)]
         for name in ("choose", "pool"):
             jobs.append(_command(compiler, SOURCES / f"{name}.c", Path(folder) / f"{name}.o", f"-DSOURCES={digest()}"))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -60,6 +61,14 @@ def build(library: Path = LIBRARY) -> Path:
         shutil.copyfile(made, library.with_suffix(".new"))
     library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
     return library
+
+
+def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
+    """Whether it compiles nothing with these flags. Without any, what is wrong shows when something is compiled."""
+    if not flags:
+        return True
+    command = [compiler, *flags, "-fsyntax-only", "-x", "c", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:

@@ -1,5 +1,8 @@
-/* The fastest table that this processor can run. */
+/* The fastest table that this processor can run, of those that the compiler could make. */
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "core.h"
 
@@ -9,20 +12,38 @@
 /* From the least to the widest. Each needs what the processor is asked for beside it. */
 #define PLAIN(ENTRY) ENTRY(plain, 1)
 #if defined(__x86_64__)
+
+/* Bit `bit` of a register that the cpuid instruction fills, for what older compilers have no name for. */
+#define ASKED(LEAF, SUBLEAF, REGISTER, BIT) (ask(LEAF, SUBLEAF).REGISTER >> (BIT) & 1)
+typedef struct {
+    unsigned a, b, c, d;
+} Registers;
+
+static Registers ask(unsigned leaf, unsigned subleaf)
+{
+    Registers r = {0, 0, 0, 0};
+    __get_cpuid_count(leaf, subleaf, &r.a, &r.b, &r.c, &r.d);
+    return r;
+}
+
 #define HAS(FEATURE) __builtin_cpu_supports(FEATURE)
-#define HAS_AVX2 (HAS("avx2") && HAS("fma") && HAS("f16c"))
+#define HAS_AVX2 (HAS("avx2") && HAS("fma") && ASKED(1, 0, c, 29)) /* F16C */
 #define HAS_AVX512 (HAS_AVX2 && HAS("avx512f") && HAS("avx512bw") && HAS("avx512vl") && HAS("avx512dq"))
+#define HAS_AVX_VNNI ASKED(7, 1, a, 4)
+#define HAS_AVX512_VNNI ASKED(7, 0, c, 11)
+#define HAS_AVX512_BF16 ASKED(7, 1, a, 5)
 #define X86(ENTRY)                                                                                                   \
     ENTRY(avx2, HAS_AVX2)                                                                                            \
-    ENTRY(avx_vnni, HAS_AVX2 && HAS("avxvnni"))                                                                      \
+    ENTRY(avx_vnni, HAS_AVX2 && HAS_AVX_VNNI)                                                                        \
     ENTRY(avx512, HAS_AVX512)                                                                                        \
-    ENTRY(avx512_vnni, HAS_AVX512 && HAS("avx512vnni"))                                                              \
-    ENTRY(avx512_bf16, HAS_AVX512 && HAS("avx512vnni") && HAS("avx512bf16"))
+    ENTRY(avx512_vnni, HAS_AVX512 && HAS_AVX512_VNNI)                                                                \
+    ENTRY(avx512_bf16, HAS_AVX512 && HAS_AVX512_VNNI && HAS_AVX512_BF16)
 #else
 #define X86(ENTRY)
 #endif
 
-#define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME;
+/* Null where the compiler does not know the instructions. */
+#define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME __attribute__((weak));
 PLAIN(DECLARE)
 X86(DECLARE)
 
@@ -34,7 +55,7 @@ const Core *parlay_core(const char *widest)
 #endif
     const Core *best = 0;
 #define OFFER(NAME, NEEDS)                                                                                           \
-    if (NEEDS) best = &parlay_##NAME;                                                                                \
+    if (&parlay_##NAME && (NEEDS)) best = &parlay_##NAME;                                                            \
     if (!strcmp(#NAME, widest)) return best;
     PLAIN(OFFER)
     X86(OFFER)
