@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.gguf import accuracy, files, loading, speed
+from benchmarks.gguf import accuracy, bits, files, loading, speed
 from benchmarks.gguf.llama import LlamaCpp, started
 from benchmarks.gguf.page import DECODING, page
 from benchmarks.options import add_run_flags
@@ -25,7 +25,7 @@ from parlay import threads
 from parlay.bench import workloads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, System
-from parlay.bench.runner import Bench, Plan
+from parlay.bench.runner import Bench, BenchPlan
 from parlay.llm import LLM
 from parlay.models.resolving import resolve
 
@@ -69,6 +69,12 @@ def measure_accuracy(run: Run) -> None:
     run.results.add(list(accuracy.measure(path, ids_TN[: 2 if run.quick else None], run.llama)))
 
 
+def prove_bits(run: Run) -> None:
+    """Of every file."""
+    for path in filter(run.wanted, (*run.smollm2(), *run.random())):
+        run.results.add(list(bits.measure(path)))
+
+
 def measure_decoding(run: Run) -> None:
     """Plain decoding of every mix of SmolLM2."""
     (peer,) = (peer for peer in PEERS if peer.engine == speed.LLAMA)
@@ -79,7 +85,7 @@ def measure_decoding(run: Run) -> None:
             task = Task(model=str(path), draft="", threads=count, longest=512, cache=str(run.folder))
             with ExitStack() as stack:
                 llm = stack.enter_context(LLM(str(path)))
-                plan = Plan(
+                plan = BenchPlan(
                     part=f"{DECODING} {speed.part_of(count)}",
                     model=path.stem,
                     strategies=(),
@@ -113,6 +119,7 @@ def measure_loading(run: Run) -> None:
 
 PARTS: Mapping[str, Callable[[Run], None]] = {
     "accuracy": measure_accuracy,
+    "bits": prove_bits,
     "decoding": measure_decoding,
     "forwards": measure_forwards,
     "loading": measure_loading,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.gguf import accuracy, loading
+from benchmarks.gguf import accuracy, bits, loading
 from benchmarks.gguf.speed import LLAMA, PROMPT, ROWS, Found
 from benchmarks.pages import about, shown, table
 from parlay.bench.forwards import FORWARD, WEIGHTS
@@ -25,6 +25,8 @@ one row, and 8, against only reading the packed weights. In brackets: millisecon
 at most .40, .55 and .60; the prompt at least 1.0; one row within 1.25 of reading."""
 PLAINLY = """Plain decoding of prose, greedy, one request at a time: tokens per second, and Parlay's over llama.cpp's
 within each round. llama.cpp is called through llama-cpp-python, whose sampling is in its time."""
+BITS = f"""A text of {bits.TOKENS} tokens read in several ways: how many of its logits differ from those of the text
+read at once. Goal: none."""
 LOADING = """The file is in the disk's cache. A load makes a runner in a process that has imported all it needs; memory
 is the most that it adds, over the file's size. Goals: 1.3 times the size, 1.5 times reading; a process that decodes one
 token in 2 s."""
@@ -35,6 +37,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     peer = f"llama-cpp-python {header['llama_cpp_python']}"
     lines = ["# GGUF files beside llama.cpp", "", f"{about(header)} Beside it: {peer}.", ""]
     lines += section("Accuracy", ACCURACY.format(tokens=_tokens(rows)), accuracies(rows))
+    lines += section("The same bits", BITS, proofs(rows))
     lines += section("Decoding", PLAINLY, decoding(rows))
     lines += section("Forwards", FORWARDS, forwards(rows))
     lines += section("Loading", LOADING, loads(rows))
@@ -64,6 +67,11 @@ def accuracies(rows: Sequence[Row]) -> list[str]:
         for row in own
     ]
     return table(("file", "of", "to", "divergence", "same choice", "perplexity"), lines) if own else []
+
+
+def proofs(rows: Sequence[Row]) -> list[str]:
+    head, *lines = bits.table_lines(rows)
+    return table(head, lines) if lines else []
 
 
 def decoding(rows: Sequence[Row]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from benchmarks.gguf import accuracy, loading
+from benchmarks.gguf import accuracy, bits, loading
 from benchmarks.gguf.files import KINDS, Shape, random_blocks
 from benchmarks.gguf.page import page
 from benchmarks.gguf.speed import LLAMA, ROWS, Ours, part_of
@@ -20,7 +20,7 @@ from parlay.bench.provenance import provenance
 from parlay.bench.records import OURS, Cell, Row
 from parlay.types import Segment
 
-SMALL = Shape(layers=2, hidden=256, ffn=512, heads=4, kv_heads=2, vocab=512)
+SMALL = Shape(layers=2, hidden=256, ffn=512, heads=4, kv_heads=2, vocab=1024)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -43,6 +43,16 @@ def test_forwards_and_prompts_are_timed(tmp_path: Path) -> None:
         assert engine.prompt() > 0
     finally:
         threads.use(before)
+
+
+def test_no_logit_depends_on_how_a_text_is_read(tmp_path: Path) -> None:
+    rows = list(bits.measure(random_blocks(tmp_path, Kind.Q4_K, SMALL)))
+    assert len(rows) == 10
+    assert not any(row.values["differing"] for row in rows)
+    by_way = {row.cell.strategy: row.tokens for row in rows}
+    assert 0 < by_way.pop("reused") < bits.TOKENS
+    assert by_way.pop("drafted") == bits.TOKENS
+    assert set(by_way.values()) == {bits.TOKENS}
 
 
 def test_distances_are_those_of_their_definitions() -> None:

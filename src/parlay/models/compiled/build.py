@@ -64,11 +64,12 @@ def build(library: Path = LIBRARY) -> Path:
 
 
 def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
-    """Whether it compiles nothing with these flags. Without any, what is wrong shows when something is compiled."""
-    if not flags:
-        return True
-    command = [compiler, *flags, "-fsyntax-only", "-x", "c", os.devnull]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    """Whether it takes these flags. Without any, what is wrong with it shows when something is compiled."""
+    try:
+        _run([compiler, *flags, "-fsyntax-only", "-x", "c", os.devnull])
+    except CannotBuild:
+        return not flags
+    return True
 
 
 def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
