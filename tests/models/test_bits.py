@@ -252,6 +252,15 @@ def test_tree_nodes_equal_their_paths_alone(bench: Bench, start: int, size: int)
     assert_paths(bench, tokens, tree, logits)
 
 
+@pytest.mark.parametrize(("start", "size"), [(2, 3), (60, 21), (190, 40)])
+def test_a_chain_equals_its_path_alone(bench: Bench, start: int, size: int) -> None:
+    """Drafted below the last of some pending tokens."""
+    tokens, chain = text(start, seed=12), trees.chain_tree(text(size, seed=13))
+    name, _ = bench.feed(tokens, [start - 2] if start > 2 else [], salt=f"chain {start} {size}")
+    logits = bench.runner.forward([Segment(name, tokens[start - 2 :], chain, logits_from=1)]).logits_RV
+    assert_paths(bench, tokens, chain, logits)
+
+
 def test_a_tree_behind_a_long_pending_run_equals_its_paths(bench: Bench) -> None:
     tokens, tree = text(290, seed=4), random_tree(7, seed=4)
     name = next(bench.names)

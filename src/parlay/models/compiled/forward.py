@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from parlay import threads
+from parlay import threads, trees
 from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Weights
@@ -107,9 +107,10 @@ class CompiledForward:
         parents: list[ctypes.Array[ctypes.c_int32]] = []
         begin = 0
         for at, place in zip(laid, work.places, strict=True):
-            nodes = len(place.tree)
+            nodes = 0 if trees.is_chain(place.tree) else len(place.tree)
             at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
-            at.pending, at.nodes, at.base, at.begin = place.pending, nodes, place.base, begin - place.base
+            at.pending, at.nodes = place.pending + len(place.tree) - nodes, nodes  # a chain is more of the text
+            at.base, at.begin = place.base, begin - place.base
             if nodes:
                 parents.append((ctypes.c_int32 * nodes)(*place.tree.parents))
                 at.parents = ctypes.addressof(parents[-1])
