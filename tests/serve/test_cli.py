@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from parlay.cli.serve import KEY_VARIABLE, add_arguments, named_models, settings
+from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
+from parlay.cli.serve_models import chosen_models, named_models
 from parlay.serve.settings import Settings
 from tests.cli.conftest import Cli, cli
 
@@ -35,6 +36,9 @@ MISTAKES = {
     "limit out of range": (["--max-n", "0"], "max_n"),
     "twice the same name": ([NO_MODEL], "two models"),
     "half a name": (["=parlay-mini"], "NAME=MODEL"),
+    "the same name by flag": (["--model", NO_MODEL], "two models"),
+    "no folder of models": (["--model-dir", "/nowhere"], "/nowhere"),
+    "no model at once": (["--max-loaded", "0"], "max_loaded"),
 }
 
 
@@ -97,6 +101,38 @@ def test_models_are_named_by_id_or_folder_or_as_told(tmp_path: Path) -> None:
         "a=b": str(folder),
         "last": "./x/last/",
     }
+
+
+def chosen(*words: str) -> dict[str, str]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return chosen_models(parser.parse_args(words))
+
+
+def test_a_folder_gives_its_models_beside_those_that_are_named(tmp_path: Path) -> None:
+    for folder in ("whole", "files", "nothing"):
+        (tmp_path / folder).mkdir()
+    for file in ("whole/config.json", "files/small.gguf", "large-00001-of-00002.gguf", "large-00002-of-00002.gguf"):
+        (tmp_path / file).touch()
+    found = {
+        "large": str(tmp_path / "large-00001-of-00002.gguf"),
+        "small": str(tmp_path / "files" / "small.gguf"),
+        "whole": str(tmp_path / "whole"),
+    }
+    assert chosen("--model-dir", str(tmp_path)) == found
+    assert list(chosen("one=a", "--model", "b", "--model", "three=c", "--model-dir", str(tmp_path)))[:3] == [
+        "one",
+        "b",
+        "three",
+    ]
+    assert chosen() == {"parlay-mini": "parlay-mini"}
+    with pytest.raises(ValueError, match="'small' is also in"):
+        chosen("small=a", "--model-dir", str(tmp_path))
+    with pytest.raises(ValueError, match="holds no model"):
+        chosen("--model-dir", str(tmp_path / "nothing"))
+    (tmp_path / "small.gguf").touch()
+    with pytest.raises(ValueError, match="rename one"):
+        chosen("--model-dir", str(tmp_path))
 
 
 # ------------------------------------------------------------------------------------------------------------ access
@@ -163,3 +199,14 @@ def test_it_serves_until_it_is_told_to_stop() -> None:
         assert "POST /tokenize" in log
         assert "secret" not in log
         assert "Traceback" not in log
+
+
+def test_the_first_model_is_there_at_the_start_and_others_come_when_asked_for() -> None:
+    with serving("one=parlay-mini", "--model", "two=parlay-mini", "--max-loaded", "1") as (_, url):
+        assert told(url) == {"one": "loaded", "two": "unloaded"}
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": "two"}, timeout=60).json()["count"] > 0
+        assert told(url) == {"one": "unloaded", "two": "loaded"}
+
+
+def told(url: str) -> dict[str, str]:
+    return {model["id"]: model["status"] for model in httpx.get(f"{url}/v1/models").json()["data"]}

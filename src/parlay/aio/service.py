@@ -45,7 +45,12 @@ class AsyncLLM:
         Blocks until that is done. Raises what ``make`` raises.
         """
         thread = EngineThread()
-        return cls(thread.call(make).result(), max_waiting=max_waiting, thread=thread)
+        try:
+            llm = thread.call(make).result()
+        except BaseException:
+            thread.end()
+            raise
+        return cls(llm, max_waiting=max_waiting, thread=thread)
 
     async def submit(
         self, job: Job, *, timeout: float | None = None, whole: bool = False, bell: asyncio.Event | None = None

@@ -53,6 +53,10 @@ class EngineThread:
     def last(self, function: Callable[[], None]) -> None:
         """Call this, and end."""
         self._calls.put(function)
+        self.end()
+
+    def end(self) -> None:
+        """End when what was asked for before is done."""
         self._calls.put(None)
 
     def _run(self) -> None:

@@ -9,19 +9,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from parlay.cli.flags import add_option_flags, add_strategy_flags, add_tokenizer_flag, options_from
-from parlay.options import LoadOptions
+from parlay.cli.serve_models import IDLE_SECONDS, add_model_arguments, chosen_models, loaders
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
-
-if TYPE_CHECKING:
-    from parlay.aio import AsyncLLM
 
 KEY_VARIABLE = "PARLAY_API_KEY"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -30,29 +25,11 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "models",
-        nargs="*",
-        default=["parlay-mini"],
-        metavar="MODEL",
-        help="built-in name, local folder, or Hugging Face Hub id; NAME=MODEL serves it under that name; several may "
-        "be given (default: parlay-mini)",
-    )
-    _add_model_flags(parser)
+    add_model_arguments(parser)
     _add_network_flags(parser)
     _add_limit_flags(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="info logs each request's address too")
     parser.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts and all")
-
-
-def _add_model_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("models")
-    add_strategy_flags(group, "how to decode where a request does not say; see parlay strategies")
-    add_tokenizer_flag(group)
-    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
-    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
-    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
-    add_option_flags(group, LoadOptions)
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -110,17 +87,24 @@ _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
 def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
     allowed = settings(options)
-    models = named_models(options.models)
+    models = chosen_models(options)
     _check_packages()
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
 
     with _listen(options.host, options.port) as listener:
-        app = create_app(_load(models, options), allowed)
+        app = create_app(loaders(models, options), _with_idle_seconds(allowed, options, len(models)))
+        if options.models or options.model or options.model_dir is None:
+            app.state.registry.load_now(next(iter(models)))
         welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
         server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
         server.run(sockets=[listener])
     return 0
+
+
+def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: int) -> Settings:
+    given: float | None = options.idle_seconds
+    return replace(allowed, idle_seconds=IDLE_SECONDS if given is None and models > 1 else given)
 
 
 def _set_up_logging(options: argparse.Namespace) -> None:
@@ -134,54 +118,6 @@ def _check_packages() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise ParlayError(f"parlay serve needs {', '.join(missing)}: pip install 'parlay[serve]'")
-
-
-# ------------------------------------------------------------------------------------------------------------- models
-
-
-def named_models(words: Sequence[str]) -> dict[str, str]:
-    """What to load, by the name that it is served under. Raises ValueError for a name that is there twice."""
-    models: dict[str, str] = {}
-    for word in words:
-        name, model = _named(word)
-        if name in models:
-            raise ValueError(f"two models are called {name!r}: tell them apart as NAME=MODEL")
-        models[name] = model
-    return models
-
-
-def _named(word: str) -> tuple[str, str]:
-    """``NAME=MODEL``, or a model under its own name: a folder's is its last part."""
-    name, equals, model = word.partition("=")
-    if equals and not Path(word).is_dir():
-        if not name or not model:
-            raise ValueError(f"expected MODEL or NAME=MODEL, got {word!r}")
-        return name, model
-    path = Path(word).expanduser()
-    return (path.resolve().name, word) if path.is_dir() or word.startswith((".", "/", "~")) else (word, word)
-
-
-def _load(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, AsyncLLM]:
-    if options.tokenizer is not None and len(models) > 1:
-        raise ValueError(f"--tokenizer goes with one model, and {len(models)} are named: serve each by itself")
-    from parlay.aio import AsyncLLM
-    from parlay.llm import DEFAULT_STRATEGY, LLM
-
-    def load(model: str) -> LLM:
-        return LLM(
-            model,
-            tokenizer=options.tokenizer,
-            load=options_from(LoadOptions, options),
-            strategy=options.strategy or DEFAULT_STRATEGY,
-            draft_model=options.draft_model,
-            max_model_len=options.max_model_len,
-            memory=options.memory,
-            max_num_seqs=options.max_num_seqs,
-        )
-
-    return {
-        name: AsyncLLM.load(partial(load, model), max_waiting=options.max_waiting) for name, model in models.items()
-    }
 
 
 # ------------------------------------------------------------------------------------------------- network and access
@@ -213,6 +149,8 @@ def settings(options: argparse.Namespace) -> Settings:
         concurrency=options.max_concurrency,
         request_timeout=options.timeout,
         drain_seconds=options.drain_seconds,
+        max_loaded=options.max_loaded,
+        idle_seconds=options.idle_seconds,
         log_prompts=options.log_prompts,
     )
 

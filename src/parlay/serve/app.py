@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -14,22 +15,30 @@ from parlay.aio import AsyncLLM
 from parlay.serve import errors
 from parlay.serve.auth import Guard
 from parlay.serve.document import Application, operation_id
+from parlay.serve.hosted import Loader
 from parlay.serve.limits import Admission, BodyLimit, Gate
 from parlay.serve.metrics import Recorder
-from parlay.serve.registry import Registry
+from parlay.serve.registry import Leases, Registry
 from parlay.serve.routes import chat, completions, health, models, page, tokens
 from parlay.serve.settings import Settings
 from parlay.serve.workers import Workers
 
 
-def create_app(served: Mapping[str, AsyncLLM], settings: Settings | None = None) -> FastAPI:
+def create_app(hosted: Mapping[str, AsyncLLM | Loader], settings: Settings | None = None) -> FastAPI:
     """An ASGI application for the models by their names, which it closes when it shuts down.
+
+    A model that comes as a `Loader` is loaded when a request first names it.
 
     ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``gate`` and ``workers``. Raises ValueError for no
     models.
     """
     settings = settings or Settings()
-    registry = Registry(served)
+    registry = Registry(
+        hosted,
+        max_loaded=settings.max_loaded,
+        idle_seconds=settings.idle_seconds,
+        retry_after=settings.retry_after,
+    )
     app = Application(
         title="Parlay",
         summary="Parallel decoding for LLMs behind OpenAI's API.",
@@ -53,8 +62,10 @@ def create_app(served: Mapping[str, AsyncLLM], settings: Settings | None = None)
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    sweeping = asyncio.create_task(app.state.registry.sweep())
     yield
     await shut_down(app)
+    sweeping.cancel()
 
 
 async def shut_down(app: FastAPI) -> None:
@@ -84,6 +95,7 @@ def _add_routes(app: FastAPI) -> None:
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """From the inside out: the last one sees a request first."""
     app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(Leases)
     app.add_middleware(Admission, gate=app.state.gate)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_origins:

@@ -14,8 +14,8 @@ from parlay.requests import Job, Messages, Prompt, RequestOptions, Tools
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.errors import ApiError
+from parlay.serve.hosted import Served
 from parlay.serve.limits import Gate, check_prompt, limit_params
-from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
 from parlay.serve.strategy import read_strategy
 from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams

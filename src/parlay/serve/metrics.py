@@ -142,7 +142,7 @@ class _Engines(Collector):
         return []  # nothing is asked of the engines when this is registered
 
     def collect(self) -> Iterator[Metric]:
-        stats = {model.name: model.engine.stats() for model in self._models}
+        stats = {model.name: model.engine.stats() for model in self._models.loaded}
         for reading in _READINGS:
             family = reading.kind(reading.name, reading.help, labels=["model"])
             for model, each in stats.items():

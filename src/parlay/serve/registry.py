@@ -3,42 +3,71 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.aio import AsyncLLM
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.hosted import HostedModel, Loader, Served
+
+logger = logging.getLogger(__name__)
 
 _SHOWN = 100  # characters of an unknown name that the error repeats
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A model under its name. ``created`` is when the server took it up, in Unix seconds, and ``max_model_len`` how
-    many tokens of prompt and output it holds together.
-    """
-
-    name: str
-    engine: AsyncLLM
-    created: int
-    max_model_len: int
-    vocab_size: int
+_SWEEP_SECONDS = 0.5
+_FAILED_SECONDS = 5.0
 
 
 class Registry:
-    """Raises ValueError where there is no model at all."""
+    """Models that are loaded when they are asked for, a few at a time. Lives in one event loop.
 
-    def __init__(self, served: Mapping[str, AsyncLLM]) -> None:
-        if not served:
+    An `AsyncLLM` is there from the start and stays; a `Loader` makes one when a request names its model. At most
+    ``max_loaded`` of these are in memory. Where another one is wanted, the one that was idle for longest leaves first:
+    it takes no more requests, finishes those that it has, and is closed; requests that name it meanwhile wait. One
+    that no request has named for ``idle_seconds`` is unloaded; None: never.
+
+    Raises ValueError where there is no model at all.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, AsyncLLM | Loader],
+        *,
+        max_loaded: int = 3,
+        idle_seconds: float | None = None,
+        retry_after: int = 1,
+    ) -> None:
+        if not models:
             raise ValueError("a server needs at least one model")
-        now = int(time.time())
-        self._models = {name: _describe(name, engine, now) for name, engine in served.items()}
+        self._models: dict[str, HostedModel] = {}
+        self._max_loaded = max_loaded
+        self._idle_seconds = idle_seconds
+        self._retry_after = retry_after
+        self._closing = False
+        self._turn = asyncio.Lock()
+        for name, source in models.items():
+            self.add(name, source)
 
-    def __iter__(self) -> Iterator[Served]:
-        return iter(self._models.values())
+    def __iter__(self) -> Iterator[HostedModel]:
+        return iter(list(self._models.values()))
 
-    def get(self, name: str | None) -> Served:
+    @property
+    def loaded(self) -> list[Served]:
+        """Those that are in memory now."""
+        return [model.served for model in self if model.served is not None]
+
+    def add(self, name: str, source: AsyncLLM | Loader) -> HostedModel:
+        """Serve one more; one of that name that is there stays as it is."""
+        if name not in self._models:
+            self._models[name] = HostedModel(name, source if callable(source) else None)
+            if not callable(source):
+                self._models[name].arrive(source)
+        return self._models[name]
+
+    def get(self, name: str | None) -> HostedModel:
         """The model of that name; None asks for the only one.
 
         Raises ApiError 404 for a name that is not there, and for none where there are several.
@@ -55,11 +84,137 @@ class Registry:
             raise ApiError(404, f"there is no model {shown!r} here, only {known}", "model", "model_not_found")
         return model
 
+    async def use(self, name: str | None, request: Request) -> Served:
+        """The model of that name, loaded if need be; it stays until the request is answered or its jobs are under way.
+
+        Raises ApiError 404 as `get` does, and 503 for a model that can't be loaded.
+        """
+        model = self.get(name)
+        served = await self._take(model)
+        request.state.in_use.append(model)
+        return served
+
+    async def _take(self, model: HostedModel) -> Served:
+        if self._closing:
+            raise unavailable(self._retry_after)
+        if model.dead:
+            await self.unload(model)
+        if (served := model.take()) is not None:
+            return served
+        arrival = model.arrival()
+        self._want(model)
+        try:
+            return await arrival
+        except asyncio.CancelledError:
+            if arrival.done() and not arrival.cancelled() and arrival.exception() is None:
+                model.leave()  # it came at the last moment
+            raise
+
+    # ------------------------------------------------------------------------------------------- loading, unloading
+
+    def load_now(self, name: str) -> None:
+        """Load a model before the event loop runs. Raises what its loader raises."""
+        model = self._models[name]
+        assert model.loader is not None
+        model.arrive(model.loader())
+
+    async def unload(self, model: HostedModel) -> None:
+        """Let a model that was loaded on demand finish what it has, and free its memory. Others stay."""
+        if not model.unloadable:
+            return
+        if model.task is None:
+            model.task = asyncio.create_task(self._retire(model))
+        await asyncio.shield(model.task)
+
+    async def sweep(self) -> None:
+        """Unload what is idle for too long, and what has died, until the server closes."""
+        while not self._closing:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            for model in self:
+                if model.task is None and model.unloadable and (model.dead or self._is_idle(model)):
+                    logger.info("model %s is unloaded", model.name)
+                    model.task = asyncio.create_task(self._retire(model))
+
+    def _is_idle(self, model: HostedModel) -> bool:
+        if model.busy:
+            model.used = time.monotonic()
+            return False
+        keep = self._idle_seconds if model.keep_alive is None else model.keep_alive
+        return keep is not None and time.monotonic() - model.used >= keep
+
+    def _want(self, model: HostedModel) -> None:
+        """Have a model loaded for those who wait for it; one that is leaving is loaded again when it has left."""
+        if model.task is None and model.wanted:
+            model.task = asyncio.create_task(self._bring(model))
+
+    async def _bring(self, model: HostedModel) -> None:
+        """Load a model in a thread. One at a time is loaded, so that there is room for each."""
+        assert model.loader is not None
+        try:
+            async with self._turn:
+                await self._make_room()
+                began = time.monotonic()
+                engine = await asyncio.to_thread(model.loader)
+        except Exception as error:
+            logger.error("model %s can't be loaded: %s", model.name, error)
+            message = f"model {model.name} can't be loaded; the server's log says why"
+            model.fail(ApiError(503, message, "model", "model_load_failed"), _FAILED_SECONDS)
+        else:
+            logger.info("model %s was loaded in %.1f s", model.name, time.monotonic() - began)
+            await self._welcome(model, engine)
+        finally:
+            model.task = None
+
+    async def _welcome(self, model: HostedModel, engine: AsyncLLM) -> None:
+        if self._closing:
+            await engine.close(0)
+            model.fail(unavailable(self._retry_after), 0)
+        else:
+            model.arrive(engine)
+
+    async def _make_room(self) -> None:
+        while len(held := [model for model in self if model.unloadable]) >= self._max_loaded:
+            await self.unload(min(held, key=lambda model: (model.busy, model.used)))
+
+    async def _retire(self, model: HostedModel) -> None:
+        try:
+            await model.retire()
+        finally:
+            model.task = None
+            self._want(model)
+
     async def close(self, drain_seconds: float) -> None:
         """Take no more requests; those under way have that long to finish. May be called again."""
-        await asyncio.gather(*(model.engine.close(drain_seconds) for model in self))
+        self._closing = True
+        await asyncio.gather(*(served.engine.close(drain_seconds) for served in self.loaded))
 
 
-def _describe(name: str, engine: AsyncLLM, now: int) -> Served:
-    llm = engine.llm
-    return Served(name, engine, now, llm.engine.max_context, llm.runner.spec.vocab_size)
+class Leases:
+    """ASGI middleware: the models that a request uses are its own until its answer begins.
+
+    A stream begins when its jobs are under way, and a model that is closed finishes those. So nobody who reads slowly
+    keeps a model in memory.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        in_use: list[HostedModel] = []
+        scope.setdefault("state", {})["in_use"] = in_use
+
+        def give_back() -> None:
+            while in_use:
+                in_use.pop().leave()
+
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                give_back()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            give_back()

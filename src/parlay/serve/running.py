@@ -16,9 +16,9 @@ from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.auth import tenant
 from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, refused
 from parlay.serve.metrics import Recorder
-from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
 from parlay.structured.constraint import GrammarConstraint
 from parlay.types import ParlayError

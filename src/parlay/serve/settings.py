@@ -48,7 +48,8 @@ class Settings:
     ``hosts``: names that the Host header may carry, so that no web page reaches a server without keys under a name
     of its own (DNS rebinding); none given, any name. ``concurrency`` counts requests under way, those that wait in
     the engine's queue included. ``request_timeout`` limits a request from arrival to last token, ``body_timeout``
-    the arrival of its body. Raises ValueError for a value that can't be used.
+    the arrival of its body. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one that no
+    request has named for ``idle_seconds`` is unloaded. Raises ValueError for a value that can't be used.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -64,6 +65,8 @@ class Settings:
     request_timeout: float | None = None
     body_timeout: float = 60.0
     drain_seconds: float = 30.0
+    max_loaded: int = 3
+    idle_seconds: float | None = None
     retry_after: int = 1
     log_prompts: bool = False
 
@@ -78,6 +81,8 @@ class Settings:
         _check_above_zero("request_timeout", self.request_timeout)
         _check_above_zero("body_timeout", self.body_timeout)
         _check_above_zero("retry_after", self.retry_after)
+        _check_above_zero("max_loaded", self.max_loaded)
+        _check_above_zero("idle_seconds", self.idle_seconds)
         if not self.drain_seconds >= 0:
             raise ValueError(f"drain_seconds must be at least 0, got {self.drain_seconds:g}")
 

@@ -9,8 +9,8 @@ from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.forms import answer_form
 from parlay.serve.chat.prompting import conversation
 from parlay.serve.chat.request import ChatRequest
+from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, prepare
-from parlay.serve.registry import Served
 from parlay.serve.settings import Settings
 
 

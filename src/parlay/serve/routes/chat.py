@@ -7,7 +7,8 @@ from starlette.responses import JSONResponse, Response
 
 from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.chat.job import ChatJob, chat_job
-from parlay.serve.registry import Registry, Served
+from parlay.serve.hosted import Served
+from parlay.serve.registry import Registry
 from parlay.serve.replies.chat import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
@@ -26,7 +27,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         response_class=JSONResponse,
     )
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
-        served = registry.get(body.model)
+        served = await registry.use(body.model, request)
 
         def prepare() -> tuple[ChatJob, ChatShape]:
             chat = chat_job(served, chat_request(body, request, settings), settings, NAMES)

@@ -9,9 +9,10 @@ from starlette.responses import JSONResponse, Response
 
 from parlay.requests import Job, Prompt, TokensPrompt
 from parlay.serve.bodies.completions import CompletionBody
+from parlay.serve.hosted import Served
 from parlay.serve.infill import infill_prompt
 from parlay.serve.jobs import FieldNames, body_options, check_count, check_length, prepare, sampling_params
-from parlay.serve.registry import Registry, Served
+from parlay.serve.registry import Registry
 from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
@@ -30,7 +31,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         response_class=JSONResponse,
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
-        served = registry.get(body.model)
+        served = await registry.use(body.model, request)
         jobs, shape = await in_thread(request, lambda: _prepare(served, body, request, settings), heavy=body.structured)
         run = make_run(served, jobs, NAMES, request, settings)
         if body.stream:

@@ -58,7 +58,7 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
-        dead = [served.name for served in registry if not served.engine.alive]
+        dead = [model.name for model in registry if model.dead]
         if dead and not gate.shut:
             raise ApiError(503, f"the engine of {', '.join(dead)} has stopped: start the server again", code="dead")
         return Status()
@@ -66,7 +66,7 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", summary="Does the server take requests?", responses=responses(503))
     async def ready() -> Status:
-        if gate.shut or not all(served.engine.alive for served in registry):
+        if gate.shut or any(model.dead for model in registry):
             raise unavailable(settings.retry_after)
         return Status()
 

@@ -8,17 +8,22 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from parlay.serve.errors import responses
-from parlay.serve.registry import Registry, Served
+from parlay.serve.hosted import HostedModel
+from parlay.serve.registry import Registry
 
 
 class Model(BaseModel):
-    """A model as OpenAI's API tells of it, and how many tokens of prompt and output it holds together."""
+    """A model as OpenAI's API tells of it, and how many tokens of prompt and output it holds together.
+
+    That is null until a model that is loaded on demand has been loaded once.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "parlay"
-    max_model_len: int
+    max_model_len: int | None
+    status: Literal["loaded", "loading", "unloaded"]
 
 
 class ModelList(BaseModel):
@@ -31,7 +36,7 @@ def router(registry: Registry) -> APIRouter:
 
     @routes.get("", summary="List the models")
     async def list_models() -> ModelList:
-        return ModelList(data=[_describe(served) for served in registry])
+        return ModelList(data=[_describe(model) for model in registry])
 
     @routes.get("/{model:path}", summary="Tell of one model", responses=responses(404))
     async def retrieve_model(model: str) -> Model:
@@ -40,5 +45,5 @@ def router(registry: Registry) -> APIRouter:
     return routes
 
 
-def _describe(served: Served) -> Model:
-    return Model(id=served.name, created=served.created, max_model_len=served.max_model_len)
+def _describe(model: HostedModel) -> Model:
+    return Model(id=model.name, created=model.created, max_model_len=model.max_model_len, status=model.status)

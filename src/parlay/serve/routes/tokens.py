@@ -8,9 +8,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from parlay.encoding import encode
+from parlay.serve.bodies.common import INT_LIMIT
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.fields import ALL_WHOLE
-from parlay.serve.registry import Registry, Served
+from parlay.serve.hosted import Served
+from parlay.serve.registry import Registry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,13 +77,13 @@ def router(registry: Registry) -> APIRouter:
 
     @routes.post("/tokenize", summary="From text to token ids", responses=failures)
     async def tokenize(body: Tokenize, request: Request) -> Tokens:
-        served = registry.get(body.model)
+        served = await registry.use(body.model, request)
         ids = await request.app.state.workers.call(request, lambda: _ids(served, body))
         return Tokens(tokens=ids, count=len(ids), max_model_len=served.max_model_len)
 
     @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
     async def detokenize(body: Detokenize, request: Request) -> Text:
-        served = registry.get(body.model)
+        served = await registry.use(body.model, request)
         foreign = next((token for token in body.tokens if token >= served.vocab_size), None)
         if foreign is not None:
             raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
@@ -92,8 +94,8 @@ def router(registry: Registry) -> APIRouter:
 
 
 def _bound(registry: Registry) -> dict[str, Any]:
-    """What the document adds to the body's schema: the largest id that every model knows."""
-    size = min(served.vocab_size for served in registry)
+    """What the document adds to the body's schema: the largest id that every model knows, as far as they are loaded."""
+    size = min((served.vocab_size for served in registry.loaded), default=INT_LIMIT)
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
     schema = {"properties": {"tokens": ids}}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,145 @@
+"""Which models `parlay serve` serves: those that are named, and those of a folder; and how each is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import add_option_flags, add_strategy_flags, add_tokenizer_flag, options_from
+from parlay.options import LoadOptions
+from parlay.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from parlay.aio import AsyncLLM
+
+IDLE_SECONDS = 300.0
+_BUILT_IN = "parlay-mini"
+_LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}")
+_FIRST_PART = re.compile(r"-00001-of-\d{5}$")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="built-in name, local folder, or Hugging Face Hub id; NAME=MODEL serves it under that name; several may "
+        "be given (default: parlay-mini)",
+    )
+    group = parser.add_argument_group("models")
+    group.add_argument("--model", action="append", default=[], metavar="MODEL", help="one more MODEL")
+    group.add_argument(
+        "--model-dir", type=Path, metavar="FOLDER", help="serve each model in this folder: its folders and GGUF files"
+    )
+    group.add_argument(
+        "--max-loaded",
+        type=int,
+        default=Settings().max_loaded,
+        metavar="N",
+        help=f"most models in memory at once (default: {Settings().max_loaded})",
+    )
+    group.add_argument(
+        "--idle-seconds",
+        type=float,
+        metavar="SECONDS",
+        help=f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} where there are "
+        "several, and never where there is one)",
+    )
+    add_strategy_flags(group, "how to decode where a request does not say; see parlay strategies")
+    add_tokenizer_flag(group)
+    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
+    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
+    add_option_flags(group, LoadOptions)
+
+
+def chosen_models(options: argparse.Namespace) -> dict[str, str]:
+    """What to serve, by the name that it is served under; what is named stands before what a folder holds.
+
+    Raises ValueError for a name that is there twice, and for a folder without models.
+    """
+    words = [*options.models, *options.model]
+    if options.model_dir is None:
+        return named_models(words or [_BUILT_IN])
+    named, found = named_models(words), _models_in(options.model_dir)
+    if twice := sorted(named.keys() & found.keys()):
+        raise ValueError(f"{twice[0]!r} is also in {options.model_dir}: give it another name, as NAME=MODEL")
+    return named | found
+
+
+def named_models(words: Sequence[str]) -> dict[str, str]:
+    """What to load, by the name that it is served under. Raises ValueError for a name that is there twice."""
+    models: dict[str, str] = {}
+    for word in words:
+        name, model = _named(word)
+        if name in models:
+            raise ValueError(f"two models are called {name!r}: tell them apart as NAME=MODEL")
+        models[name] = model
+    return models
+
+
+def _named(word: str) -> tuple[str, str]:
+    """``NAME=MODEL``, or a model under its own name: a folder's is its last part."""
+    name, equals, model = word.partition("=")
+    if equals and not Path(word).is_dir():
+        if not name or not model:
+            raise ValueError(f"expected MODEL or NAME=MODEL, got {word!r}")
+        return name, model
+    path = Path(word).expanduser()
+    return (path.resolve().name, word) if path.is_dir() or word.startswith((".", "/", "~")) else (word, word)
+
+
+def _models_in(folder: Path) -> dict[str, str]:
+    """Folders with a config.json by their names; GGUF files, here or one folder down, by theirs without the ending.
+
+    Raises ValueError if there is none, and for a name that is there twice.
+    """
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"--model-dir: there is no folder {folder}")
+    found: dict[str, str] = {}
+    for name, path in _named_paths(folder):
+        if name in found:
+            raise ValueError(f"--model-dir: {found[name]} and {path} are both called {name!r}: rename one of them")
+        found[name] = str(path)
+    if not found:
+        raise ValueError(f"--model-dir: {folder} holds no model: neither a folder with config.json nor a *.gguf file")
+    return found
+
+
+def _named_paths(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.iterdir()):
+        if (path / "config.json").is_file():
+            yield path.name, path
+        for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
+            if file.suffix == ".gguf" and not _LATER_PART.fullmatch(file.stem):
+                yield _FIRST_PART.sub("", file.stem), file
+
+
+def loaders(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, Callable[[], AsyncLLM]]:
+    """What loads each of the models. Raises ValueError for flags that do not go together."""
+    if options.tokenizer is not None and len(models) > 1:
+        raise ValueError(f"--tokenizer goes with one model, and {len(models)} are named: serve each by itself")
+    from parlay.aio import AsyncLLM  # here, because they load torch
+    from parlay.llm import DEFAULT_STRATEGY, LLM
+
+    def load(model: str) -> LLM:
+        return LLM(
+            model,
+            tokenizer=options.tokenizer,
+            load=options_from(LoadOptions, options),
+            strategy=options.strategy or DEFAULT_STRATEGY,
+            draft_model=options.draft_model,
+            max_model_len=options.max_model_len,
+            memory=options.memory,
+            max_num_seqs=options.max_num_seqs,
+        )
+
+    return {
+        name: partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting)
+        for name, model in models.items()
+    }

@@ -1,0 +1,138 @@
+"""One model of a server: here now, or loaded when a request first names it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from parlay.aio import AsyncLLM
+from parlay.serve.errors import ApiError
+
+Loader = Callable[[], AsyncLLM]
+"""Loads a model and returns when it is ready. Called in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A loaded model under its name. ``max_model_len`` is how many tokens of prompt and output it holds together."""
+
+    name: str
+    engine: AsyncLLM
+    max_model_len: int
+    vocab_size: int
+
+
+class HostedModel:
+    """A model under its name. Whoever has no ``loader`` is here from the start and stays.
+
+    ``users`` are requests that have the model and have not handed it their jobs yet; it is not closed under them.
+    ``task`` is what loads or unloads it now. Lives in one event loop.
+    """
+
+    def __init__(self, name: str, loader: Loader | None) -> None:
+        self.name = name
+        self.loader = loader
+        self.created = int(time.time())
+        self.served: Served | None = None
+        self.max_model_len: int | None = None
+        """Known once it has been loaded."""
+        self.users = 0
+        self.used = time.monotonic()
+        """When a request last named it, or was last seen under way."""
+        self.keep_alive: float | None = None
+        """Seconds without a request after which it is unloaded; None: as the server says."""
+        self.leaving = False
+        self.task: asyncio.Task[None] | None = None
+        self._failure: tuple[float, ApiError] | None = None
+        self._arrivals: deque[asyncio.Future[Served]] = deque()
+        self._left: asyncio.Event | None = None
+
+    @property
+    def status(self) -> Literal["loaded", "loading", "unloaded"]:
+        if self.served is not None:
+            return "loaded"
+        return "loading" if self.task is not None else "unloaded"
+
+    @property
+    def unloadable(self) -> bool:
+        """Whether it takes memory that it could give back."""
+        return self.served is not None and self.loader is not None
+
+    @property
+    def dead(self) -> bool:
+        """Whether its engine has stopped by itself."""
+        return self.served is not None and not self.leaving and not self.served.engine.alive
+
+    @property
+    def wanted(self) -> bool:
+        """Whether requests wait until it is loaded."""
+        return bool(self._arrivals)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has it, or is under way in its engine."""
+        if self.users or self.wanted:
+            return True
+        stats = self.served.engine.stats() if self.served is not None else None
+        return stats is not None and stats.waiting + stats.running > 0
+
+    def arrive(self, engine: AsyncLLM) -> None:
+        """It has been loaded: those who wait have it."""
+        llm = engine.llm
+        self.served = Served(self.name, engine, llm.engine.max_context, llm.runner.spec.vocab_size)
+        self.max_model_len = self.served.max_model_len
+        self.used = time.monotonic()
+        while self._arrivals:
+            arrival = self._arrivals.popleft()
+            if not arrival.done():
+                self.users += 1
+                arrival.set_result(self.served)
+
+    def fail(self, error: ApiError, seconds: float) -> None:
+        """It can't be loaded. Who asks for it in the next ``seconds`` hears the same, and nothing is tried."""
+        self._failure = (time.monotonic() + seconds, error)
+        while self._arrivals:
+            arrival = self._arrivals.popleft()
+            if not arrival.done():
+                arrival.set_exception(error)
+
+    def take(self) -> Served | None:
+        """The model, if it can be had at once. Raises ApiError if it could not be loaded a moment ago."""
+        self.used = time.monotonic()
+        if self._failure is not None and time.monotonic() < self._failure[0]:
+            raise self._failure[1]
+        if self.leaving or self.served is None:
+            return None
+        self.users += 1
+        return self.served
+
+    def arrival(self) -> asyncio.Future[Served]:
+        """Done once it is loaded; whoever loads it calls `arrive` or `fail`. From then on the caller is a user."""
+        arrival: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        self._arrivals.append(arrival)
+        return arrival
+
+    def leave(self) -> None:
+        """A request that had the model has handed over its jobs, or needs it no more."""
+        self.users -= 1
+        self.used = time.monotonic()
+        if not self.users and self._left is not None:
+            self._left.set()
+
+    async def retire(self, drain_seconds: float | None = None) -> None:
+        """Let no further request have it, let those under way finish (for so long), and free its memory."""
+        self.leaving = True
+        try:
+            while self.users and drain_seconds is None:
+                self._left = asyncio.Event()
+                await self._left.wait()
+            if self.served is not None:
+                await self.served.engine.close(drain_seconds)
+        finally:
+            if self.loader is not None:
+                self.served = None
+            self.leaving = False

@@ -1,0 +1,202 @@
+"""Several models: loaded when they are asked for, unloaded when nobody uses them, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from parlay import LLM
+from parlay.aio import AsyncLLM
+from parlay.serve.app import create_app
+from parlay.serve.settings import Settings
+
+PROMPT = "The tide turns twice a day, and the ferry"
+FAST = 0.1
+"""Seconds in which `/health` answers whatever happens."""
+
+
+class Loads:
+    """Loads the small model, slowly if asked to, and keeps count."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.count = 0
+        self.seconds = seconds
+        self.failure: Exception | None = None
+        self.engines: list[weakref.ref[AsyncLLM]] = []
+        self.runners: list[weakref.ref[object]] = []
+
+    def __call__(self) -> AsyncLLM:
+        self.count += 1
+        time.sleep(self.seconds)
+        if self.failure is not None:
+            raise self.failure
+        engine = AsyncLLM.load(lambda: LLM("parlay-mini", memory="64MiB"))
+        self.engines.append(weakref.ref(engine))
+        self.runners.append(weakref.ref(engine.llm.runner))
+        return engine
+
+
+@contextmanager
+def hosting(models: dict[str, Loads], **settings: Any) -> Iterator[httpx.Client]:
+    config = uvicorn.Config(create_app(dict(models), Settings(**settings)), port=0, log_level="error", lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(client: httpx.Client, model: str, tokens: int = 8, **more: Any) -> httpx.Response:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+    return client.post("/v1/completions", json=body)
+
+
+def text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+def status(client: httpx.Client) -> dict[str, str]:
+    return {model["id"]: model["status"] for model in client.get("/v1/models").json()["data"]}
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_model_is_loaded_when_it_is_first_asked_for() -> None:
+    loads = {"one": Loads(), "two": Loads()}
+    with hosting(loads) as client:
+        assert status(client) == {"one": "unloaded", "two": "unloaded"}
+        assert client.get("/v1/models/one").json()["max_model_len"] is None
+        text(ask(client, "one"))
+        assert status(client) == {"one": "loaded", "two": "unloaded"}
+        assert client.get("/v1/models/one").json()["max_model_len"] > 0
+        assert client.post("/tokenize", json={"model": "two", "prompt": "a"}).json()["count"] > 0
+    assert [load.count for load in loads.values()] == [1, 1]
+
+
+def test_requests_that_come_while_it_loads_wait_for_one_load_and_health_answers() -> None:
+    loads = Loads(seconds=0.5)
+    with hosting({"one": loads}) as client, ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(ask, client, "one") for _ in range(8)]
+        slowest = 0.0
+        while not all(answer.done() for answer in answers):
+            began = time.monotonic()
+            assert client.get("/health").status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.01)
+        assert len({text(answer.result()) for answer in answers}) == 1
+    assert loads.count == 1
+    assert slowest < FAST
+
+
+def test_a_model_that_cannot_be_loaded_is_one_clear_error_and_the_server_lives() -> None:
+    good, bad = Loads(), Loads()
+    bad.failure = FileNotFoundError("no config.json in /srv/secret")
+    threads = threading.active_count()
+    with hosting({"good": good, "bad": bad}) as client, ThreadPoolExecutor(4) as pool:
+        for answer in [pool.submit(ask, client, "bad") for _ in range(4)]:
+            assert answer.result().status_code == 503
+            error = answer.result().json()["error"]
+            assert (error["code"], error["param"]) == ("model_load_failed", "model")
+            assert error["message"] == "model bad can't be loaded; the server's log says why"
+        assert bad.count == 1
+        assert status(client)["bad"] == "unloaded"
+        assert client.get("/health").status_code == 200
+        text(ask(client, "good"))
+    assert threading.active_count() <= threads + 1  # the engine thread of the good one may be about to end
+
+
+def test_what_could_not_be_loaded_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.serve.registry._FAILED_SECONDS", 0.2)
+    loads = Loads()
+    loads.failure = RuntimeError("no room")
+    with hosting({"one": loads}) as client:
+        assert ask(client, "one").status_code == 503
+        loads.failure = None
+        time.sleep(0.25)
+        text(ask(client, "one"))
+    assert loads.count == 2
+
+
+def test_models_make_room_for_each_other_and_no_request_is_lost() -> None:
+    """Twenty-four requests for three models, one in memory at a time, some streamed: each has the text it always has."""
+    names = ("one", "two", "three")
+    loads = {name: Loads() for name in names}
+    with hosting(loads, max_loaded=1) as client, ThreadPoolExecutor(24) as pool:
+        expected = text(ask(client, "one", 24))
+        answers = [pool.submit(ask, client, names[place % 3], 24, stream=place % 2 == 0) for place in range(24)]
+        for place, answer in enumerate(answers):
+            if place % 2:
+                assert text(answer.result()) == expected
+            else:
+                assert answer.result().text.endswith("data: [DONE]\n\n")
+        assert sum(state == "loaded" for state in status(client).values()) == 1
+        until(lambda: gc.collect() >= 0 and sum(r() is not None for load in loads.values() for r in load.runners) == 1)
+    assert 3 <= sum(load.count for load in loads.values()) <= 12
+
+
+def test_a_stream_under_way_ends_in_full_though_its_model_is_wanted_away() -> None:
+    with hosting({"one": Loads(), "two": Loads()}, max_loaded=1) as client, ThreadPoolExecutor(1) as pool:
+        expected = text(ask(client, "one", 400))
+        body = {"model": "one", "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            other = pool.submit(ask, client, "two")  # this reader is slow, and the other need not wait for it
+            text(other.result())
+            told = response.read().decode()
+        pieces = [httpx.Response(200, text=line[6:]).json() for line in told.splitlines() if line.startswith("data: {")]
+        assert "".join(choice["text"] for piece in pieces for choice in piece["choices"]) == expected
+
+
+def test_an_idle_model_is_unloaded_and_its_memory_freed() -> None:
+    loads = Loads()
+    with hosting({"one": loads}, idle_seconds=0.3) as client:
+        first = text(ask(client, "one"))
+        until(lambda: status(client)["one"] == "unloaded")
+        assert loads.runners[0]() is None  # nothing but the registry held it
+        assert text(ask(client, "one")) == first
+        long = ask(client, "one", 1500, stream=True)  # longer than it may be idle
+        assert long.text.endswith("data: [DONE]\n\n")
+    assert loads.count == 2
+
+
+def test_a_model_whose_engine_has_died_is_loaded_again() -> None:
+    loads = Loads()
+    with hosting({"one": loads}) as client:
+        first = text(ask(client, "one"))
+        engine = loads.engines[0]()
+        assert engine is not None
+        engine._worker.close(0).result()
+        del engine
+        until(lambda: client.get("/health").status_code == 200)
+        assert text(ask(client, "one")) == first
+    assert loads.count == 2
+
+
+def test_the_queue_of_a_model_that_is_not_loaded_is_no_error_in_metrics() -> None:
+    with hosting({"one": Loads(), "two": Loads()}) as client:
+        text(ask(client, "one"))
+        told = client.get("/metrics").text
+        assert 'parlay_samples_running{model="one"}' in told
+        assert 'parlay_samples_running{model="two"}' not in told
