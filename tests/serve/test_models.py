@@ -141,7 +141,7 @@ def test_what_could_not_be_loaded_is_tried_again_later(monkeypatch: pytest.Monke
 
 
 def test_models_make_room_for_each_other_and_no_request_is_lost() -> None:
-    """Twenty-four requests for three models, one in memory at a time, some streamed: each has the text it always has."""
+    """Twenty-four requests for three models, one in memory at a time, some streamed: all texts are as ever."""
     names = ("one", "two", "three")
     loads = {name: Loads() for name in names}
     with hosting(loads, max_loaded=1) as client, ThreadPoolExecutor(24) as pool:
