@@ -11,9 +11,10 @@ from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
 from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.serve.finished import Finished
 from parlay.serve.metrics import POSITIONS, Recorder
 from parlay.serve.registry import Registry
-from parlay.types import Exactness, FinishReason, Metrics
+from parlay.types import Exactness, FinishReason, Metrics, SamplingParams
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -63,6 +64,11 @@ def output(
     return RequestOutput(request_id="r", prompt=None, prompt_token_ids=(1,) * 7, prompt_logprobs=None, outputs=samples)
 
 
+def finished(output: RequestOutput, first: float, seconds: float, model: str = "mini") -> Finished:
+    params = SamplingParams(max_tokens=64, n=len(output.outputs))
+    return Finished(model=model, output=output, params=params, seconds=seconds, seconds_to_first=first)
+
+
 def samples(text: str) -> Samples:
     return dict(_samples(text))
 
@@ -79,7 +85,7 @@ def value(told: Samples, name: str, strategy: str | None = "prompt-lookup", **la
 
 
 def test_a_finished_request_is_counted_once_in_every_way(recorder: Recorder) -> None:
-    recorder.finished("mini", output(), 0.2, 1.0)
+    recorder.finished(finished(output(), 0.2, 1.0))
     told = samples(recorder.render().decode())
     assert value(told, "parlay_requests_total", finish_reason="length") == 1
     assert value(told, "parlay_prompt_tokens_total") == 7
@@ -98,7 +104,7 @@ def test_a_finished_request_is_counted_once_in_every_way(recorder: Recorder) -> 
 
 
 def test_every_sample_counts_and_their_prompt_once(recorder: Recorder) -> None:
-    recorder.finished("mini", output(n=3, reason="stop"), 0.2, 1.0)
+    recorder.finished(finished(output(n=3, reason="stop"), 0.2, 1.0))
     told = samples(recorder.render().decode())
     assert value(told, "parlay_requests_total", finish_reason="stop") == 3
     assert value(told, "parlay_completion_tokens_total") == 15
@@ -107,7 +113,7 @@ def test_every_sample_counts_and_their_prompt_once(recorder: Recorder) -> None:
 
 
 def test_a_request_that_ended_before_its_first_token_has_no_time_to_it(recorder: Recorder) -> None:
-    recorder.finished("mini", output(tokens=0, reason="abort"), 0.0, 0.3)
+    recorder.finished(finished(output(tokens=0, reason="abort"), 0.0, 0.3))
     told = samples(recorder.render().decode())
     assert value(told, "parlay_request_seconds_count") == 1
     assert not any(name.startswith("parlay_time_to_first") for name, _ in told)
@@ -115,10 +121,10 @@ def test_a_request_that_ended_before_its_first_token_has_no_time_to_it(recorder:
 
 def test_parameters_and_depths_that_clients_choose_make_no_labels(recorder: Recorder) -> None:
     for k in range(1, 200):
-        recorder.finished("mini", output(strategy=f"prompt-lookup:k={k}"), 0.2, 1.0)
+        recorder.finished(finished(output(strategy=f"prompt-lookup:k={k}"), 0.2, 1.0))
     deep = output()
     object.__setattr__(deep.outputs[0].metrics, "drafted_by_depth", (1,) * 500)
-    recorder.finished("mini", deep, 0.2, 1.0)
+    recorder.finished(finished(deep, 0.2, 1.0))
     told = samples(recorder.render().decode())
     assert value(told, "parlay_requests_total", finish_reason="length") == 200
     assert sum(name == "parlay_draft_tokens_by_position_total" for name, _ in told) == POSITIONS
@@ -134,7 +140,7 @@ def test_queue_and_cache_are_read_when_asked(recorder: Recorder) -> None:
 
 def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None:
     one, other = make_app(), make_app()
-    one.state.recorder.finished("parlay-mini", output(), 0.2, 1.0)
+    one.state.recorder.finished(finished(output(), 0.2, 1.0, model="parlay-mini"))
     assert "prompt-lookup" in TestClient(one).get("/metrics").text
     response = TestClient(other).get("/metrics")
     assert "prompt-lookup" not in response.text
@@ -144,5 +150,88 @@ def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None
 def test_every_metric_is_named_and_explained_alike(recorder: Recorder) -> None:
     for family in text_string_to_metric_families(recorder.render().decode()):
         if not family.name.endswith("_created"):
-            assert family.name.startswith("parlay_")
+            assert family.name.startswith(("parlay_", "vllm:"))
             assert family.documentation.endswith(".")
+
+
+# -------------------------------------------------------------------------------------------------------- vLLM's names
+
+DASHBOARD = (
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_count",
+    "vllm:e2e_request_latency_seconds_sum",
+    "vllm:generation_tokens_total",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:inter_token_latency_seconds_count",
+    "vllm:inter_token_latency_seconds_sum",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prompt_tokens_total",
+    "vllm:request_decode_time_seconds_sum",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_max_num_generation_tokens_sum",
+    "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_success_total",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:time_to_first_token_seconds_sum",
+)
+"""What the panels of vLLM's Grafana dashboards ask for, each with ``model_name``."""
+
+
+def of_vllm(told: Samples, name: str, **labels: str) -> float:
+    return told[(name, frozenset({"model_name": "mini", "engine": "0", **labels}.items()))]
+
+
+def test_every_panel_of_the_dashboard_finds_its_numbers(recorder: Recorder) -> None:
+    recorder.finished(finished(output(), 0.2, 1.0))
+    told = samples(recorder.render().decode())
+    missing = [name for name in DASHBOARD if not any(key == name and _names_model(labels) for key, labels in told)]
+    assert not missing
+
+
+def _names_model(labels: frozenset[tuple[str, str]]) -> bool:
+    return dict(labels).get("model_name") == "mini"
+
+
+def test_queue_prefill_and_decode_add_up_to_the_request(recorder: Recorder) -> None:
+    recorder.finished(finished(output(), 0.2, 1.0))
+    told = samples(recorder.render().decode())
+    parts = [of_vllm(told, f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
+    assert parts == [0.75, 0.0, 0.25]  # the draft took a quarter of a second, and nothing else any
+    assert of_vllm(told, "vllm:e2e_request_latency_seconds_sum") == sum(parts)
+    assert value(told, "parlay_queue_seconds_sum") == 0.75
+
+
+def test_lengths_and_speculation_are_told_under_both_kinds_of_names(recorder: Recorder) -> None:
+    recorder.finished(finished(output(n=2), 0.2, 1.0))
+    told = samples(recorder.render().decode())
+    assert of_vllm(told, "vllm:generation_tokens_total") == value(told, "parlay_completion_tokens_total") == 10
+    assert of_vllm(told, "vllm:request_max_num_generation_tokens_sum") == 5
+    assert of_vllm(told, "vllm:request_params_max_tokens_sum") == 64
+    assert of_vllm(told, "vllm:spec_decode_num_drafts_total") == 4
+    positions = [of_vllm(told, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) for place in "012"]
+    assert positions == [2, 2, 0]
+    assert of_vllm(told, "vllm:request_success_total", finished_reason="length") == 2
+
+
+def test_a_request_counts_under_both_kinds_of_names(make_app: Callable[..., FastAPI]) -> None:
+    with TestClient(make_app()) as client:
+        body = {"prompt": "The tide turns twice a day.", "max_tokens": 9, "ignore_eos": True}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        told = samples(client.get("/metrics").text)
+        labels = frozenset({("model_name", "parlay-mini"), ("engine", "0")})
+        assert told[("vllm:generation_tokens_total", labels)] == 9
+        assert told[("vllm:request_prefill_time_seconds_sum", labels)] > 0
+        assert 0 <= told[("vllm:kv_cache_usage_perc", labels)] <= 1
+        assert told[("vllm:num_requests_running", labels)] == 0

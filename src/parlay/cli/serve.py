@@ -9,18 +9,25 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parlay.cli.serve_models import IDLE_SECONDS, add_model_arguments, chosen_models, loaders
+from parlay.serve.json_lines import JsonLines
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from parlay.serve.finished import Observer
 
 KEY_VARIABLE = "PARLAY_API_KEY"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
+TRACING_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -28,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     _add_network_flags(parser)
     _add_limit_flags(parser)
-    parser.add_argument("--log-level", choices=LEVELS, default="warning", help="info logs each request's address too")
-    parser.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts and all")
+    _add_watching_flags(parser)
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +67,20 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_watching_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("logs and traces")
+    group.add_argument(
+        "--log-level", choices=LEVELS, default="warning", help="info logs each request (default: warning)"
+    )
+    group.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object a line")
+    group.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts and all")
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span of each request to this OpenTelemetry collector, as in http://localhost:4318/v1/traces",
+    )
+
+
 def _add_limit_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     for flag, kind, metavar, default, text in _LIMITS:
@@ -88,12 +108,13 @@ def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
     allowed = settings(options)
     models = chosen_models(options)
-    _check_packages()
+    _check_packages(PACKAGES, "parlay serve", "serve")
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
 
-    with _listen(options.host, options.port) as listener:
-        app = create_app(loaders(models, options), _with_idle_seconds(allowed, options, len(models)))
+    with _listen(options.host, options.port) as listener, _observers(options.otlp_traces_endpoint) as observers:
+        allowed = _with_idle_seconds(allowed, options, len(models))
+        app = create_app(loaders(models, options), allowed, observers)
         if options.models or options.model or options.model_dir is None:
             app.state.registry.load_now(next(iter(models)))
         welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
@@ -102,22 +123,49 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _observers(endpoint: str | None) -> Iterator[list[Observer]]:
+    """Who hears of finished requests beside metrics and log. What they have not sent is sent at the end."""
+    if endpoint is None:
+        yield []
+        return
+    _check_packages(TRACING_PACKAGES, "--otlp-traces-endpoint", "otel")
+    from parlay.serve.tracing import Tracer
+
+    tracer = Tracer(endpoint)
+    try:
+        yield [tracer.finished]
+    finally:
+        tracer.close()
+
+
 def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: int) -> Settings:
     given: float | None = options.idle_seconds
     return replace(allowed, idle_seconds=IDLE_SECONDS if given is None and models > 1 else given)
 
 
 def _set_up_logging(options: argparse.Namespace) -> None:
-    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=options.log_level.upper(), format=layout, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    if options.log_format == "json":
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
     if options.log_prompts:
         logging.getLogger(PROMPT_LOG).setLevel(logging.INFO)
 
 
-def _check_packages() -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+def _check_packages(packages: Sequence[str], what: str, extra: str) -> None:
+    missing = [name for name in packages if not _is_installed(name)]
     if missing:
-        raise ParlayError(f"parlay serve needs {', '.join(missing)}: pip install 'parlay[serve]'")
+        raise ParlayError(f"{what} needs {', '.join(missing)}: pip install 'parlay[{extra}]'")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False
 
 
 # ------------------------------------------------------------------------------------------------- network and access

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
@@ -15,22 +15,25 @@ from parlay.aio import AsyncLLM
 from parlay.serve import errors
 from parlay.serve.auth import Guard
 from parlay.serve.document import Application, operation_id
+from parlay.serve.finished import Observer
 from parlay.serve.hosted import Loader
 from parlay.serve.limits import Admission, BodyLimit, Gate
 from parlay.serve.metrics import Recorder
 from parlay.serve.registry import Leases, Registry
+from parlay.serve.request_log import log_request
 from parlay.serve.routes import chat, completions, health, models, page, tokens
 from parlay.serve.settings import Settings
 from parlay.serve.workers import Workers
 
 
-def create_app(hosted: Mapping[str, AsyncLLM | Loader], settings: Settings | None = None) -> FastAPI:
+def create_app(
+    hosted: Mapping[str, AsyncLLM | Loader], settings: Settings | None = None, observers: Sequence[Observer] = ()
+) -> FastAPI:
     """An ASGI application for the models by their names, which it closes when it shuts down.
 
-    A model that comes as a `Loader` is loaded when a request first names it.
-
-    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``gate`` and ``workers``. Raises ValueError for no
-    models.
+    A model that comes as a `Loader` is loaded when a request first names it. ``observers`` hear of each request that is
+    over. ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate`` and ``workers``. Raises
+    ValueError for no models.
     """
     settings = settings or Settings()
     registry = Registry(
@@ -52,6 +55,7 @@ def create_app(hosted: Mapping[str, AsyncLLM | Loader], settings: Settings | Non
     app.state.registry = registry
     app.state.settings = settings
     app.state.recorder = Recorder(registry)
+    app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)
     app.state.workers = Workers(settings.retry_after)
     _add_routes(app)
@@ -85,7 +89,7 @@ def _add_routes(app: FastAPI) -> None:
         chat.router(registry, settings),
         models.router(registry),
         tokens.router(registry),
-        health.guarded(app.state.recorder),
+        health.guarded(app.state.recorder, app.state.gate),
     ):
         app.include_router(router, dependencies=lock, responses=refusals)
     app.include_router(page.router())

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
 
-OPEN = frozenset({"/", "/health", "/ready", "/version", "/openapi.json"})
+OPEN = frozenset({"/", "/health", "/ping", "/ready", "/version", "/openapi.json"})
 """Needs no key, like the files of the page: it tells nothing of requests, and runs nothing."""
 _PAGE = "/page/"
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")

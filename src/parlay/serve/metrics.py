@@ -11,14 +11,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.outputs import CompletionOutput
+from parlay.serve.finished import Finished
 from parlay.serve.registry import Registry
+from parlay.serve.vllm_metrics import ENGINE, POSITIONS, WHOSE, VllmNames
 from parlay.strategies.spelling import name_of
 from parlay.types import EngineStats, Metrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-POSITIONS = 32
-"""Depths of drafts that are counted one by one; deeper ones count for their source only."""
 
 _TIMES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -42,6 +42,7 @@ _HISTOGRAMS = {
     "parlay_time_to_first_token_seconds": ("From a request's arrival to its first token.", _TIMES),
     "parlay_inter_token_latency_seconds": ("Mean time between two tokens of a request, after the first.", _GAPS),
     "parlay_request_seconds": ("From a request's arrival to its last token.", _TIMES),
+    "parlay_queue_seconds": ("Time that a request waited.", _TIMES),
 }
 
 
@@ -58,22 +59,24 @@ class Recorder:
             name: Histogram(name, text, _WHOSE, buckets=buckets, registry=self._registry)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
+        self._vllm = VllmNames(self._registry)
         self._registry.register(_Engines(models))
 
-    def finished(self, model: str, output: RequestOutput, seconds_to_first: float, seconds: float) -> None:
-        """Count one request that is over, whatever its end; times from its arrival."""
-        whose = (model, _name(output.outputs[0].strategy))
-        self._counters["parlay_prompt_tokens"].labels(*whose).inc(len(output.prompt_token_ids))
-        self._counters["parlay_prompt_cached_tokens"].labels(*whose).inc(output.outputs[0].metrics.cached_tokens)
-        for sample in output.outputs:
+    def finished(self, request: Finished) -> None:
+        """Count one request that is over, whatever its end."""
+        self._vllm.finished(request)
+        samples = request.output.outputs
+        whose = (request.model, _name(samples[0].strategy))
+        self._counters["parlay_prompt_tokens"].labels(*whose).inc(len(request.output.prompt_token_ids))
+        self._counters["parlay_prompt_cached_tokens"].labels(*whose).inc(samples[0].metrics.cached_tokens)
+        for sample in samples:
             self._count(whose, sample)
-        tokens = max(len(sample.token_ids) for sample in output.outputs)
-        self._observe("parlay_request_seconds", whose, seconds)
-        if tokens > 0:
-            self._observe("parlay_time_to_first_token_seconds", whose, seconds_to_first)
-        if tokens > 1:
-            gap = max(seconds - seconds_to_first, 0.0) / (tokens - 1)
-            self._observe("parlay_inter_token_latency_seconds", whose, gap)
+        self._observe("parlay_request_seconds", whose, request.seconds)
+        self._observe("parlay_queue_seconds", whose, request.queue_seconds)
+        if request.tokens > 0:
+            self._observe("parlay_time_to_first_token_seconds", whose, request.seconds_to_first)
+        if request.seconds_per_token is not None:
+            self._observe("parlay_inter_token_latency_seconds", whose, request.seconds_per_token)
 
     def render(self) -> bytes:
         """Everything in Prometheus's text format."""
@@ -144,9 +147,10 @@ class _Engines(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.engine.stats() for model in self._models.loaded}
         for reading in _READINGS:
-            family = reading.kind(reading.name, reading.help, labels=["model"])
+            labels, more = (["model"], []) if reading.name.startswith("parlay_") else (list(WHOSE), [ENGINE])
+            family = reading.kind(reading.name, reading.help, labels=labels)
             for model, each in stats.items():
-                family.add_metric([model], reading.read(each))
+                family.add_metric([model, *more], reading.read(each))
             yield family
 
 
@@ -160,12 +164,17 @@ class _Reading:
 
 _READINGS = (
     _Reading(GaugeMetricFamily, "parlay_samples_waiting", "Samples that wait for a place.", lambda s: s.waiting),
+    _Reading(GaugeMetricFamily, "vllm:num_requests_waiting", "Samples that wait for a place.", lambda s: s.waiting),
     _Reading(GaugeMetricFamily, "parlay_samples_running", "Samples that take part in steps.", lambda s: s.running),
-    _Reading(
-        CounterMetricFamily,
-        "parlay_preemptions",
-        "Samples that gave up their memory to others, to be computed again later.",
-        lambda s: s.preemptions,
+    _Reading(GaugeMetricFamily, "vllm:num_requests_running", "Samples that take part in steps.", lambda s: s.running),
+    *(
+        _Reading(
+            CounterMetricFamily,
+            name,
+            "Samples that gave up their memory to others, to be computed again later.",
+            lambda s: s.preemptions,
+        )
+        for name in ("parlay_preemptions", "vllm:num_preemptions")
     ),
     _Reading(
         GaugeMetricFamily,
@@ -177,12 +186,22 @@ _READINGS = (
         GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that can be held in all.", lambda s: s.cache_tokens_total
     ),
     _Reading(
-        CounterMetricFamily,
-        "parlay_prefix_asked_tokens",
-        "Tokens of prompts that were looked up in the cache.",
-        lambda s: s.prefix_tokens_asked,
+        GaugeMetricFamily,
+        "vllm:kv_cache_usage_perc",
+        "Which part of the cache is held, from 0 to 1.",
+        lambda s: s.cache_tokens_used / s.cache_tokens_total,
     ),
-    _Reading(
-        CounterMetricFamily, "parlay_prefix_found_tokens", "Those that were there.", lambda s: s.prefix_tokens_found
+    *(
+        _Reading(
+            CounterMetricFamily,
+            name,
+            "Tokens of prompts that were looked up in the cache.",
+            lambda s: s.prefix_tokens_asked,
+        )
+        for name in ("parlay_prefix_asked_tokens", "vllm:prefix_cache_queries")
+    ),
+    *(
+        _Reading(CounterMetricFamily, name, "Those that were there.", lambda s: s.prefix_tokens_found)
+        for name in ("parlay_prefix_found_tokens", "vllm:prefix_cache_hits")
     ),
 )

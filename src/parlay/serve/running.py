@@ -16,9 +16,9 @@ from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.auth import tenant
 from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.finished import Finished, Observer
 from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, refused
-from parlay.serve.metrics import Recorder
 from parlay.serve.settings import Settings
 from parlay.structured.constraint import GrammarConstraint
 from parlay.types import ParlayError
@@ -28,6 +28,7 @@ News = list[tuple[int, StreamEvent]]
 """Which job, and what a step added to it; as much as has come."""
 
 _RETRY_SECONDS = 1
+_LONGEST_ID = 128
 
 
 class ClientGone(Exception):
@@ -40,11 +41,14 @@ class Run:
 
     served: Served
     jobs: Sequence[Job]
-    recorder: Recorder
+    tell: Callable[[Finished], None]
+    """Hears of each job that is over."""
     timeout: float | None
     names: FieldNames
     charge: Callable[[int], None]
     """Is told of the tokens that a job has taken."""
+    client_id: str | None = None
+    trace_parent: str | None = None
     began: float = field(default_factory=time.monotonic)
     _streams: list[JobStream] = field(default_factory=list)
     _bell: asyncio.Event = field(default_factory=asyncio.Event)
@@ -122,7 +126,17 @@ class Run:
         # Where no events were read, the first token came as long before the last as decoding took.
         decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
         first = self._firsts.get(place, max(0.0, seconds - decoding))
-        self.recorder.finished(self.served.name, output, first, seconds)
+        self.tell(
+            Finished(
+                model=self.served.name,
+                output=output,
+                params=self.jobs[place].samples[0].request.params,
+                seconds=seconds,
+                seconds_to_first=first,
+                client_id=self.client_id,
+                trace_parent=self.trace_parent,
+            )
+        )
         self.charge(len(output.prompt_token_ids) + sum(len(sample.token_ids) for sample in output.outputs))
 
     def _check(self, place: int, index: int, stream: JobStream) -> None:
@@ -142,8 +156,27 @@ class Run:
 
 
 def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Request, settings: Settings) -> Run:
-    charge = partial(request.app.state.gate.quotas.charge, tenant(request))
-    return Run(served, jobs, request.app.state.recorder, settings.request_timeout, names, charge)
+    state = request.app.state
+    return Run(
+        served,
+        jobs,
+        partial(_tell, state.observers),
+        settings.request_timeout,
+        names,
+        partial(state.gate.quotas.charge, tenant(request)),
+        client_id=_client_id(request.headers.get("x-request-id")),
+        trace_parent=request.headers.get("traceparent"),
+    )
+
+
+def _tell(observers: Sequence[Observer], finished: Finished) -> None:
+    for observer in observers:
+        observer(finished)
+
+
+def _client_id(given: str | None) -> str | None:
+    """None for what does not fit a line of a log."""
+    return given if given and given.isprintable() and len(given) <= _LONGEST_ID else None
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""``/health``, ``/ready``, ``/metrics``, ``/version``, ``/strategies``: how the server does, and what it can do."""
+"""How the server does, and what it can do: health, load, metrics, version, strategies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from parlay.strategies.catalogue import listing
 
 class Status(BaseModel):
     status: Literal["ok"] = "ok"
+
+
+class Load(BaseModel):
+    """Requests under way."""
+
+    server_load: int
 
 
 class Version(BaseModel):
@@ -55,6 +61,8 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     """What anyone may ask; none of it tells of requests."""
     routes = APIRouter(tags=["server"])
 
+    @routes.head("/ping", include_in_schema=False)
+    @routes.get("/ping", name="ping", summary="The same as `/health`", responses=responses(503))
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
@@ -78,13 +86,17 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     return routes
 
 
-def guarded(recorder: Recorder) -> APIRouter:
+def guarded(recorder: Recorder, gate: Gate) -> APIRouter:
     """What takes a key where there are keys."""
     routes = APIRouter(tags=["server"])
 
     @routes.get("/metrics", summary="Counts and times for Prometheus", responses=_TEXT, response_class=Response)
     def metrics() -> Response:
         return Response(recorder.render(), media_type=CONTENT_TYPE)
+
+    @routes.get("/load", summary="How many requests are under way")
+    async def load() -> Load:
+        return Load(server_load=gate.active)
 
     @routes.get("/strategies", summary="The ways of decoding")
     async def strategies() -> list[StrategyInfo]:

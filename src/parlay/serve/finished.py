@@ -1,0 +1,63 @@
+"""What is told of a request that is over, to whoever counts, logs or traces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from parlay.outputs import RequestOutput
+from parlay.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One prompt with its samples, whatever their end. Seconds are from the moment it went to the engine."""
+
+    model: str
+    output: RequestOutput
+    params: SamplingParams
+    seconds: float
+    seconds_to_first: float
+    """Until the first token."""
+    client_id: str | None = None
+    """What the client calls the request, in the header ``X-Request-Id``."""
+    trace_parent: str | None = None
+    """The client's place in a trace, in the header ``traceparent``."""
+    ended: float = field(default_factory=time.time)
+    """Unix seconds."""
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Steps until the first one that committed a token of the slowest sample."""
+        return max(sample.metrics.prefill_seconds for sample in self.output.outputs)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Steps after those."""
+        return max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in self.output.outputs)
+
+    @property
+    def queue_seconds(self) -> float:
+        """What is left of the time: it was with the engine, and in no step."""
+        return max(0.0, self.seconds - self.prefill_seconds - self.decode_seconds)
+
+    @property
+    def tokens(self) -> int:
+        """Of all samples."""
+        return sum(len(sample.token_ids) for sample in self.output.outputs)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return max(len(sample.token_ids) for sample in self.output.outputs)
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Mean time between two tokens after the first; None where there are fewer than two."""
+        if self.longest < 2:
+            return None
+        return max(0.0, self.seconds - self.seconds_to_first) / (self.longest - 1)
+
+
+Observer = Callable[[Finished], None]

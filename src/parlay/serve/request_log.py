@@ -1,0 +1,35 @@
+"""A line of the log for each request that is over."""
+
+from __future__ import annotations
+
+import logging
+
+from parlay.serve.finished import Finished
+
+logger = logging.getLogger(__name__)
+
+
+def log_request(request: Finished) -> None:
+    """A line at level info, with numbers and names and nothing of the text."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    told = _told(request)
+    logger.info("%s", " ".join(f"{name}={value}" for name, value in told.items()), extra={"request": told})
+
+
+def _told(request: Finished) -> dict[str, str | int | float | None]:
+    first = request.output.outputs[0]
+    return {
+        "id": request.output.request_id,
+        "client_id": request.client_id,
+        "model": request.model,
+        "strategy": first.strategy,
+        "finish_reason": ",".join(sample.finish_reason for sample in request.output.outputs),
+        "prompt_tokens": len(request.output.prompt_token_ids),
+        "cached_tokens": first.metrics.cached_tokens,
+        "completion_tokens": request.tokens,
+        "tokens_per_step": round(first.metrics.tokens_per_step, 3),
+        "seconds": round(request.seconds, 6),
+        "queue_seconds": round(request.queue_seconds, 6),
+        "first_token_seconds": round(request.seconds_to_first, 6),
+    }

@@ -1,0 +1,133 @@
+"""How a server is watched: probes, its load, its log as JSON, and traces."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from starlette.testclient import TestClient
+
+from parlay.aio import AsyncLLM
+from parlay.serve.app import create_app
+from parlay.serve.json_lines import JsonLines
+from parlay.serve.tracing import Tracer
+from tests.serve.test_cli import serving
+
+BODY = {"prompt": "A secret tide.", "max_tokens": 6, "ignore_eos": True}
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def test_ping_is_health_and_needs_no_key(make_app: Callable[..., FastAPI]) -> None:
+    client = TestClient(make_app(keys=("sesame",)))
+    assert client.get("/ping").json() == {"status": "ok"}
+    assert client.head("/ping").status_code == 200
+
+
+def test_load_counts_the_requests_under_way(make_app: Callable[..., FastAPI]) -> None:
+    app = make_app(keys=("sesame",))
+    client = TestClient(app)
+    key = {"Authorization": "Bearer sesame"}
+    assert client.get("/load").status_code == 401
+    assert client.get("/load", headers=key).json() == {"server_load": 0}
+    app.state.gate.enter("")
+    assert client.get("/load", headers=key).json() == {"server_load": 1}
+
+
+def test_the_log_has_a_line_for_each_request_and_nothing_of_its_text(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "parlay.serve.request_log"):
+        client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine-1"})
+        client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "x" * 500})
+    first, second = (json.loads(JsonLines().format(record)) for record in caplog.records)
+    assert first["logger"] == "parlay.serve.request_log"
+    assert first["level"] == "info"
+    told = first["request"]
+    assert (told["client_id"], told["model"], told["completion_tokens"]) == ("mine-1", "parlay-mini", 6)
+    assert 0 < told["first_token_seconds"] <= told["seconds"]
+    assert "secret" not in json.dumps(first)
+    assert second["request"]["client_id"] is None
+
+
+def test_the_log_of_the_process_can_be_json_line_by_line() -> None:
+    with serving("--log-format", "json", "--log-level", "info") as (process, url):
+        assert httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).status_code == 200
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    entries = [json.loads(line) for line in log.splitlines()]
+    assert sum("request" in entry for entry in entries) == 1
+    assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, entries))
+
+
+# ------------------------------------------------------------------------------------------------------------- traces
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
+    """The address of a collector, and what it has been sent."""
+    sent: list[ExportTraceServiceRequest] = []
+
+    class Collect(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            sent.append(ExportTraceServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collect)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", sent
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_request_is_a_span_in_the_trace_of_its_client(engine: AsyncLLM) -> None:
+    with collector() as (endpoint, sent):
+        tracer = Tracer(endpoint)
+        client = TestClient(create_app({"mini": engine}, observers=[tracer.finished]))
+        answer = client.post("/v1/completions", json=BODY, headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+        assert answer.status_code == 200
+        tracer.close()
+    (span,) = (
+        span for batch in sent for of in batch.resource_spans for scope in of.scope_spans for span in scope.spans
+    )
+    assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("llm_request", TRACE, SPAN)
+    told = {pair.key: pair.value for pair in span.attributes}
+    assert told["gen_ai.request.model"].string_value == "mini"
+    assert told["gen_ai.usage.output_tokens"].int_value == 6
+    assert told["gen_ai.latency.e2e"].double_value > 0
+    assert span.end_time_unix_nano > span.start_time_unix_nano
+    assert "secret" not in str(span)
+
+
+def test_requests_are_answered_though_no_collector_listens(engine: AsyncLLM) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    tracer = Tracer(f"http://127.0.0.1:{port}/v1/traces")
+    client = TestClient(create_app({"mini": engine}, observers=[tracer.finished]))
+    assert client.post("/v1/completions", json=BODY).status_code == 200
+
+
+def test_nothing_of_opentelemetry_is_loaded_unless_traces_are_asked_for() -> None:
+    """Other libraries load its interfaces, not what collects and sends."""
+    modules = "[name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
+    code = f"import sys, parlay.cli.serve, parlay.serve.app; print({modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
