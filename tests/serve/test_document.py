@@ -17,7 +17,7 @@ from parlay.serve.errors import ErrorBody
 from parlay.serve.settings import Settings
 
 KEY = "sesame"
-ALWAYS_REFUSABLE = {"/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/metrics", "/strategies"}
+ALWAYS_REFUSABLE = {"/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/metrics", "/strategies", "/load"}
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 MOST_TOKENS = 16
