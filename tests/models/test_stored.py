@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -28,11 +29,11 @@ def test_bytes_that_do_not_fit_the_shape_are_refused() -> None:
         StoredTensor(Format.Q6_K, (3, 64), torch.zeros(3, 34, dtype=torch.uint8))
 
 
-def test_other_rows_make_another_tensor_of_the_same_format() -> None:
+def test_rows_come_in_the_order_that_is_named() -> None:
     stored = StoredTensor(Format.Q8_0, (4, 32), torch.arange(4 * 34, dtype=torch.uint8).view(4, 34))
-    chosen = stored.with_rows(stored.data[[2, 0]])
-    assert chosen.shape == (2, 32)
-    assert chosen.data.equal(stored.data[[2, 0]])
+    turned = replace(stored, order=torch.tensor([2, 0, 3, 1]))
+    assert turned.rows.equal(stored.data[[2, 0, 3, 1]])
+    assert dense(turned).equal(dense(stored)[[2, 0, 3, 1]])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:gguf")
@@ -52,6 +53,14 @@ def test_numbers_are_rounded_once_to_the_wanted_type() -> None:
     assert dense(stored, torch.bfloat16).equal(dense(stored).bfloat16())
 
 
+def test_parts_make_up_the_whole() -> None:
+    stored = StoredTensor(Format.Q8_0, (5, 32), torch.arange(5 * 34, dtype=torch.uint8).view(5, 34))
+    assert [part.shape for part in stored.parts(2)] == [(2, 32), (2, 32), (1, 32)]
+    assert torch.cat([part.rows for part in stored.parts(2)]).equal(stored.rows)
+    turned = replace(stored, order=torch.tensor([4, 0, 3, 1, 2]))
+    assert torch.cat([part.rows for part in turned.parts(2)]).equal(turned.rows)
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="/proc tells how much memory is a file's")
 def test_pages_of_a_file_that_were_read_are_given_back(tmp_path: Path) -> None:
     """Otherwise a model would be in memory twice while it loads. What is read again comes from the file again."""
@@ -63,8 +72,8 @@ def test_pages_of_a_file_that_were_read_are_given_back(tmp_path: Path) -> None:
     stored = StoredTensor(Format.Q8_0, (len(data), 2048), data, file)
     sums = []
     for _ in range(2):
-        with stored.reading() as rows:
-            sums.append(int(rows.sum()))
+        with stored.reading():
+            sums.append(int(stored.rows.sum()))
             resident = _file_backed()
         assert resident - _file_backed() > data.nbytes // 2
     assert sums[0] == sums[1]

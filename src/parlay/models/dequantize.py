@@ -37,9 +37,9 @@ def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """The tensor that ``stored`` stands for, rounded from float32 to ``dtype`` once, in memory of its own."""
     plain = stored.format.plain
     if plain is not None:
-        return stored.data.clone().view(plain).view(stored.shape).to(dtype)
+        return stored.rows.clone().view(plain).view(stored.shape).to(dtype)
     length = stored.shape[-1]
-    rows = stored.data.reshape(-1, stored.data.shape[-1])
+    rows = stored.rows.reshape(-1, stored.data.shape[-1])
     out = torch.empty(len(rows), length, dtype=dtype)
     step = max(1, _CHUNK // length)
     for start in range(0, len(rows), step):

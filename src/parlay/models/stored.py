@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -65,9 +65,10 @@ class DamagedWeights(ParlayError):
 class StoredTensor:
     """A tensor of ``shape``, last dimension fastest, as in torch.
 
-    ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be chosen, reordered and joined without
-    touching a value, for blocks never cross from one into the next. ``file`` is the mapping of a whole file that
-    ``data`` lies in, if it does; nobody may write to it then. ``origin`` is what messages call the tensor.
+    ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be reordered without touching a value, for
+    blocks never cross from one into the next: row i of the tensor is row ``order[i]`` of ``data``, or row i where order
+    is None. ``file`` is the mapping of a whole file that ``data`` lies in, if it does; nobody may write to it then.
+    ``origin`` is what messages call the tensor.
     """
 
     format: Format
@@ -75,6 +76,7 @@ class StoredTensor:
     data: Tensor
     file: mmap.mmap | None = None
     origin: str = "a tensor"
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         expected = (*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
@@ -83,20 +85,30 @@ class StoredTensor:
                 f"{self.format.name} {list(self.shape)} wants bytes {list(expected)}, not {self.data.shape}"
             )
 
-    def with_rows(self, data: Tensor) -> StoredTensor:
-        """The tensor that other rows of the same length make: ``data`` uint8 ``[..., row_bytes]``."""
-        return StoredTensor(self.format, (*data.shape[:-1], self.shape[-1]), data, origin=self.origin)
+    @property
+    def rows(self) -> Tensor:
+        """The rows in the tensor's order, uint8 ``[*shape[:-1], row_bytes]``; a copy where ``data`` has another."""
+        return self.data if self.order is None else self.data[self.order]
+
+    def parts(self, rows: int) -> Iterator[StoredTensor]:
+        """So many rows at a time, the last ones fewer; all at once where they are in another order."""
+        if self.order is not None:
+            yield self
+            return
+        for start in range(0, len(self.data), rows):
+            part = self.data[start : start + rows]
+            yield replace(self, shape=(len(part), *self.shape[1:]), data=part)
 
     @contextmanager
-    def reading(self) -> Iterator[Tensor]:
-        """``data`` for one who reads it once: checked before, and its pages of the file given back after.
+    def reading(self) -> Iterator[None]:
+        """For one who reads it once: it is checked before, and its pages of the file are given back after.
 
         Without that, a file and what is made of it would be in memory together. Raises DamagedWeights for numbers or
         scales that are not finite.
         """
         if not is_finite(self):
             raise DamagedWeights(f"{self.origin} holds numbers that are not finite: the file is damaged")
-        yield self.data
+        yield
         if self.file is not None:
             begin = int(self.data.storage_offset())
             page = begin // mmap.PAGESIZE * mmap.PAGESIZE

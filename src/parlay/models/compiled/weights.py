@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ _INT8 = 24
 """The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""
 _PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
 _LINE = 64
+_PART = 1 << 22
+"""Bytes of a file's blocks that a job packs, or one panel's."""
 _CHUNK = 1 << 26
 """Bytes that are asked of the system at a time. What nobody writes to takes no memory."""
 
@@ -138,7 +141,7 @@ class Weights:
             linear.scale = steps.data_ptr()
             self._do(lambda: self._pack(linear, _rounded(weight, steps)))
         elif isinstance(weight, StoredTensor):
-            self._do(lambda: self._pack_stored(linear, weight))
+            self._pack_stored(linear, weight)
         else:
             self._do(lambda: self._pack(linear, weight.to(self._dtype)))
         return linear
@@ -153,17 +156,26 @@ class Weights:
 
     def _rows(self, weight: Operand, kind: int) -> Tensor:
         if isinstance(weight, StoredTensor) and weight.format.number == kind:
-            return weight.data
+            return weight.rows
         return as_tensor(weight, self._dtype)
 
     def _pack_stored(self, linear: structs.Linear, weight: StoredTensor) -> None:
-        with weight.reading():
-            self._pack(linear, self._rows(weight, linear.kind))
+        """In parts, so that little of a file is in memory beside what is made of it."""
+        row_bytes = weight.format.row_bytes(linear.inputs)
+        first = 0
+        for part in weight.parts(max(_PART // (row_bytes * self._panel), 1) * self._panel):
+            self._do(partial(self._pack_part, linear, part, first))
+            first += part.shape[0]
 
-    def _pack(self, linear: structs.Linear, rows: Tensor) -> None:
-        """``rows`` ``[O, I]`` numbers, or ``[O, bytes]`` of blocks."""
+    def _pack_part(self, linear: structs.Linear, part: StoredTensor, first: int) -> None:
+        with part.reading():
+            self._pack(linear, self._rows(part, linear.kind), first)
+
+    def _pack(self, linear: structs.Linear, rows: Tensor, first: int = 0) -> None:
+        """``rows`` ``[O, I]`` numbers or ``[O, bytes]`` of blocks, outputs from ``first`` on: a panel begins there."""
         rows = rows.contiguous()
-        self._core.pack(linear.kind, rows.data_ptr(), linear.outputs, linear.inputs, linear.panels)
+        panels = linear.panels + first // self._panel * self._core.panel_bytes(linear.kind, linear.inputs)
+        self._core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels)
 
     def _do(self, job: Callable[[], None]) -> None:
         self._jobs.append(self._pool.submit(job))

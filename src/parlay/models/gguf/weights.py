@@ -40,7 +40,7 @@ _TURNED = re.compile(r"self_attn\.[qk]_proj\.")
 def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict[str, Weight]:
     """Every weight of the decoder under its Hugging Face name: vectors as float32, matrices in the file's own blocks.
 
-    Matrices are mapped, not read; rows of queries and keys that must change places are copied, block by block.
+    Matrices are mapped, not read; rows of queries and keys that must change places do when they are read.
     Raises BadGguf, BadCheckpoint or UnsupportedModel, with the reason in one line.
     """
     weights: dict[str, Weight] = {}
@@ -98,15 +98,10 @@ def _name(name: str) -> str:
 def _halves(weight: Tensor | StoredTensor, head_dim: int) -> Tensor | StoredTensor:
     """Each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) back to halves.
 
-    ``weight`` ``[heads * D, ...]``; whole rows move.
+    ``weight`` ``[heads * D, ...]``; whole rows move. One of a wrong shape stays, for the check of shapes to name it.
     """
-    if isinstance(weight, StoredTensor):
-        return weight.with_rows(_halved(weight.data, head_dim))
-    return _halved(weight, head_dim)
-
-
-def _halved(rows: Tensor, head_dim: int) -> Tensor:
-    """``rows`` ``[heads * D, ...]``: numbers, or a row's blocks."""
-    if len(rows) % head_dim:
-        return rows  # of a wrong shape, which the check of shapes names
-    return rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    count = weight.shape[0]
+    if count % head_dim:
+        return weight
+    order = torch.arange(count).reshape(-1, head_dim // 2, 2).transpose(1, 2).reshape(count)
+    return replace(weight, order=order) if isinstance(weight, StoredTensor) else weight[order]
