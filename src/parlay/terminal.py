@@ -1,10 +1,12 @@
-"""What goes to the screen: text tinted by where it came from, on terminals that want colour."""
+"""What goes to the screen, text tinted by where it came from on terminals that want colour; and Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
-from typing import TextIO
+from types import FrameType
+from typing import Self, TextIO
 
 TARGET = "target"
 _TINTS = (36, 35, 33, 32, 34)  # cyan, magenta, yellow, green, blue
@@ -77,3 +79,22 @@ def aligned(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+class Interrupt:
+    """Within it, a first Ctrl-C is only noted, so that the step under way ends well; a second one ends the program."""
+
+    def __init__(self) -> None:
+        self.noted = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.noted:
+            raise KeyboardInterrupt
+        self.noted = True

@@ -76,6 +76,13 @@ def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> Non
     assert "48 tokens in 48 steps (1.00 a step)" in plain.err
 
 
+def test_an_answer_that_the_context_has_no_room_for_is_said(cli: Cli) -> None:
+    result = cli("generate", "Hello" * 400, "--max-tokens", "99999999", "--stop", " ", "--stop", "e")
+    assert result.code == 0, result.err
+    assert "the context has room for" in result.err
+    assert "room" not in cli("generate", PROMPT, "--max-tokens", "4").err
+
+
 def test_json_is_one_object_with_these_fields(cli: Cli) -> None:
     """Its text is the text that is streamed without ``--json``."""
     report = result_of(cli, "--max-tokens", "24")

@@ -20,9 +20,8 @@ NO_MODEL = ("--model", "/nowhere/at/all")
 """Naming it proves that a mistake was found before any model was looked for."""
 
 MISTAKES = {
-    "no command": ([], "COMMAND"),
-    "unknown command": (["launch"], "launch"),
-    "unknown flag": (["generate", "x", "--temprature", "1"], "--temprature"),
+    "unknown command": (["genrate"], "did you mean generate"),
+    "unknown flag": (["generate", "x", "--temprature", "1"], "did you mean --temperature"),
     "abbreviated flag": (["generate", "x", "--temp", "1"], "--temp"),
     "no number": (["generate", "x", "--temperature", "hot"], "hot"),
     "temperature below 0": (["generate", "x", "--temperature", "-1"], "temperature"),
@@ -73,6 +72,12 @@ def test_a_bug_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("parlay.cli.strategies.catalogue", lambda: int("not ours"))
     with pytest.raises(ValueError, match="not ours"):
         cli("strategies")
+
+
+def test_without_a_command_the_help_is_printed(cli: Cli) -> None:
+    bare = cli()
+    assert (bare.code, bare.err) == (0, "")
+    assert bare.out == cli("--help").out
 
 
 def test_version(cli: Cli) -> None:

@@ -14,11 +14,14 @@ from importlib import import_module
 from typing import NoReturn, Protocol
 
 from parlay import __version__
+from parlay.options import nearest
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
     "generate": "write text from a prompt, as it is decoded",
+    "chat": "talk with a model at the terminal",
+    "run": "talk with the model of that name: chat --model",
     "serve": "answer requests over HTTP, as OpenAI's API does",
     "demo": "a small model: plain decoding against the default strategy, side by side",
     "pull": "bring a model to this machine",
@@ -44,6 +47,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str, color: object = None) -> None:  # color: from Python 3.14
         super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """As `parse_args`; an unknown flag's error names the closest one."""
+        found, extra = self.parse_known_args(words)
+        if extra:
+            flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
+            hint = f": {nearest(flags[0], self._option_string_actions)}" if flags else ""
+            self.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"parlay: error: {message} (see {self.prog} --help)\n")
@@ -76,20 +88,21 @@ def _dispatch(words: list[str]) -> int:
     summary = COMMANDS[words[0]]
     parser = Parser(f"parlay {words[0]}", f"{summary[0].upper()}{summary[1:]}.")
     command.add_arguments(parser)
-    return command.run(parser.parse_args(words[1:]))
+    return command.run(parser.parse(words[1:]))
 
 
 def _top_level(words: list[str]) -> int:
     parser = Parser("parlay", "Parallel decoding for LLMs: several tokens per forward pass, the same text.")
     parser.add_argument("--version", action="version", version=f"parlay {__version__}")
-    commands = parser.add_subparsers(
-        title="commands", metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
-    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=argparse.ArgumentParser)
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary)
     parser.epilog = "`parlay COMMAND --help` lists a command's options."
-    parser.parse_args(words)
-    return USAGE  # not reached: without a known command, parse_args exits
+    if words and not words[0].startswith("-"):
+        parser.error(f"there is no command {words[0]}: {nearest(words[0], COMMANDS)}")
+    parser.parse(words)
+    parser.print_help()
+    return 0
 
 
 def _users_mistake(error: Exception) -> int | None:

@@ -6,14 +6,11 @@ import argparse
 import sys
 
 from parlay.cli import FAILURE
-from parlay.cli.flags import add_model_flags, add_tokenizer_flag, options_from
+from parlay.cli.flags import USUAL, add_model_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
 
-REAL, BUILT_IN = "smollm2-135m", "parlay-mini"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, f"{REAL} where it has been pulled, else {BUILT_IN}")
+    add_model_flags(parser, USUAL)
     add_tokenizer_flag(parser)
     parser.set_defaults(model=None)
 
@@ -21,10 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from parlay.demo import demonstrate  # here, because it loads torch and transformers
     from parlay.llm import LLM
-    from parlay.models.pulled import place_of
+    from parlay.models.pulled import usual
 
-    model = options.model or (REAL if place_of(REAL).is_file() else BUILT_IN)
-    with LLM(model, tokenizer=options.tokenizer, load=options_from(LoadOptions, options)) as llm:
+    with LLM(options.model or usual(), tokenizer=options.tokenizer, load=options_from(LoadOptions, options)) as llm:
         if demonstrate(llm, sys.stdout):
             return 0
     print("parlay: error: a strategy that promises the same text gave another; please report it", file=sys.stderr)

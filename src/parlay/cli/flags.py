@@ -40,6 +40,9 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
 """Where the command differs from SamplingParams: text that repeats, and is longer than vLLM's 16 tokens."""
 ALIASES = {"max_tokens": "max_new_tokens"}
 
+USUAL = "smollm2-135m where it has been pulled, else parlay-mini"
+"""What help calls the model of commands for newcomers, `parlay.models.pulled.usual`."""
+
 T = TypeVar("T", bound=Options)
 
 _METAVARS = {int: "N", float: "X", Path: "PATH"}
@@ -122,25 +125,27 @@ def _shown(default: object) -> str:
     return "" if hidden else f" (default: {shown})"
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag per field. Flags that were not given stay out of the namespace."""
-    group = parser.add_argument_group("sampling")
+def add_sampling_flags(
+    parser: argparse.ArgumentParser, defaults: Mapping[str, object] = DEFAULTS, note: str | None = None
+) -> None:
+    """A flag per field, with ``defaults`` in its help. Flags that were not given stay out of the namespace."""
+    group = parser.add_argument_group("sampling", note)
     for field in _sampling_fields():
         names = [name for name in (field.name, ALIASES.get(field.name)) if name]
         group.add_argument(
             *("--" + name.replace("_", "-") for name in names),
             dest=field.name,
             default=argparse.SUPPRESS,
-            help=SAMPLING_HELP[field.name] + _default_text(field),
+            help=SAMPLING_HELP[field.name] + _shown(defaults.get(field.name, field.default)),
             **_kind(field),
         )
 
 
-def sampling_params(options: argparse.Namespace) -> SamplingParams:
-    """Raises ValueError for a value out of range."""
+def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] = DEFAULTS) -> SamplingParams:
+    """What the flags say, else ``defaults``. Raises ValueError for a value out of range."""
     values = vars(options)
     given = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
-    return SamplingParams(**{**DEFAULTS, **given})
+    return SamplingParams(**{**defaults, **given})
 
 
 def _sampling_fields() -> list[Field[Any]]:
@@ -156,7 +161,3 @@ def _kind(field: Field[Any]) -> dict[str, Any]:
         return {"action": "append", "metavar": "TEXT"}
     reader, metavar = _READERS[kind]
     return {"type": reader, "metavar": metavar}
-
-
-def _default_text(field: Field[Any]) -> str:
-    return _shown(DEFAULTS.get(field.name, field.default))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from contextlib import closing
 from dataclasses import replace
-from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.files import read_text
@@ -23,7 +21,7 @@ from parlay.cli.flags import (
 )
 from parlay.cli.structured import add_structured_flags, structured_outputs
 from parlay.options import LoadOptions
-from parlay.terminal import Tint, wants_colour
+from parlay.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
@@ -80,9 +78,12 @@ def run(options: argparse.Namespace) -> int:
         )
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
+        room = llm.engine.longest - sample.metrics.prompt_tokens
     if options.json:
         print(json.dumps(_report(sample)))
     _summarise(sample, params, tint)
+    if params.max_tokens is not None and params.max_tokens > room:
+        print(f"parlay: note: the context has room for {room:,} tokens after this prompt, no more", file=sys.stderr)
     if sample.error is not None:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
         return FAILURE
@@ -144,26 +145,7 @@ def _check_unicode(name: str, text: str) -> None:
         raise ValueError(f"the {name} is not valid Unicode text") from None
 
 
-# ------------------------------------------------------------------------------------------------------------ output
-
-
-class Interrupt:
-    """Within it, a first Ctrl-C is only noted, so that the step under way ends well; a second one ends the program."""
-
-    def __init__(self) -> None:
-        self.noted = False
-
-    def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if self.noted:
-            raise KeyboardInterrupt
-        self.noted = True
+# ---------------------------------------------------------------------------------------------------------- output
 
 
 def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:

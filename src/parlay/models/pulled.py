@@ -59,6 +59,11 @@ def place_of(name: str) -> Path:
     return user_cache() / "models" / name / Path(WHEELS[name].member).name
 
 
+def usual(real: str = "smollm2-135m", built_in: str = "parlay-mini") -> str:
+    """The model of commands that were given none: the small real one where it has been pulled."""
+    return real if place_of(real).is_file() else built_in
+
+
 def find(name: str) -> Path:
     """The file of a model that was pulled before. Raises NotPulled otherwise."""
     path = place_of(name)

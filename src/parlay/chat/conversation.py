@@ -1,0 +1,73 @@
+"""What was said so far, and how the next answer is decoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parlay.types import ParlayError, SamplingParams
+
+Message = dict[str, str]
+"""``role`` and ``content``."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages in order, users' and assistant's in turn. ``system`` stands before them; empty: there is none."""
+
+    system: str = ""
+    messages: list[Message] = field(default_factory=list)
+
+    def whole(self) -> list[Message]:
+        """All messages as a chat template takes them."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
+
+    def add(self, role: str, content: str) -> None:
+        self.messages.append({"role": role, "content": content})
+
+    def take_back(self) -> bool:
+        """Remove what came after the user's last message, so that it is answered again. False: there is none."""
+        while self.messages and self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        return bool(self.messages)
+
+    def drop_oldest(self) -> bool:
+        """Remove the first message and its answer. False when only the last message is left."""
+        if len(self.messages) <= 1:
+            return False
+        later = (place for place, message in enumerate(self.messages) if place and message["role"] == "user")
+        del self.messages[: next(later, 1)]
+        return True
+
+    def save(self, path: Path) -> None:
+        """Write the messages as a JSON list. Raises OSError."""
+        path.write_text(json.dumps(self.whole(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def read_conversation(path: Path) -> Conversation:
+    """What `Conversation.save` wrote. Raises ParlayError for a file that is none, or can't be read."""
+    try:
+        messages = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ParlayError(f"{path} can't be read as a conversation: {error}") from None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise ParlayError(f"{path} is no conversation: expected a list of {{'role': ..., 'content': ...}}")
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+    return Conversation(system, messages)
+
+
+def _is_message(value: object) -> bool:
+    if not isinstance(value, Mapping) or value.keys() != {"role", "content"}:
+        return False
+    return value["role"] in ("system", "user", "assistant") and isinstance(value["content"], str)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How answers are decoded. ``strategy`` None: the LLM's own."""
+
+    params: SamplingParams
+    strategy: str | None = None

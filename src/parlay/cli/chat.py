@@ -1,0 +1,79 @@
+"""`parlay chat`: talk with a model at the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import (
+    USUAL,
+    add_model_flags,
+    add_sampling_flags,
+    add_strategy_flags,
+    add_tokenizer_flag,
+    options_from,
+    sampling_params,
+)
+from parlay.options import LoadOptions
+from parlay.terminal import Tint
+
+if TYPE_CHECKING:
+    from parlay.chat.commands import State
+
+DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, "temperature": 0.7, "top_p": 0.95}
+"""Where the model's makers recommend nothing."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser, USUAL)
+    parser.set_defaults(model=None)
+    add_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """All flags but the model's."""
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="go on with a conversation that /save wrote")
+    add_tokenizer_flag(parser)
+    add_strategy_flags(parser, "how to decode; see parlay strategies")
+    add_sampling_flags(parser, DEFAULTS, "what the model's makers recommend goes before these defaults")
+
+
+def run(options: argparse.Namespace) -> int:
+    from parlay.chat.commands import State
+    from parlay.chat.conversation import Conversation, Settings, read_conversation
+    from parlay.models.pulled import usual
+    from parlay.models.sampling_defaults import sampling_defaults
+
+    options.model = options.model or usual()
+    settings = Settings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
+    conversation = read_conversation(options.load) if options.load else Conversation()
+    if options.system:
+        conversation.system = options.system
+    _talk(options, State(conversation, settings))
+    return 0
+
+
+def _talk(options: argparse.Namespace, state: State) -> None:
+    from parlay.chat.loop import Chat, read_line
+    from parlay.llm import DEFAULT_STRATEGY, LLM
+
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 (line editing and history)
+    with LLM(
+        options.model,
+        tokenizer=options.tokenizer,
+        load=options_from(LoadOptions, options),
+        strategy=options.strategy or DEFAULT_STRATEGY,
+        draft_model=options.draft_model,
+    ) as llm:
+        if llm.tokenizer is None or not llm.tokenizer.chat_template:
+            raise ValueError(
+                f"{options.model} has no chat template: use parlay generate, or name a tokenizer that has one with "
+                "--tokenizer"
+            )
+        print(f"{options.model}: /help lists the commands, /exit leaves", file=sys.stderr)
+        Chat(llm, state, read_line, sys.stdout, sys.stderr, Tint(sys.stdout)).run()

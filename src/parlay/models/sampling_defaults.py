@@ -1,0 +1,53 @@
+"""The sampling that a model's makers recommend: from generation_config.json, or the keys of a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from parlay.models.gguf.file import read_parts
+from parlay.models.resolving import resolve_config
+
+_CONFIG_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+_GGUF_NAMES = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+
+def sampling_defaults(model: str) -> dict[str, float]:
+    """Fields of `SamplingParams` that the model's files set; empty where they set none.
+
+    Values that are no numbers are left out. Raises ParlayError for a model that can't be found.
+    """
+    path = resolve_config(model)
+    return _of_gguf(path) if path.is_file() else _of_folder(path)
+
+
+def _of_folder(folder: Path) -> dict[str, float]:
+    """As transformers reads it: without ``do_sample`` decoding is greedy, whatever else is set."""
+    try:
+        said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(said, Mapping) or not said.get("do_sample"):
+        return {}
+    return _numbers({name: said[name] for name in _CONFIG_NAMES if name in said})
+
+
+def _of_gguf(path: Path) -> dict[str, float]:
+    keys = read_parts(path)[0].keys
+    return _numbers({name: keys[key] for key, name in _GGUF_NAMES.items() if key in keys})
+
+
+def _numbers(said: Mapping[str, object]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in said.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

@@ -1,0 +1,71 @@
+"""`parlay chat` on the built-in model: history, commands between messages, errors that lose nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from parlay.models.resolving import resolve
+from tests.cli.conftest import Cli
+
+FLAGS = ("--model", "parlay-mini", "--max-tokens", "12", "--temperature", "0")
+
+
+def test_a_conversation_keeps_its_history(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    result = cli("chat", *FLAGS, "--system", "Be short.", stdin=f"Hello\nAnd you?\n/save {path}\n".encode())
+    assert result.code == 0, result.err
+    roles = [message["role"] for message in json.loads(path.read_text(encoding="utf-8"))]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    assert result.err.count("tokens/s") == 2
+
+
+def test_retry_with_the_same_seed_gives_the_same_answer(cli: Cli, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    lines = f"/seed 3\nHello\n/save {one}\n/strategy none\n/retry\n/save {two}\n/exit\nnever read\n"
+    result = cli("chat", *FLAGS, "--temperature", "1", stdin=lines.encode())
+    assert result.code == 0, result.err
+    assert one.read_text(encoding="utf-8") == two.read_text(encoding="utf-8")
+    assert "never read" not in two.read_text(encoding="utf-8")
+
+
+def test_a_line_that_fails_loses_nothing(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    result = cli("chat", *FLAGS, stdin=f"/nope\n/set temperature hot\nHello\n/save {path}\n".encode())
+    assert result.code == 0
+    assert result.err.count("error:") == 2
+    assert len(json.loads(path.read_text(encoding="utf-8"))) == 2
+
+
+def test_old_messages_leave_when_the_context_is_full_and_that_is_said(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    line = "word " * 1800
+    result = cli("chat", *FLAGS, stdin=f"{line}\n{line}\n{line}\n/save {path}\n".encode())
+    assert result.code == 0, result.err
+    assert "not fit and are forgotten" in result.err
+    assert len(json.loads(path.read_text(encoding="utf-8"))) < 6
+
+
+def test_a_model_without_a_chat_template_is_refused_with_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(resolve("parlay-mini"), tmp_path / "bare")
+    for path in (tmp_path / "bare").glob("chat_template*"):
+        path.unlink()
+    config = tmp_path / "bare" / "tokenizer_config.json"
+    said = json.loads(config.read_text(encoding="utf-8"))
+    said.pop("chat_template", None)
+    config.write_text(json.dumps(said), encoding="utf-8")
+    result = cli("chat", "--model", str(tmp_path / "bare"), stdin=b"Hello\n")
+    assert result.code == 2
+    assert "has no chat template: use parlay generate" in result.err
+
+
+def test_the_makers_sampling_is_the_default(cli: Cli, tmp_path: Path) -> None:
+    shutil.copytree(resolve("parlay-mini"), tmp_path / "tuned")
+    said = {"do_sample": True, "temperature": 0.25, "top_k": 5, "top_p": "no number"}
+    (tmp_path / "tuned" / "generation_config.json").write_text(json.dumps(said), encoding="utf-8")
+    result = cli("chat", "--model", str(tmp_path / "tuned"), "--top-k", "6", stdin=b"/set\n")
+    assert result.code == 0, result.err
+    assert "temperature 0.25" in result.err
+    assert "top_k 6" in result.err
+    assert "top_p 0.95" in result.err
