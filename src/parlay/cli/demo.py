@@ -9,6 +9,7 @@ from parlay.cli import FAILURE
 from parlay.cli.flags import USUAL, add_model_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
 
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, USUAL)
     add_tokenizer_flag(parser)
