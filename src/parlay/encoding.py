@@ -10,6 +10,8 @@ from transformers import TokenizersBackend
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_CUT = 8
+"""How many times as long as the model's context a text may be that will be cut."""
 _COMPOSED = 4
 """By how much Unicode's NFC shortens a text at most, in bytes."""
 
@@ -25,10 +27,13 @@ class Encoder:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
-    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """The ids, with the tokens that the tokenizer puts around every text if ``special``. Raises PromptTooLong."""
+    def encode(self, text: str, *, special: bool = True, cut: bool = False) -> tuple[int, ...]:
+        """The ids, with the tokens that the tokenizer puts around every text if ``special``.
+
+        Raises PromptTooLong. A text whose ids will be ``cut`` may be longer than the context, within bounds.
+        """
         least = self._least_tokens(text)
-        if least > self._max_tokens:
+        if least > self._max_tokens * (_CUT if cut else 1):
             raise PromptTooLong(
                 f"the prompt has {least} tokens or more, and this model holds {self._max_tokens}: shorten it"
             )

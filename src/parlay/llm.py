@@ -18,7 +18,7 @@ from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job, Messages, Prompt, RequestFactory, RequestOptions, Tools
+from parlay.requests import ChatOptions, Job, Messages, Prompt, RequestFactory, RequestOptions
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
 from parlay.strategies.spelling import StrategySpec
 from parlay.types import ParlayError, SamplingParams
@@ -139,7 +139,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._factory.chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        prompts = [self._factory.chat(conversation, ChatOptions()) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(
             prompts, sampling_params, strategy=strategy, documents=documents, prediction=prediction, store=store
         )
@@ -164,18 +164,19 @@ class LLM:
         prompt: Prompt | Messages,
         sampling_params: SamplingParams | None = None,
         options: RequestOptions | None = None,
-        tools: Tools = (),
+        chat: ChatOptions | None = None,
     ) -> Job:
         """A prompt or conversation made ready to run. Any thread may call this. Raises ValueError or ParlayError.
 
-        ``tools`` go with a conversation, for models whose chat template knows of them.
+        ``chat`` says how a conversation becomes a prompt.
         """
         options = options or RequestOptions()
+        params = sampling_params or SamplingParams()
         if not isinstance(prompt, str | Mapping):
-            prompt = self._factory.chat(prompt, tools)
+            cut = params.truncate_prompt_tokens is not None
+            prompt = self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
         (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
         ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
-        params = sampling_params or SamplingParams()
         return self._factory.job(prompt, params, options, references=texts, prediction=ids)
 
     def add(self, job: Job) -> None:

@@ -7,8 +7,12 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from transformers import PreTrainedTokenizerFast
+
+from parlay.bad_words import BadWords
 from parlay.documents import Document, Ids
 from parlay.encoding import Encoder
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
@@ -33,6 +37,20 @@ Messages = Sequence[Mapping[str, Any]]
 
 Tools = Sequence[Mapping[str, Any]]
 """Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a conversation becomes a prompt. ``tools`` and ``variables`` are for templates that know of them.
+
+    ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
+    message, which the answer goes on with.
+    """
+
+    tools: Tools = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    begin_answer: bool = True
+    continue_final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +202,15 @@ class RequestFactory:
 
         Raises ValueError for a prompt or a parameter that can't be used.
         """
-        text, ids = self._encode(prompt)
+        text, ids = self._encode(prompt, params)
         name = f"request-{next(self._names)}"
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         if params.stops and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         limit = max(self._max_context - len(ids), 1)  # a prompt that is too long is refused by the engine
         params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
+        if params.bad_words:
+            params = replace(params, logits_processors=(*params.logits_processors, self._bad_words(params, len(ids))))
         wanted = params.structured_outputs
         grammar = self._grammars.compile(wanted, options.salt) if wanted is not None else None
         eos = frozenset() if params.ignore_eos else self._eos_ids
@@ -221,32 +241,69 @@ class RequestFactory:
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
         return Sample(own, text, strategy, predicted, self._prediction_strategy)
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+    def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
+        if self._tokenizer is None:
+            raise ValueError("bad_words need a tokenizer, and this model came without one: use logit_bias")
+        return BadWords(params.bad_words, self._tokenizer, prompt_length)
+
+    def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...]]:
+        """The text and the ids of the prompt; no text where it was cut."""
+        text, ids = self._encode_all(prompt, cut=params.truncate_prompt_tokens is not None)
+        kept = params.truncate_prompt_tokens or len(ids)
+        kept = self._max_context - 1 if kept == -1 else kept
+        return (text, ids) if len(ids) <= kept else (None, ids[-kept:])
+
+    def _encode_all(self, prompt: Prompt, *, cut: bool) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, Mapping):
             return None, tuple(int(token) for token in prompt["prompt_token_ids"])
         if self._encoder is None:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
         if not prompt:  # a tokenizer that puts a token before every text would make it look like one
             raise ValueError("the prompt is empty: give some text, or token ids")
-        return prompt, self._encoder.encode(prompt)
+        return prompt, self._encoder.encode(prompt, cut=cut)
 
-    def chat(self, messages: Messages, tools: Tools = ()) -> Prompt:
-        """The conversation in the model's own chat format, ready for the assistant's turn.
+    def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> Prompt:
+        """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
 
-        ``tools`` are for templates that know of them. Raises ParlayError for a conversation that the template refuses,
-        ValueError for content that is no text.
+        Raises ParlayError for a conversation that the template refuses, ValueError for content that is no text, and for
+        variables that `check_variables` refuses.
         """
+
         if self._encoder is None or self._tokenizer is None or not self._tokenizer.chat_template:
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
+        check_variables(options.variables)
         plain = plain_messages(messages)
         try:
             text = self._tokenizer.apply_chat_template(
-                plain, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                plain,
+                tools=list(options.tools) or None,
+                add_generation_prompt=options.begin_answer and not options.continue_final,
+                continue_final_message=options.continue_final,
+                tokenize=False,
+                **options.variables,
             )
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
-        return TokensPrompt(prompt_token_ids=self._encoder.encode(text, special=False))
+        return TokensPrompt(prompt_token_ids=self._encoder.encode(text, special=False, cut=cut))
+
+
+_NO_VARIABLES = frozenset(signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {
+    "messages",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "raise_exception",
+    "strftime_now",
+}
+"""Names that transformers itself gives a template, or takes for its own."""
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raises ValueError for a variable that a template can't be given."""
+    for name in variables:
+        if name in _NO_VARIABLES:
+            raise ValueError(f"chat_template_kwargs can't hold {name}, which this server sets: leave it out")
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:
@@ -259,5 +316,5 @@ def _joined(content: object, place: int) -> object:
         return content
     for number, part in enumerate(content):
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"messages.{place}.content.{number} is no text: give {{'type': 'text', 'text': ...}}")
+            raise ValueError(f"messages[{place}].content[{number}] is no text: give {{'type': 'text', 'text': ...}}")
     return "".join(part["text"] for part in content)

@@ -41,9 +41,9 @@ BAD_BODIES = {
     "half a surrogate pair in a name": (b'{"prompt": "x", "\\udfff": 1}', None, "surrogate"),
     "wrong type": (b'{"prompt": 3}', "prompt", "string"),
     "not a number": (b'{"prompt": NaN}', "prompt", "string"),
-    "inside a list": (b'{"messages": [{"role": "user", "content": null}]}', "messages.0.content", "string"),
-    "missing": (b'{"messages": [{"role": "user"}]}', "messages.0.content", "missing"),
-    "unknown role": (b'{"messages": [{"role": "king", "content": "x"}]}', "messages.0.role", "user"),
+    "inside a list": (b'{"messages": [{"role": "user", "content": null}]}', "messages[0].content", "string"),
+    "missing": (b'{"messages": [{"role": "user"}]}', "messages[0].content", "missing"),
+    "unknown role": (b'{"messages": [{"role": "king", "content": "x"}]}', "messages[0].role", "user"),
     "unknown field": (b'{"prompt": "x", "promt": "y"}', "promt", "unsupported"),
     "both of two": (b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}', "prompt", "unsupported"),
 }

@@ -85,7 +85,7 @@ def test_no_message_tells_where_a_model_lies(client: TestClient, engine: AsyncLL
 
 def test_a_null_content_is_refused_in_words(client: TestClient) -> None:
     error = client.post(CHAT, json={"messages": [{"role": "user", "content": None}]}).json()["error"]
-    assert error["param"] == "messages.0.content"
+    assert error["param"] == "messages[0].content"
     assert "valid string" in error["message"]
 
 
@@ -116,6 +116,6 @@ def test_the_python_api_and_the_server_take_parts_alike(client: TestClient, engi
     assert ids[0] == ids[1]
     usage = [client.post(CHAT, json={"messages": [m], "max_tokens": 1}).json()["usage"] for m in (parts, whole)]
     assert usage[0]["prompt_tokens"] == usage[1]["prompt_tokens"] == len(ids[0])
-    with pytest.raises(ValueError, match=r"messages\.0\.content\.0 is no text"):
+    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[0\] is no text"):
         engine.llm.job([{"role": "user", "content": [{"type": "image_url"}]}])
     assert isinstance(engine.llm, LLM)

@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_network_flags(parser)
     _add_limit_flags(parser)
     _add_watching_flags(parser)
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse fields of requests that have no effect; without it they are named in a header and in the log",
+    )
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -200,6 +205,7 @@ def settings(options: argparse.Namespace) -> Settings:
         max_loaded=options.max_loaded,
         idle_seconds=options.idle_seconds,
         log_prompts=options.log_prompts,
+        strict=options.strict,
     )
 
 

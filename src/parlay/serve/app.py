@@ -14,6 +14,7 @@ from parlay import __version__
 from parlay.aio import AsyncLLM
 from parlay.serve import errors
 from parlay.serve.auth import Guard
+from parlay.serve.bodies.extras import HEADER
 from parlay.serve.document import Application, operation_id
 from parlay.serve.finished import Observer
 from parlay.serve.hosted import Loader
@@ -57,6 +58,7 @@ def create_app(
     app.state.recorder = Recorder(registry)
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)
+    app.state.ignored_before = set()
     app.state.workers = Workers(settings.retry_after)
     _add_routes(app)
     _add_middleware(app, settings)
@@ -108,5 +110,5 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
-            expose_headers=["Retry-After"],
+            expose_headers=["Retry-After", HEADER],
         )

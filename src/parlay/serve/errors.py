@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from parlay.aio import Busy, Closed
+from parlay.serve.bodies.spelling import spelling_of
 from parlay.types import ParlayError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -94,31 +95,41 @@ def from_validation(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a body, its field named."""
     wrong = error.errors()
     first = wrong[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
-    if isinstance(error.body, bytes):
+    if isinstance(error.body, bytes) and first["type"] != "json_invalid":
         return ApiError(400, "the body must be JSON, sent with 'Content-Type: application/json'")
     field = _field(first, error.body)
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unsupported field {field!r}: leave it out", field, "unsupported_field")
-    if first["type"] == "missing":
+    match first["type"]:
+        case "json_invalid":
+            return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
+        case "unsupported_part":
+            return ApiError(400, f"{field}: {first['msg']}", field, "unsupported_field")
+        case "two_spellings":
+            return ApiError(400, first["msg"], first["ctx"]["field"])
+        case "extra_forbidden":
+            return ApiError(400, f"unsupported field {field!r}: leave it out", field, "unsupported_field")
+    return _wrong_value(wrong, error.body, field)
+
+
+def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | None) -> ApiError:
+    """All that is said of one field."""
+    if wrong[0]["type"] == "missing":
         return ApiError(400, f"{field or 'the body'} is missing", field, "missing_field")
-    reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, error.body) == field)
+    reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, body) == field)
     return ApiError(400, f"{field or 'the body'}: {_shorten(' - or: '.join(reasons))}", field)
 
 
 def _field(wrong: Mapping[str, Any], body: object) -> str | None:
-    """``messages.0.role``; None for the whole body. The names that pydantic gives members of a union are left out."""
-    kept: list[int | str] = []
-    here: Any = body
+    """``messages[0].role``; None for the whole body. The names that pydantic gives members of a union are left out."""
+    path, here = "", body
     for part in wrong["loc"][1:]:
-        inside = (isinstance(here, dict) and part in here) or (isinstance(here, list) and isinstance(part, int))
-        if inside:
-            kept.append(part)
-            here = here[part]
+        name = spelling_of(str(part), body) if here is body and isinstance(body, dict) else part
+        if isinstance(here, dict) and name in here:
+            path, here = f"{path}.{name}", here[name]
+        elif isinstance(here, list) and isinstance(part, int):
+            path, here = f"{path}[{part}]", here[part]
     if wrong["type"] == "missing" and len(wrong["loc"]) > 1:
-        kept.append(wrong["loc"][-1])
-    return _shorten(".".join(map(str, kept))) or None
+        path = f"{path}.{wrong['loc'][-1]}"
+    return _shorten(path.removeprefix(".")) or None
 
 
 def _reason(wrong: Mapping[str, Any]) -> str:

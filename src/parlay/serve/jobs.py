@@ -10,7 +10,7 @@ from pathlib import Path
 from fastapi import Request
 
 from parlay.encoding import PromptTooLong
-from parlay.requests import Job, Messages, Prompt, RequestOptions, Tools
+from parlay.requests import ChatOptions, Job, Messages, Prompt, RequestOptions
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.errors import ApiError
@@ -33,6 +33,9 @@ _AS_THEY_ARE = {
     "seed",
     "stop",
     "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
     "include_stop_str_in_output",
     "skip_special_tokens",
     "min_tokens",
@@ -138,11 +141,11 @@ def prepare(
     *,
     settings: Settings,
     names: FieldNames,
-    tools: Tools = (),
+    chat: ChatOptions | None = None,
 ) -> Job:
     """The prompt made ready to run. Raises ApiError for what the model can't take."""
     try:
-        job = served.engine.llm.job(prompt, params, options, tools)
+        job = served.engine.llm.job(prompt, params, options, chat)
     except PromptTooLong as error:
         raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
     except (ValueError, ParlayError) as error:

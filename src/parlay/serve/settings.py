@@ -49,7 +49,8 @@ class Settings:
     of its own (DNS rebinding); none given, any name. ``concurrency`` counts requests under way, those that wait in
     the engine's queue included. ``request_timeout`` limits a request from arrival to last token, ``body_timeout``
     the arrival of its body. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one that no
-    request has named for ``idle_seconds`` is unloaded. Raises ValueError for a value that can't be used.
+    request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused. Raises
+    ValueError for a value that can't be used.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -69,6 +70,7 @@ class Settings:
     idle_seconds: float | None = None
     retry_after: int = 1
     log_prompts: bool = False
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if not all(_is_key(key) for key in self.keys):

@@ -52,7 +52,8 @@ class SamplingParams:
     """How to choose tokens. Field names and defaults are vLLM's.
 
     ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
-    ``temperature=0`` is greedy. Raises ValueError for a value out of range.
+    ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1: as many as the
+    model holds beside one more. Raises ValueError for a value out of range.
     """
 
     n: int = 1
@@ -69,6 +70,8 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
     seed: int | None = None
     max_tokens: int | None = 16
+    bad_words: Sequence[str] = ()
+    truncate_prompt_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: str | Sequence[str] | None = None
@@ -95,6 +98,14 @@ class SamplingParams:
             raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+        if (
+            self.truncate_prompt_tokens is not None
+            and self.truncate_prompt_tokens < 1
+            and self.truncate_prompt_tokens != -1
+        ):
+            raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1, got {self.truncate_prompt_tokens}")
+        if not all(map(_is_text, self.bad_words)):
+            raise ValueError("bad_words holds something that is no text, or an empty one")
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -89,8 +89,8 @@ def test_errors_have_their_classes(client: openai.OpenAI) -> None:
         create(model="other", messages=MESSAGES)
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        create(model="parlay-mini", messages=MESSAGES, reasoning_effort="high")
-    assert refused.value.param == "reasoning_effort"
+        create(model="parlay-mini", messages=MESSAGES, verbosity="high")
+    assert refused.value.param == "verbosity"
     with pytest.raises(openai.BadRequestError) as too_long:
         create(model="parlay-mini", messages=[{"role": "user", "content": "word " * 5000}])
     assert too_long.value.code == "context_length_exceeded"

@@ -110,5 +110,5 @@ def test_tools_nested_deeper_than_anyone_reads_are_refused_by_name(refusal: Call
         parameters = {"type": "object", "properties": {"a": parameters}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     error = refusal("chat/completions", messages=[{"role": "user", "content": "x"}], tools=[tool])
-    assert error["param"] == "tools.0.function.parameters"
+    assert error["param"] == "tools[0].function.parameters"
     assert "200 levels" in error["message"]

@@ -24,6 +24,7 @@ from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import ChatChunks, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
+from parlay.serve.replies.usage import StreamUsage
 from parlay.serve.translate.chat import read_functions, read_messages, read_schema
 
 MARKED, LLAMA = FORMATS
@@ -235,7 +236,7 @@ def test_an_earlier_call_with_broken_arguments_is_refused(arguments: str) -> Non
     broken = json.loads(json.dumps(HISTORY).replace('{\\"city\\": \\"Rome\\"}', arguments))
     with pytest.raises(ApiError) as refused:
         conversation(chat(messages=broken), NO_TOOLS)
-    assert refused.value.param == "messages.2.tool_calls.0.function.arguments"
+    assert refused.value.param == "messages[2].tool_calls[0].function.arguments"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -244,9 +245,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TIME, TIME]}, "tools"),
     (
         {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "string"}}}]},
-        "tools.0.function.parameters",
+        "tools[0].function.parameters",
     ),
-    ({"messages": [{"role": "assistant"}]}, "messages.0"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0]"),
     ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
     ({"top_logprobs": 1}, "top_logprobs"),
     ({"tools": [TIME], "structured_outputs": {"regex": "a"}}, "structured_outputs"),
@@ -281,7 +282,7 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
     shape = ChatShape(model="m", speller=Speller(None), logprobs=False, answers=AnswerShape(calls=PLAIN, names=NAMES))
 
     async def decode() -> tuple[list[Any], RequestOutput]:
-        stream, told = await engine.submit(job), ChatChunks(job, shape, wants_usage=False)
+        stream, told = await engine.submit(job), ChatChunks(job, shape, StreamUsage())
         return [chunk async for event in stream for chunk in told.tell(0, event)], stream.output
 
     chunks, output = asyncio.run(decode())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from parlay.serve.bodies.common import Body, Content, Count, GenerationBody, JsonObject, conflict
+from parlay.serve.bodies.common import Body, Content, Count, GenerationBody, JsonObject, conflict, part_type
 from parlay.serve.fields import WHOLE
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -42,13 +43,21 @@ class UserMessage(Body):
 class AssistantMessage(Body):
     """An earlier answer. What a reply carries beside its text may come back as it was: null or empty."""
 
-    unsupported: ClassVar[frozenset[str]] = frozenset({"audio", "function_call", "refusal"})
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"audio": ()}
 
     role: Literal["assistant"]
     content: Content | None = None
+    refusal: str | None = None
     name: str | None = None
+    reasoning_content: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
-    annotations: Annotated[list[JsonObject], Field(max_length=0)] | None = None
+    function_call: FunctionCall | None = None
+
+    @property
+    def says_something(self) -> bool:
+        return any(part is not None for part in (self.content, self.refusal, self.function_call)) or bool(
+            self.tool_calls
+        )
 
 
 class ToolMessage(Body):
@@ -60,7 +69,17 @@ class ToolMessage(Body):
     name: str | None = None
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+class FunctionMessage(Body):
+    """What a function answered, in the shape before there were tools."""
+
+    role: Literal["function"]
+    content: Content
+    name: Name
+
+
+Message = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
+]
 
 
 class Function(Body):
@@ -84,6 +103,18 @@ class FunctionName(Body):
 class NamedTool(Body):
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Body):
+    """Some of the tools, which the answer may (``auto``) or must call."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128)]
+
+
+class AllowedToolsChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class TextFormat(Body):
@@ -112,32 +143,33 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 def _choice_shape(value: Any) -> str:
-    return "word" if isinstance(value, str) else "named"
+    if isinstance(value, str):
+        return "word"
+    return "allowed" if part_type(value) == "allowed_tools" else "named"
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("word")] | Annotated[NamedTool, Tag("named")],
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedToolsChoice, Tag("allowed")],
+    Discriminator(_choice_shape),
+]
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("word")] | Annotated[FunctionName, Tag("named")],
     Discriminator(_choice_shape),
 ]
 
 
 class ChatBody(GenerationBody):
-    unsupported: ClassVar[frozenset[str]] = frozenset(
-        {
-            "audio",
-            "function_call",
-            "functions",
-            "modalities",
-            "moderation",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "reasoning_effort",
-            "safety_identifier",
-            "service_tier",
-            "verbosity",
-            "web_search_options",
-        }
-    )
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerationBody.unsupported,
+        "add_special_tokens": (False,),
+        "audio": (),
+        "chat_template": (),
+        "echo": (False,),
+        "modalities": (["text"],),
+        "web_search_options": (),
+    }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_tokens: Count | None = None
@@ -147,7 +179,14 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Function], Field(max_length=128)] | None = None
+    function_call: FunctionChoice | None = None
     response_format: ResponseFormat | None = None
+    reasoning_effort: Annotated[str, Field(min_length=1, max_length=32)] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def check(self) -> None:
         super().check()
@@ -156,31 +195,36 @@ class ChatBody(GenerationBody):
         asked = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(asked) > 1:
             raise conflict("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = (
+                "continue_final_message goes on with a message and add_generation_prompt begins one: give one of them"
+            )
+            raise conflict(message, "continue_final_message")
         if self.top_logprobs and not self.logprobs:
             raise conflict("top_logprobs needs logprobs to be true", "top_logprobs")
         formatted = self.response_format is not None and self.response_format.type != "text"
-        if self.structured_outputs is not None and (formatted or self.callable_tools):
+        if self.structured_outputs is not None and (formatted or self.callable_functions):
             message = "structured_outputs can't be used with response_format or tools: leave one of them out"
             raise conflict(message, "structured_outputs")
 
     def _check_messages(self) -> None:
         for place, message in enumerate(self.messages):
-            if isinstance(message, AssistantMessage) and message.content is None and not message.tool_calls:
-                raise conflict(f"messages.{place} needs content or tool_calls", f"messages.{place}")
+            if isinstance(message, AssistantMessage) and not message.says_something:
+                raise conflict(f"messages[{place}] needs content or tool_calls", f"messages[{place}]")
 
     def _check_tools(self) -> None:
-        for place, tool in enumerate(self.tools or ()):
-            if (tool.function.parameters or {}).get("type", "object") != "object":
-                field = f"tools.{place}.function.parameters"
-                raise conflict(f"{field} must be the schema of an object", field)
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise conflict("tools holds two functions of one name: rename one of them", "tools")
-        if self.tool_choice not in (None, "none") and not names:
-            raise conflict("tool_choice needs tools", "tool_choice")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            name = self.tool_choice.function.name
-            raise conflict(f"tool_choice names {name}, which is not among the tools", "tool_choice")
+        legacy = bool(self.functions or self.function_call)
+        if legacy and (self.tools or self.tool_choice):
+            raise conflict("functions and tools are one thing in two shapes: give one of them", "functions")
+        paths = ("functions[{}]", "functions") if legacy else ("tools[{}].function", "tools")
+        check_functions(self._all_functions, *paths)
+        field, choice = ("function_call", self.function_call) if legacy else ("tool_choice", self.tool_choice)
+        names = [function.name for function in self._all_functions]
+        if choice not in (None, "none") and not names:
+            raise conflict(f"{field} needs {paths[1]}", field)
+        for name in self._chosen or ():
+            if name not in names:
+                raise conflict(f"{field} names {name}, which is not among the {paths[1]}", field)
 
     @property
     def tokens(self) -> int | None:
@@ -190,17 +234,56 @@ class ChatBody(GenerationBody):
     @property
     def structured(self) -> bool:
         """See `GenerationBody`; tools and formats are held to forms too."""
-        return self.structured_outputs is not None or self.response_format is not None or bool(self.tools)
+        return (
+            self.structured_outputs is not None
+            or self.response_format is not None
+            or bool(self.tools or self.functions)
+        )
 
     @property
-    def callable_tools(self) -> list[Tool]:
-        """The tools that the answer may call; none under ``tool_choice`` none."""
-        if self.tool_choice == "none":
+    def legacy(self) -> bool:
+        """Whether calls are wanted in the shape before there were tools."""
+        return self.functions is not None
+
+    @property
+    def _all_functions(self) -> list[Function]:
+        return self.functions or [tool.function for tool in self.tools or ()]
+
+    @property
+    def _chosen(self) -> list[str] | None:
+        """The names of those that may be called, where the choice names them."""
+        match self.function_call or self.tool_choice:
+            case NamedTool() as named:
+                return [named.function.name]
+            case FunctionName() as named:
+                return [named.name]
+            case AllowedToolsChoice() as allowed:
+                return [tool.function.name for tool in allowed.allowed_tools.tools]
+            case _:
+                return None
+
+    @property
+    def callable_functions(self) -> list[Function]:
+        """Those that the answer may call."""
+        if "none" in (self.tool_choice, self.function_call):
             return []
-        if isinstance(self.tool_choice, NamedTool):
-            return [tool for tool in self.tools or () if tool.function.name == self.tool_choice.function.name]
-        return self.tools or []
+        chosen = self._chosen
+        return [function for function in self._all_functions if chosen is None or function.name in chosen]
 
     @property
     def must_call(self) -> bool:
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        choice = self.function_call or self.tool_choice
+        if isinstance(choice, AllowedToolsChoice):
+            return choice.allowed_tools.mode == "required"
+        return choice == "required" or isinstance(choice, NamedTool | FunctionName)
+
+
+def check_functions(functions: Sequence[Function], each: str, whole: str) -> None:
+    """``each`` is where one stands, ``whole`` where all do. Raises ApiError for what can't be called."""
+    for place, function in enumerate(functions):
+        if (function.parameters or {}).get("type", "object") != "object":
+            field = f"{each.format(place)}.parameters"
+            raise conflict(f"{field} must be the schema of an object", field)
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        raise conflict(f"{whole} holds two functions of one name: rename one of them", whole)

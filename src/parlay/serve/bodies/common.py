@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from parlay.serve.bodies.spelling import respelled
 from parlay.serve.errors import ApiError
-from parlay.serve.fields import WHOLE
+from parlay.serve.fields import MOST_IDS, WHOLE
 
 SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI document tells bounds as floats
 INT_LIMIT = 2**31 - 1
@@ -20,24 +22,23 @@ MOST_LEVELS = 200
 
 
 class Body(BaseModel):
-    """A JSON object: a field that is not declared is an error, and so is one of the wrong type.
+    """A JSON object: a field of the wrong type is an error; one that is not declared is left to `heed_extras`.
 
-    ``unsupported`` names fields that other servers have; they get a message of their own unless they are null.
+    ``unsupported`` names fields that would change the answer and can't be honoured, with the values that ask for
+    nothing.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
-    unsupported: ClassVar[frozenset[str]] = frozenset()
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not cls.unsupported & data.keys():
-            return data
-        for name in data:
-            if name in cls.unsupported and data[name] is not None:
-                raise ApiError(400, f"{name} is not supported by this server: leave it out", name, "unsupported_field")
-        return {name: value for name, value in data.items() if name not in cls.unsupported}
+    def idle(self) -> list[str]:
+        """Declared fields that have no effect as the others stand."""
+        return []
+
+    def refuses(self, name: str, value: object) -> bool:
+        """Whether an undeclared field would change the answer."""
+        return name in self.unsupported and value not in self.unsupported[name]
 
 
 def conflict(message: str, field: str) -> ApiError:
@@ -71,24 +72,44 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_check_plain)]
 
 
 class TextPart(Body):
-    """One part of a message. This server takes text only."""
+    """One part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-def _shape(value: Any) -> str:
+class RefusalPart(Body):
+    """A part of an earlier answer that was a refusal: its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def shape_of(value: Any) -> str:
     return "parts" if isinstance(value, list) else "text"
 
 
-Content = Annotated[Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(_shape)]
+def part_type(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def only_text(*types: str) -> Discriminator:
+    """Tells parts of a content apart by their type."""
+    message = f"this server reads text only, so a part has the type {' or '.join(types)}"
+    return Discriminator(part_type, custom_error_type="unsupported_part", custom_error_message=message)
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")], only_text("text", "refusal")
+]
+Content = Annotated[Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")], Discriminator(shape_of)]
 """A text, or a list of parts that are texts."""
 
 
 def text_of(content: Content | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.text for part in content)
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
 class Prediction(Body):
@@ -99,17 +120,21 @@ class Prediction(Body):
 
 
 class StreamOptions(Body):
-    unsupported: ClassVar[frozenset[str]] = frozenset({"include_obfuscation", "continuous_usage_stats"})
+    """``continuous_usage_stats``: usage so far in every chunk."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class StructuredOutputs(Body):
     """A form that the whole answer must have; exactly one is given."""
 
-    unsupported: ClassVar[frozenset[str]] = frozenset(
-        {"structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"}
-    )
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "structural_tag": (),
+        "whitespace_pattern": (),
+        "disable_any_whitespace": (False,),
+        "disable_additional_properties": (False,),
+    }
 
     json_: Annotated[str | JsonObject | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -132,7 +157,33 @@ StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class GenerationBody(Body):
-    """The fields of both kinds. Null is as good as absent. ``user`` and ``metadata`` are taken and have no effect."""
+    """The fields of all kinds. Null is as good as absent. Other servers' spellings are read too: see `respelled`."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "adapter": (),
+        "dry_multiplier": (0,),
+        "dynatemp_range": (0,),
+        "early_stopping": (False,),
+        "guided_whitespace_pattern": (),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "lora": ([],),
+        "min_keep": (0, 1),
+        "mirostat": (0,),
+        "n_keep": (0, -1),
+        "num_keep": (0, -1),
+        "prompt_embeds": (),
+        "prompt_logprobs": (),
+        "repeat_last_n": (-1,),
+        "samplers": (),
+        "structural_tag": (),
+        "tfs_z": (1,),
+        "thinking_budget_tokens": (-1,),
+        "thinking_token_budget": (-1,),
+        "top_n_sigma": (-1, 0),
+        "use_beam_search": (False,),
+        "xtc_probability": (0,),
+    }
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     n: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
@@ -155,10 +206,13 @@ class GenerationBody(Body):
     stop: (
         Annotated[
             Annotated[StopText, Tag("text")] | Annotated[list[StopText], Field(max_length=16), Tag("parts")],
-            Discriminator(_shape),
+            Discriminator(shape_of),
         ]
         | None
     ) = None
+    bad_words: Annotated[list[StopText], Field(max_length=1024)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -173,8 +227,11 @@ class GenerationBody(Body):
     priority: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT), WHOLE] | None = None
     structured_outputs: StructuredOutputs | None = None
     store: bool | None = None
-    user: str | None = None
-    metadata: JsonObject | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _respell(cls, data: Any) -> Any:
+        return respelled(data, cls.model_fields) if isinstance(data, dict) else data
 
     def check(self) -> None:
         """What no schema can say. Raises ApiError for fields that don't go together. Called once the model is known."""
@@ -182,10 +239,21 @@ class GenerationBody(Body):
             raise conflict(f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
         if self.seed is not None and self.seed not in SEEDS:
             raise conflict("seed must be a number of 64 bits", "seed")
-        if self.stream_options is not None and not self.stream:
-            raise conflict("stream_options is for streams: set stream to true, or leave it out", "stream_options")
+        if self.truncate_prompt_tokens == 0:
+            raise conflict(
+                "truncate_prompt_tokens must be at least 1, or -1 for what the model holds", "truncate_prompt_tokens"
+            )
         if self.structured_outputs is not None:
             self.structured_outputs.check()
+
+    def idle(self) -> list[str]:
+        return ["stream_options"] if self.stream_options is not None and not self.stream else []
+
+    def refuses(self, name: str, value: object) -> bool:
+        """How far back a penalty looks can't matter where there is none."""
+        if name == "repeat_last_n" and self.repetition_penalty in (None, 1):
+            return False
+        return super().refuses(name, value)
 
     @property
     def structured(self) -> bool:
@@ -196,3 +264,8 @@ class GenerationBody(Body):
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def running_usage(self) -> bool:
+        """Whether every chunk of a stream carries usage."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag
@@ -35,7 +36,10 @@ PromptField = Annotated[
 
 
 class CompletionBody(GenerationBody):
-    unsupported: ClassVar[frozenset[str]] = frozenset({"prompt_embeds", "prompt_logprobs"})
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerationBody.unsupported,
+        "add_special_tokens": (True,),
+    }
 
     prompt: PromptField
     suffix: str | None = None
@@ -46,14 +50,21 @@ class CompletionBody(GenerationBody):
 
     def check(self) -> None:
         super().check()
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise conflict("best_of is not supported but where it equals n: leave it out", "best_of")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise conflict("best_of must be at least n", "best_of")
+        if self.stream and self.picks:
+            raise conflict("best_of above n can't be streamed: leave out stream", "best_of")
         if self.suffix is not None and not isinstance(self.prompt, str):
             raise conflict("suffix needs a prompt that is one text", "suffix")
         if self.suffix is not None and self.echo:
             raise conflict("suffix can't be used with echo: leave one of them out", "suffix")
         if self.stream and self.echo and self.logprobs is not None:
             raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
+
+    @property
+    def picks(self) -> bool:
+        """Whether more samples are drawn than are wanted back."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -1,14 +1,17 @@
-"""An answer read into what protocols tell of: text, and calls with their arguments."""
+"""An answer read into what protocols tell of: reasoning, text, and calls with their arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from parlay.serve.chat.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.chat.calls import Arguments, Begin, CallReader, Text
 from parlay.serve.chat.formats import Format
+from parlay.serve.chat.reasoning import Thought, ThoughtReader, Thoughts
 
-__all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text"]
+__all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
+
+Delta = Thought | Text | Begin | Arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,7 @@ class AnswerShape:
     names: Collection[str] = ()
     single: bool = False
     certain: bool = False
+    thoughts: Thoughts = "none"
 
     def reader(self) -> AnswerReader:
         """One for each sample."""
@@ -41,6 +45,7 @@ class AnswerReader:
             if shape.calls is None
             else CallReader(shape.calls, shape.names, single=shape.single, certain=shape.certain)
         )
+        self._thoughts = None if shape.thoughts == "none" else ThoughtReader(begun=shape.thoughts == "begun")
 
     @property
     def called(self) -> bool:
@@ -49,10 +54,17 @@ class AnswerReader:
 
     def feed(self, text: str) -> list[Delta]:
         """What is certain now."""
-        if self._calls is None:
-            return [Text(text)] if text else []
-        return self._calls.feed(text)
+        return self._read(text) if self._thoughts is None else self._both(*self._thoughts.feed(text))
 
     def finish(self) -> list[Delta]:
         """What is left when the answer is over."""
-        return [] if self._calls is None else self._calls.finish()
+        left = [] if self._thoughts is None else self._both(*self._thoughts.finish())
+        return left if self._calls is None else [*left, *self._calls.finish()]
+
+    def _both(self, thought: str, answer: str) -> list[Delta]:
+        return [*([Thought(thought)] if thought else []), *self._read(answer)]
+
+    def _read(self, answer: str) -> list[Delta]:
+        if self._calls is None:
+            return [Text(answer)] if answer else []
+        return list(self._calls.feed(answer))

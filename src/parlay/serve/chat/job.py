@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parlay.requests import Job
+from parlay.requests import ChatOptions, Job
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.forms import answer_form
 from parlay.serve.chat.prompting import conversation
+from parlay.serve.chat.reasoning import Thoughts, is_open, reasons
 from parlay.serve.chat.request import ChatRequest
+from parlay.serve.chat.variables import template_variables
 from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, prepare
 from parlay.serve.settings import Settings
 
+_END = 8
+"""Tokens at the end of a prompt in which reasoning may begin."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatJob:
-    """A chat request made ready to run."""
+    """A chat request made ready to run. ``unused`` are its fields that the model's chat template knows nothing of."""
 
     job: Job
     answers: AnswerShape
+    unused: tuple[str, ...]
 
 
 def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: FieldNames) -> ChatJob:
@@ -27,15 +33,29 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     template = chat_template(served)
     form = answer_form(chat, template)
     messages, tools = conversation(chat, template)
+    found = template_variables(chat, template, names)
+    options = ChatOptions(
+        tools=tools, variables=found.values, begin_answer=chat.begin_answer, continue_final=chat.continue_final
+    )
     params = replace(chat.params, structured_outputs=form.form)
-    job = prepare(served, messages, params, chat.options, settings=settings, names=names, tools=tools)
+    job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
     answers = AnswerShape(
         calls=form.calls,
         names=frozenset(function.name for function in chat.functions),
         single=chat.single_call,
         certain=chat.must_call or chat.answer_schema is None,
+        thoughts=_thoughts(served, job, template),
     )
-    return ChatJob(job, answers)
+    return ChatJob(job, answers, found.unused)
+
+
+def _thoughts(served: Served, job: Job, template: str) -> Thoughts:
+    """Whether there may be reasoning, or whether the prompt begins it already."""
+    tokenizer = served.engine.llm.tokenizer
+    if tokenizer is None or not reasons(template):
+        return "none"
+    end: str = tokenizer.decode(job.samples[0].request.prompt[-_END:], skip_special_tokens=False)
+    return "begun" if is_open(end) else "maybe"
 
 
 def chat_template(served: Served) -> str:

@@ -27,6 +27,8 @@ def _message(message: ChatMessage, shape: Format, *, own_calls: bool) -> dict[st
         plain["name"] = message.name
     if message.call_id is not None:
         plain["tool_call_id"] = message.call_id
+    if message.reasoning is not None:
+        plain["reasoning_content"] = message.reasoning
     calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
     if own_calls and calls:
         ids = [call.id for call in message.calls]

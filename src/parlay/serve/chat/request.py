@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from parlay.requests import RequestOptions
@@ -28,6 +28,7 @@ class ChatMessage:
     role: Role
     content: str
     name: str | None = None
+    reasoning: str | None = None
     calls: tuple[PastCall, ...] = ()
     call_id: str | None = None
 
@@ -47,6 +48,8 @@ class ChatRequest:
 
     ``must_call``: the answer is a call. ``single_call``: at most one. ``answer_schema`` is a JSON schema that an answer
     which is no call keeps to. ``params.structured_outputs`` can't be given together with functions or a schema.
+    ``variables`` are for the model's chat template, and so are ``effort`` and ``verbosity``, where it knows of them;
+    for the rest see `ChatOptions`.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -56,6 +59,11 @@ class ChatRequest:
     must_call: bool = False
     single_call: bool = False
     answer_schema: Mapping[str, Any] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    effort: str | None = None
+    verbosity: str | None = None
+    begin_answer: bool = True
+    continue_final: bool = False
 
     @property
     def constrained(self) -> bool:

@@ -12,15 +12,25 @@ from typing_extensions import TypedDict
 
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.requests import Job
-from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text
+from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
+from parlay.serve.chat.reasoning import thought_length
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.logprobs import ChatLogprobs, chat_logprobs
-from parlay.serve.replies.spelling import Speller
-from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, last_chunks, usage
+from parlay.serve.replies.spelling import Speller, tokens_before
+from parlay.serve.replies.usage import (
+    RequestMetrics,
+    RunningUsage,
+    StreamUsage,
+    Summary,
+    Usage,
+    extras,
+    last_chunks,
+    usage,
+)
 from parlay.serve.streaming import Chunk, DataFrames
 from parlay.types import FinishReason, TokenLogprobs
 
-Finish = Literal["stop", "length", "tool_calls"]
+Finish = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class CalledFunction(TypedDict):
@@ -38,7 +48,9 @@ class AnswerMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[Call]]
+    function_call: NotRequired[CalledFunction]
 
 
 class ChatChoice(TypedDict):
@@ -68,6 +80,9 @@ class ChatShape:
     speller: Speller
     logprobs: bool
     answers: AnswerShape = field(default_factory=AnswerShape)
+    skip_special: bool = True
+    legacy: bool = False
+    """Calls are told in the shape before there were tools, one at most."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -82,7 +97,7 @@ def chat_reply(output: RequestOutput, shape: ChatShape) -> ChatReply:
         "created": shape.created,
         "model": shape.model,
         "choices": [_choice(sample, shape) for sample in output.outputs],
-        "usage": usage([output]),
+        "usage": usage([output], sum(reasoning_tokens(sample, shape) for sample in output.outputs)),
         "system_fingerprint": None,
         **extras([output]),
     }
@@ -93,15 +108,30 @@ def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
     text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
     calls = [delta for delta in deltas if isinstance(delta, Begin)]
     message: AnswerMessage = {"role": "assistant", "content": text, "refusal": None}
+    thought = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
+    if thought:
+        message["reasoning_content"] = thought
     if calls:
         message["content"] = text or None
+    if calls and shape.legacy:
+        message["function_call"] = _call(calls[0], deltas)["function"]
+    elif calls:
         message["tool_calls"] = [_call(begin, deltas) for begin in calls]
     return {
         "index": sample.index,
         "message": message,
         "logprobs": shape.logprobs_of(sample.logprobs or ()),
-        "finish_reason": finish_word(sample.finish_reason, called=bool(calls)),
+        "finish_reason": finish_word(sample.finish_reason, called=_called_word(shape) if calls else None),
     }
+
+
+def reasoning_tokens(sample: CompletionOutput, shape: ChatShape) -> int:
+    length = thought_length(sample.text, shape.answers.thoughts)
+    return tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=shape.skip_special)
+
+
+def _called_word(shape: ChatShape) -> Literal["tool_calls", "function_call"]:
+    return "function_call" if shape.legacy else "tool_calls"
 
 
 def _call(begin: Begin, deltas: Sequence[Delta]) -> Call:
@@ -113,10 +143,10 @@ def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def finish_word(reason: FinishReason, *, called: bool = False) -> Finish:
-    """An answer that was cut short stays so, calls or not."""
+def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function_call"] | None = None) -> Finish:
+    """``called`` is the word for an answer with calls. An answer that was cut short stays so, calls or not."""
     if reason == "stop":
-        return "tool_calls" if called else "stop"
+        return called or "stop"
     return "length"
 
 
@@ -126,12 +156,13 @@ def finish_word(reason: FinishReason, *, called: bool = False) -> Finish:
 class ChatChunks:
     """The chunks of a stream, from what each step adds: the role of each choice, then what comes."""
 
-    def __init__(self, job: Job, shape: ChatShape, *, wants_usage: bool) -> None:
+    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage) -> None:
         self._shape = shape
         self._samples = job.samples
         self._readers = [shape.answers.reader() for _ in job.samples]
         self._tokens = [0] * len(job.samples)
-        self._wants_usage = wants_usage
+        self._wants_usage = usage.last
+        self._running = RunningUsage([job]) if usage.running else None
         self.frames = DataFrames(self._shared)
 
     @property
@@ -153,10 +184,14 @@ class ChatChunks:
 
     def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is one job
+        more = self._running.after(event) if self._running is not None else {}
         choice = self._choice(event)
         if event.output is not None:
-            return last_chunks(choice, [event.output], wants_usage=self._wants_usage)
-        return [{"choices": [choice]}] if choice is not None else []
+            reasoned = sum(reasoning_tokens(sample, self._shape) for sample in event.output.outputs)
+            return last_chunks(
+                choice, [event.output], wants_usage=self._wants_usage, more=more, reasoning_tokens=reasoned
+            )
+        return [{"choices": [choice], **more}] if choice is not None else []
 
     def _choice(self, event: StreamEvent) -> dict[str, object] | None:
         """None for a step that has nothing to tell yet."""
@@ -164,7 +199,7 @@ class ChatChunks:
         delta = self._delta(event)
         if event.finish_reason is None and not delta and not entries:
             return None
-        called = self._readers[event.index].called
+        called = _called_word(self._shape) if self._readers[event.index].called else None
         choice = _delta_choice(event.index, delta)
         choice["logprobs"] = self._shape.logprobs_of(entries) if entries else None
         choice["finish_reason"] = finish_word(event.finish_reason, called=called) if event.finish_reason else None
@@ -185,8 +220,16 @@ class ChatChunks:
         if event.finish_reason is not None:
             deltas += reader.finish()
         text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
+        thought = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
+        told: dict[str, object] = {"reasoning_content": thought} if thought else {}
+        if text:
+            told["content"] = text
         calls = _call_deltas(deltas)
-        return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
+        if calls and self._shape.legacy:
+            told["function_call"] = calls[0]["function"]
+        elif calls:
+            told["tool_calls"] = calls
+        return told
 
 
 def _delta_choice(index: int, delta: Mapping[str, object]) -> dict[str, object]:

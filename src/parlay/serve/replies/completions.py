@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict
@@ -16,7 +16,16 @@ from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import finish_word
 from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable
 from parlay.serve.replies.spelling import Offsets, Speller
-from parlay.serve.replies.usage import RequestMetrics, Summary, Usage, extras, last_chunks, usage
+from parlay.serve.replies.usage import (
+    RequestMetrics,
+    RunningUsage,
+    StreamUsage,
+    Summary,
+    Usage,
+    extras,
+    last_chunks,
+    usage,
+)
 from parlay.serve.streaming import Chunk, DataFrames
 
 if TYPE_CHECKING:
@@ -73,7 +82,9 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
         "created": shape.created,
         "model": shape.model,
         "choices": [
-            _choice(place, output, sample, shape) for place, output in enumerate(outputs) for sample in output.outputs
+            _choice(place, output, replace(sample, index=index), shape)
+            for place, output in enumerate(outputs)
+            for index, sample in enumerate(_best(output.outputs, shape.n))
         ],
         "usage": usage(outputs),
         "system_fingerprint": None,
@@ -81,9 +92,18 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
     }
 
 
+def _best(samples: Sequence[CompletionOutput], n: int) -> Sequence[CompletionOutput]:
+    """The ``n`` whose tokens are likeliest on average."""
+    if len(samples) == n:
+        return samples
+    return sorted(samples, key=lambda one: (one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1), reverse=True)[
+        :n
+    ]
+
+
 def _choice(place: int, output: RequestOutput, sample: CompletionOutput, shape: CompletionShape) -> CompletionChoice:
     reason = finish_word(sample.finish_reason)
-    assert reason != "tool_calls"
+    assert reason in ("stop", "length")
     return {
         "text": shape.echo(place) + sample.text,
         "index": shape.index(place, sample.index),
@@ -111,10 +131,11 @@ def _logprobs(
 class CompletionChunks:
     """The chunks of a stream, from what each step adds: the echo if it is wanted, then what comes."""
 
-    def __init__(self, jobs: Sequence[Job], shape: CompletionShape, *, wants_usage: bool) -> None:
+    def __init__(self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage) -> None:
         self._jobs = jobs
         self._shape = shape
-        self._wants_usage = wants_usage
+        self._wants_usage = usage.last
+        self._running = RunningUsage(jobs) if usage.running else None
         self._speller = Speller(shape.tokenizer)
         self._tokens = [[0] * shape.n for _ in jobs]
         self._offsets = [[shape.offsets() for _ in range(shape.n)] for _ in jobs]
@@ -142,13 +163,14 @@ class CompletionChunks:
         ]
 
     def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        more = self._running.after(event) if self._running is not None else {}
         choice = self._choice(place, event)
         if event.output is not None:
             self._outputs[place] = event.output
             if len(self._outputs) == len(self._jobs):
                 outputs = [self._outputs[each] for each in range(len(self._jobs))]
-                return last_chunks(choice, outputs, wants_usage=self._wants_usage)
-        return [{"choices": [choice]}] if choice is not None else []
+                return last_chunks(choice, outputs, wants_usage=self._wants_usage, more=more)
+        return [{"choices": [choice], **more}] if choice is not None else []
 
     def _choice(self, place: int, event: StreamEvent) -> dict[str, object] | None:
         """None for a step that has nothing to tell yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from parlay.text import make_detokenizer
@@ -26,30 +27,30 @@ _ALPHABET = _byte_alphabet()
 
 
 class Speller:
-    """Spells the tokens of one tokenizer. Without a tokenizer there are only their numbers."""
+    """Spells the tokens of one ``tokenizer``. Without a tokenizer there are only their numbers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._added = tokenizer.added_tokens_decoder if tokenizer is not None else {}
         self._decoders = _decoders(tokenizer)
 
     def bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return str(self._added[token]).encode()
-        written = self._tokenizer.convert_ids_to_tokens(token) if self._tokenizer is not None else None
-        if self._tokenizer is None or written is None:
+        written = self.tokenizer.convert_ids_to_tokens(token) if self.tokenizer is not None else None
+        if self.tokenizer is None or written is None:
             return b""
         if "ByteLevel" in self._decoders and all(letter in _ALPHABET for letter in written):
             return bytes(map(_ALPHABET.__getitem__, written))
         if "ByteFallback" in self._decoders:
             byte = _BYTE.fullmatch(written)
             return bytes([int(byte[1], 16)]) if byte else written.replace(_SPACE, " ").encode()
-        text: str = self._tokenizer.decode([token])
+        text: str = self.tokenizer.decode([token])
         return text.encode()
 
     def text_of(self, token: int) -> str:
         """The token's text; its bytes in hexadecimal where they are no whole characters."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             return f"token_id:{token}"
         spelled = self.bytes_of(token)
         try:
@@ -64,6 +65,16 @@ def _decoders(tokenizer: PreTrainedTokenizerBase | None) -> frozenset[str]:
         return frozenset()
     state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
     return frozenset(one["type"] for one in state.get("decoders", [state]))
+
+
+def tokens_before(
+    tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int], length: int, *, skip_special: bool
+) -> int:
+    """How many tokens begin within the first ``length`` characters of their text."""
+    if length == 0:
+        return 0
+    offsets = Offsets(tokenizer, skip_special=skip_special)
+    return sum(offsets.push(token) < length for token in ids)
 
 
 class Offsets:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
+from parlay.requests import Job
 from parlay.types import Exactness, Metrics
 
 
@@ -68,7 +70,29 @@ class Extras(TypedDict):
     parlay: Summary
 
 
-def usage(outputs: Sequence[RequestOutput]) -> Usage:
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """Which chunks of a stream tell of usage: one after the last choice; every one, so far."""
+
+    last: bool = False
+    running: bool = False
+
+
+class RunningUsage:
+    """Usage so far, for streams that tell it in every chunk."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._prompt = sum(len(job.samples[0].request.prompt) for job in jobs)
+        self._completion = 0
+
+    def after(self, event: StreamEvent) -> dict[str, object]:
+        self._completion += len(event.token_ids)
+        total = self._prompt + self._completion
+        counts = {"prompt_tokens": self._prompt, "completion_tokens": self._completion, "total_tokens": total}
+        return {"usage": counts}
+
+
+def usage(outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> Usage:
     samples = [sample for output in outputs for sample in output.outputs]
     uses = [sample.prediction for sample in samples if sample.prediction is not None]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -84,7 +108,7 @@ def usage(outputs: Sequence[RequestOutput]) -> Usage:
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(use.accepted for use in uses),
             "audio_tokens": 0,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "rejected_prediction_tokens": sum(use.rejected for use in uses),
         },
     }
@@ -99,11 +123,23 @@ def extras(outputs: Sequence[RequestOutput]) -> Extras:
     }
 
 
-def last_chunks(choice: object, outputs: Sequence[RequestOutput], *, wants_usage: bool) -> list[dict[str, object]]:
-    """The last choice of a stream, and what is known of the whole: with usage, in a chunk without choices."""
+def last_chunks(
+    choice: object,
+    outputs: Sequence[RequestOutput],
+    *,
+    wants_usage: bool,
+    more: Mapping[str, object],
+    reasoning_tokens: int = 0,
+) -> list[dict[str, object]]:
+    """The last choice of a stream, with ``more``, and what is known of the whole: with usage, in a chunk without
+    choices.
+    """
     if not wants_usage:
-        return [{"choices": [choice], **extras(outputs)}]
-    return [{"choices": [choice]}, {"choices": [], "usage": usage(outputs), **extras(outputs)}]
+        return [{"choices": [choice], **more, **extras(outputs)}]
+    return [
+        {"choices": [choice], **more},
+        {"choices": [], "usage": usage(outputs, reasoning_tokens), **extras(outputs)},
+    ]
 
 
 def summary(samples: Sequence[CompletionOutput]) -> Summary:

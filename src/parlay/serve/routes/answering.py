@@ -9,6 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from parlay.outputs import RequestOutput
+from parlay.serve.bodies.extras import ignored_header
 from parlay.serve.errors import responses
 from parlay.serve.running import ClientGone, Run, while_client_waits
 from parlay.serve.streaming import EVENT_STREAM, Chunks, EventStream
@@ -31,9 +32,11 @@ async def in_thread(request: Request, prepare: Callable[[], T], *, heavy: bool) 
 async def answer_whole(request: Request, run: Run, reply: Callable[[list[RequestOutput]], Response]) -> Response:
     """Raises ApiError, Busy and Closed."""
     try:
-        return reply(await while_client_waits(request, _finish(run)))
+        answer = reply(await while_client_waits(request, _finish(run)))
     except ClientGone:
         return Response(status_code=_CLIENT_GONE)
+    answer.headers.update(ignored_header(request))
+    return answer
 
 
 async def _finish(run: Run) -> list[RequestOutput]:
@@ -47,7 +50,7 @@ async def _finish(run: Run) -> list[RequestOutput]:
 async def answer_streamed(request: Request, run: Run, chunks: Chunks) -> Response:
     """What can't run is refused before the stream begins. Raises ApiError, Busy and Closed."""
     await run.start()
-    return EventStream(run, chunks, {})
+    return EventStream(run, chunks, ignored_header(request))
 
 
 _EVENT = {

@@ -6,11 +6,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from parlay.serve.bodies.chat import ChatBody
+from parlay.serve.bodies.extras import note_ignored
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.hosted import Served
 from parlay.serve.registry import Registry
 from parlay.serve.replies.chat import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
+from parlay.serve.replies.usage import StreamUsage
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
@@ -31,12 +33,14 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
         def prepare() -> tuple[ChatJob, ChatShape]:
             chat = chat_job(served, chat_request(body, request, settings), settings, NAMES)
+            note_ignored(request, settings, chat.unused)
             return chat, _shape(served, body, chat)
 
         chat, shape = await in_thread(request, prepare, heavy=body.structured)
         run = make_run(served, [chat.job], NAMES, request, settings)
         if body.stream:
-            return await answer_streamed(request, run, ChatChunks(chat.job, shape, wants_usage=body.wants_usage))
+            chunks = ChatChunks(chat.job, shape, StreamUsage(body.wants_usage, body.running_usage))
+            return await answer_streamed(request, run, chunks)
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes
@@ -44,4 +48,6 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
 def _shape(served: Served, body: ChatBody, chat: ChatJob) -> ChatShape:
     speller = Speller(served.engine.llm.tokenizer)
-    return ChatShape(model=served.name, speller=speller, logprobs=bool(body.logprobs), answers=chat.answers)
+    return ChatShape(
+        model=served.name, speller=speller, logprobs=bool(body.logprobs), answers=chat.answers, legacy=body.legacy
+    )

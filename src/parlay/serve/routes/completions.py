@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from parlay.requests import Job, Prompt, TokensPrompt
 from parlay.serve.bodies.completions import CompletionBody
+from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.hosted import Served
 from parlay.serve.infill import infill_prompt
 from parlay.serve.jobs import FieldNames, body_options, check_count, check_length, prepare, sampling_params
+from parlay.serve.limits import limit_params
 from parlay.serve.registry import Registry
 from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
+from parlay.serve.replies.usage import StreamUsage
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
@@ -35,7 +39,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         jobs, shape = await in_thread(request, lambda: _prepare(served, body, request, settings), heavy=body.structured)
         run = make_run(served, jobs, NAMES, request, settings)
         if body.stream:
-            return await answer_streamed(request, run, CompletionChunks(jobs, shape, wants_usage=body.wants_usage))
+            chunks = CompletionChunks(jobs, shape, StreamUsage(body.wants_usage, body.running_usage))
+            return await answer_streamed(request, run, chunks)
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes
@@ -45,15 +50,18 @@ def _prepare(
     served: Served, body: CompletionBody, request: Request, settings: Settings
 ) -> tuple[list[Job], CompletionShape]:
     """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
+    heed_extras(body, request, settings)
     body.check()
     params = sampling_params(
         body,
         settings,
         NAMES,
         max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
+        logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
+    if body.best_of is not None:
+        params = limit_params(replace(params, n=body.best_of), settings)
     check_count(len(body.prompts), params.n, served)
     options = body_options(body, request)
     jobs = [
@@ -63,7 +71,7 @@ def _prepare(
     shape = CompletionShape(
         model=served.name,
         tokenizer=served.engine.llm.tokenizer,
-        n=params.n,
+        n=body.n or 1,
         logprobs=body.logprobs is not None,
         skip_special=params.skip_special_tokens,
         echoes=tuple(_echo(served, job, skip_special=params.skip_special_tokens) for job in jobs)

@@ -11,22 +11,28 @@ from fastapi import Request
 from parlay.serve.bodies.chat import (
     AssistantMessage,
     ChatBody,
+    FunctionMessage,
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
     ToolMessage,
+    UserMessage,
 )
 from parlay.serve.bodies.common import text_of
+from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.errors import ApiError
 from parlay.serve.jobs import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
 
 NAMES = FieldNames.of(ChatBody, "messages")
+_LEGACY_ID = "call_0"
+"""Of calls in the shape before there were tools, which have none."""
 
 
 def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRequest:
     """Raises ApiError for a body that can't be used."""
+    heed_extras(body, request, settings)
     body.check()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return ChatRequest(
@@ -35,8 +41,13 @@ def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRe
         options=body_options(body, request),
         functions=read_functions(body),
         must_call=body.must_call,
-        single_call=body.parallel_tool_calls is False,
+        single_call=body.parallel_tool_calls is False or body.legacy,
         answer_schema=read_schema(body),
+        variables=body.chat_template_kwargs or {},
+        effort=body.reasoning_effort,
+        verbosity=body.verbosity,
+        begin_answer=body.add_generation_prompt is not False,
+        continue_final=bool(body.continue_final_message),
     )
 
 
@@ -47,29 +58,40 @@ def read_messages(body: ChatBody) -> tuple[ChatMessage, ...]:
 
 def read_functions(body: ChatBody) -> tuple[Function, ...]:
     """Those that may be called."""
-    tools = [tool.function for tool in body.callable_tools]
-    return tuple(Function(tool.name, tool.description, tool.parameters) for tool in tools)
+    return tuple(Function(one.name, one.description, one.parameters) for one in body.callable_functions)
 
 
 def _message(message: Message, place: int) -> ChatMessage:
-    return ChatMessage(
-        role="system" if message.role == "developer" else message.role,
-        content=text_of(message.content),
-        name=message.name,
-        calls=_calls(message, place) if isinstance(message, AssistantMessage) else (),
-        call_id=message.tool_call_id if isinstance(message, ToolMessage) else None,
-    )
+    match message:
+        case AssistantMessage():
+            return ChatMessage(
+                role="assistant",
+                content=text_of(message.content) or message.refusal or "",
+                name=message.name,
+                reasoning=message.reasoning_content,
+                calls=_calls(message, place),
+            )
+        case ToolMessage():
+            text = text_of(message.content)
+            return ChatMessage(role="tool", content=text, name=message.name, call_id=message.tool_call_id)
+        case FunctionMessage():
+            return ChatMessage(role="tool", content=text_of(message.content), name=message.name, call_id=_LEGACY_ID)
+        case UserMessage():
+            return ChatMessage(role="user", content=text_of(message.content), name=message.name)
+        case _:
+            return ChatMessage(role="system", content=text_of(message.content), name=message.name)
 
 
 def _calls(message: AssistantMessage, place: int) -> tuple[PastCall, ...]:
-    calls = enumerate(message.tool_calls or ())
+    calls = [
+        (call.id, call.function, f"tool_calls[{number}].function")
+        for number, call in enumerate(message.tool_calls or ())
+    ]
+    if message.function_call is not None:
+        calls.append((_LEGACY_ID, message.function_call, "function_call"))
     return tuple(
-        PastCall(
-            call.id,
-            call.function.name,
-            read_arguments(call.function.arguments, f"messages.{place}.tool_calls.{number}.function.arguments"),
-        )
-        for number, call in calls
+        PastCall(id, function.name, read_arguments(function.arguments, f"messages[{place}].{path}.arguments"))
+        for id, function, path in calls
     )
 
 
