@@ -104,6 +104,13 @@ _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
     ("--key-tokens", int, "N", None, "tokens of prompts and outputs that one API key may use a minute"),
     ("--key-priority", int, "N", _DEFAULTS.key_limits.priority, "the most urgent priority that an API key may ask for"),
     ("--max-waiting", int, "N", 256, "samples that may wait for a place in a step"),
+    (
+        "--responses-kept",
+        int,
+        "N",
+        _DEFAULTS.responses_kept,
+        "earlier responses kept for each API key",
+    ),
     ("--timeout", float, "SECONDS", _DEFAULTS.request_timeout, "time for one request"),
     ("--drain-seconds", float, "SECONDS", _DEFAULTS.drain_seconds, "time for running requests when told to stop"),
 )
@@ -206,6 +213,7 @@ def settings(options: argparse.Namespace) -> Settings:
         idle_seconds=options.idle_seconds,
         log_prompts=options.log_prompts,
         strict=options.strict,
+        responses_kept=options.responses_kept,
     )
 
 

@@ -18,11 +18,12 @@ from parlay.serve.bodies.extras import HEADER
 from parlay.serve.document import Application, operation_id
 from parlay.serve.finished import Observer
 from parlay.serve.hosted import Loader
+from parlay.serve.kept import KeptResponses
 from parlay.serve.limits import Admission, BodyLimit, Gate
 from parlay.serve.metrics import Recorder
 from parlay.serve.registry import Leases, Registry
 from parlay.serve.request_log import log_request
-from parlay.serve.routes import chat, completions, health, models, page, tokens
+from parlay.serve.routes import absent, chat, completions, health, models, page, responses, tokens
 from parlay.serve.settings import Settings
 from parlay.serve.workers import Workers
 
@@ -59,6 +60,7 @@ def create_app(
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)
     app.state.ignored_before = set()
+    app.state.kept_responses = KeptResponses(settings.responses_kept)
     app.state.workers = Workers(settings.retry_after)
     _add_routes(app)
     _add_middleware(app, settings)
@@ -89,9 +91,11 @@ def _add_routes(app: FastAPI) -> None:
     for router in (
         completions.router(registry, settings),
         chat.router(registry, settings),
+        responses.router(registry, settings),
         models.router(registry),
         tokens.router(registry),
         health.guarded(app.state.recorder, app.state.gate),
+        absent.router(),
     ):
         app.include_router(router, dependencies=lock, responses=refusals)
     app.include_router(page.router())
@@ -108,7 +112,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["Retry-After", HEADER],
         )

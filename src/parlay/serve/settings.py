@@ -49,8 +49,9 @@ class Settings:
     of its own (DNS rebinding); none given, any name. ``concurrency`` counts requests under way, those that wait in
     the engine's queue included. ``request_timeout`` limits a request from arrival to last token, ``body_timeout``
     the arrival of its body. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one that no
-    request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused. Raises
-    ValueError for a value that can't be used.
+    request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
+    ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
+    can't be used.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -71,6 +72,7 @@ class Settings:
     retry_after: int = 1
     log_prompts: bool = False
     strict: bool = False
+    responses_kept: int = 256
 
     def __post_init__(self) -> None:
         if not all(_is_key(key) for key in self.keys):
@@ -85,6 +87,8 @@ class Settings:
         _check_above_zero("retry_after", self.retry_after)
         _check_above_zero("max_loaded", self.max_loaded)
         _check_above_zero("idle_seconds", self.idle_seconds)
+        if self.responses_kept < 0:
+            raise ValueError(f"responses_kept must be at least 0, got {self.responses_kept}")
         if not self.drain_seconds >= 0:
             raise ValueError(f"drain_seconds must be at least 0, got {self.drain_seconds:g}")
 

@@ -27,7 +27,7 @@ from parlay.serve.replies.spelling import Speller
 from parlay.serve.replies.usage import StreamUsage
 from parlay.serve.translate.chat import read_functions, read_messages, read_schema
 
-MARKED, LLAMA = FORMATS
+MARKED, MISTRAL, LLAMA = FORMATS
 NAMES = {"weather", "time"}
 WEATHER = {
     "type": "function",
@@ -106,6 +106,16 @@ CASES: list[tuple[Format, str, str, list[tuple[str, str]]]] = [
     (MARKED, "a <tool_cal b <tool_call> c", "a <tool_cal b <tool_call> c", []),
     (MARKED, f"<tool_call>{CALL}</tool_call> done", " done", [("weather", ARGUMENTS)]),
     (MARKED, CALL, CALL, []),
+    (MISTRAL, f"[TOOL_CALLS] [{CALL}]", "", [("weather", ARGUMENTS)]),
+    (
+        MISTRAL,
+        f'So: [TOOL_CALLS][{CALL}, {{"name": "time", "arguments": {{}}}}]',
+        "So: ",
+        [("weather", ARGUMENTS), ("time", "{}")],
+    ),
+    (MISTRAL, f"[TOOL_CALLS][{CALL}] done", " done", [("weather", ARGUMENTS)]),
+    (MISTRAL, "[TOOL_CALLS] none", "[TOOL_CALLS] none", []),
+    (MISTRAL, f"[TOOL_CALLS][{CALL}, 3]", ", 3]", [("weather", ARGUMENTS)]),
 ]
 
 

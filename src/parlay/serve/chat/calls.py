@@ -70,8 +70,12 @@ class CallReader:
         space, name = r"\s*", r"(?P<name>[\w-]{0,64})"
         key = [space, ",", space, *_letters(f'"{shape.arguments}"'), space, ":", space, r"\{"]
         named = [r"\{", space, *_letters('"name"'), space, ":", space, '"', name, '"']
-        self._head = _shape(*_letters(shape.begin), space, *named, *key)
-        self._tail = _shape(space, r"\}", space, *_letters(shape.end))
+        opening = [r"\[", space] if shape.listed else []
+        self._first = _shape(*_letters(shape.begin), space, *opening, *named, *key)
+        self._next = _shape(",", space, *named, *key)
+        self._head = self._first
+        self._tail = _shape(space, r"\}", *([] if shape.listed else [space, *_letters(shape.end)]))
+        self._listed = shape.listed
         self._begin = shape.begin
         self._names = names
         self._single = single
@@ -140,7 +144,9 @@ class CallReader:
             yield from self._no_call()
 
     def _no_call(self) -> Iterator[Delta]:
-        if self._begin:
+        if self._head is self._next:
+            self._head, self._state = self._first, self._search
+        elif self._begin:
             yield Text(self._take(len(self._begin)))
             self._state = self._search
         else:
@@ -170,7 +176,17 @@ class CallReader:
             self._take(match.end())
         elif self._tail.beginning.fullmatch(self._buffer) is not None:
             return
-        self._state = self._search if self._begin else self._after
+        self._state = self._between if self._listed else self._search if self._begin else self._after
+        yield from ()
+
+    def _between(self) -> Iterator[Delta]:
+        """In a list of calls: the next one, or the list's end. Anything else is text again."""
+        self._take(len(self._buffer) - len(self._buffer.lstrip()))
+        if self._buffer.startswith(","):
+            self._head, self._state = self._next, self._read_head
+        elif self._buffer:
+            self._take(self._buffer.startswith("]"))
+            self._head, self._state = self._first, self._search
         yield from ()
 
     def _after(self) -> Iterator[Delta]:

@@ -19,11 +19,14 @@ class Format:
     end: str
     arguments: str
     """The key under which the arguments stand."""
+    listed: bool = False
+    """After ``begin`` comes a list of calls."""
 
 
 PLAIN = Format("", "", "", "arguments")
 FORMATS = (
     Format("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
+    Format("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", listed=True),  # Mistral
     Format('"parameters"', "", "", "parameters"),  # Llama 3
 )
 

@@ -38,6 +38,8 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         tools=tools, variables=found.values, begin_answer=chat.begin_answer, continue_final=chat.continue_final
     )
     params = replace(chat.params, structured_outputs=form.form)
+    if form.calls is not None and _is_special(served, form.calls.begin):
+        params = replace(params, skip_special_tokens=False)  # or the mark of a call would not be seen
     job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
     answers = AnswerShape(
         calls=form.calls,
@@ -47,6 +49,11 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         thoughts=_thoughts(served, job, template),
     )
     return ChatJob(job, answers, found.unused)
+
+
+def _is_special(served: Served, mark: str) -> bool:
+    tokenizer = served.engine.llm.tokenizer
+    return tokenizer is not None and mark in tokenizer.all_special_tokens
 
 
 def _thoughts(served: Served, job: Job, template: str) -> Thoughts:

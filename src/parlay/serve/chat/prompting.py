@@ -42,6 +42,8 @@ def _message(message: ChatMessage, shape: Format, *, own_calls: bool) -> dict[st
 
 def _written(call: Mapping[str, Any], shape: Format) -> str:
     text = json.dumps({"name": call["name"], shape.arguments: call["arguments"]}, ensure_ascii=False)
+    if shape.listed:
+        return f"{shape.begin}[{text}]"
     return f"{shape.begin}\n{text}\n{shape.end}" if shape.begin else text
 
 

@@ -1,0 +1,106 @@
+"""An answer as the items of a response, and the events that tell of them as they come."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from parlay.serve.chat.answers import Arguments, Begin, Delta, Text, Thought
+
+Event = dict[str, Any]
+
+
+class ItemWriter:
+    """Makes items of an answer's deltas, one after another. ``items`` has all of them, the open one as it stands."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._open = False
+
+    def take(self, deltas: Sequence[Delta], logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
+        """The events of more of the answer. ``logprobs`` are those of the tokens of its text."""
+        for delta in deltas:
+            match delta:
+                case Thought():
+                    yield from self._more("reasoning", delta.text, ())
+                case Text():
+                    yield from self._more("message", delta.text, logprobs)
+                    logprobs = ()
+                case Begin():
+                    yield from self._close("completed")
+                    yield from self._add(_call(delta.name))
+                case Arguments():
+                    self.items[-1]["arguments"] += delta.text
+                    yield self._event("function_call_arguments.delta", delta=delta.text)
+
+    def finish(self, status: str) -> Iterator[Event]:
+        """The events of the end; an answer without anything is an empty message."""
+        if not self.items:
+            yield from self._add(_message())
+            yield from self._add_part()
+        yield from self._close(status)
+
+    def _more(self, kind: str, text: str, logprobs: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+        if not self._open or self.items[-1]["type"] != kind:
+            yield from self._close("completed")
+            yield from self._add(_message() if kind == "message" else _reasoning())
+            yield from self._add_part()
+        part = self.items[-1]["content"][0]
+        part["text"] += text
+        if kind == "message":
+            part["logprobs"] += logprobs
+            yield self._event("output_text.delta", content_index=0, delta=text, logprobs=list(logprobs))
+        else:
+            yield self._event("reasoning_text.delta", content_index=0, delta=text)
+
+    def _add(self, item: dict[str, Any]) -> Iterator[Event]:
+        self.items.append(item)
+        self._open = True
+        shown = {**item, "content": []} if "content" in item else dict(item)
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
+
+    def _add_part(self) -> Iterator[Event]:
+        part = self.items[-1]["content"][0]
+        yield self._event("content_part.added", content_index=0, part=dict(part))
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if not self._open:
+            return
+        self._open = False
+        item = self.items[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            yield self._event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+        else:
+            part = item["content"][0]
+            if item["type"] == "message":
+                yield self._event("output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"])
+            else:
+                yield self._event("reasoning_text.done", content_index=0, text=part["text"])
+            yield self._event("content_part.done", content_index=0, part=part)
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _event(self, kind: str, /, **fields: object) -> Event:
+        """An event of the last item."""
+        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return {"type": f"response.{kind}", **place, **fields}
+
+
+def _message() -> dict[str, Any]:
+    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return {"id": _id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
+
+
+def _reasoning() -> dict[str, Any]:
+    part = {"type": "reasoning_text", "text": ""}
+    return {"id": _id("rs"), "type": "reasoning", "summary": [], "content": [part], "status": "in_progress"}
+
+
+def _call(name: str) -> dict[str, Any]:
+    ids = {"id": _id("fc"), "call_id": _id("call")}
+    return {**ids, "type": "function_call", "name": name, "arguments": "", "status": "in_progress"}
+
+
+def _id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(24)}"

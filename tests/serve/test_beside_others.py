@@ -1,0 +1,55 @@
+"""Each row of the table beside other servers is a promise that a test keeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DOCUMENT = (HERE.parents[1] / "docs" / "server.md").read_text(encoding="utf-8")
+TABLE = DOCUMENT.partition("\n## Beside other servers\n")[2].partition("\n## ")[0]
+ROWS = [line.split("|")[1].strip() for line in TABLE.splitlines() if re.match(r"\| [^|-]", line)]
+TESTS = {
+    "chat completions, whole and streamed": "generation/test_openai_client.py::test_a_stream_adds_up_to_the_answer",
+    "`echo` with log-probabilities of the prompt": (
+        "generation/test_logprobs.py::test_echo_tells_how_likely_the_prompt_was_as_harnesses_ask_it"
+    ),
+    "log-probabilities while drafting": "generation/test_logprobs.py::test_of_chat_equal_those_of_the_python_api",
+    "Predicted Outputs": "generation/test_prediction.py::test_a_prediction_is_drafted_from_and_counted",
+    "a strategy for each request, the same text by all": (
+        "generation/test_completions.py::test_the_text_is_that_of_the_python_api_whatever_the_strategy"
+    ),
+    "an answer held to a JSON schema": "generation/test_responses.py::test_an_answer_keeps_to_a_schema",
+    "a call of a named function, held to its schema": "generation/test_responses.py::test_a_call_that_must_come",
+    "`functions` and `function_call`": "generation/test_fields.py::test_functions_of_the_old_shape",
+    "reasoning apart": "generation/test_reasoning.py::test_reasoning_and_answer_wherever_pieces_end",
+    "Responses, events as the official client reads them": (
+        "generation/test_responses.py::test_a_stream_adds_up_to_the_response"
+    ),
+    "Responses, `previous_response_id`": "generation/test_responses.py::test_a_conversation_goes_on",
+    "fields without effect named in the reply": (
+        "generation/test_fields.py::test_fields_without_effect_are_named_in_a_header"
+    ),
+    "samplers that are not there refused by name": (
+        "generation/test_fields.py::test_what_would_change_the_text_is_refused_by_its_path"
+    ),
+    "guidellm's defaults": "generation/test_fields.py::test_what_guidellm_sends",
+    "`best_of`": "generation/test_fields.py::test_the_best_of_several_samples",
+    "`continue_final_message`": "generation/test_fields.py::test_the_last_message_is_gone_on_with",
+    "`bad_words`, `allowed_token_ids`": "generation/test_fields.py::test_bad_words_do_not_come",
+    "embeddings, reranking": "generation/test_responses.py::test_what_is_not_there_is_a_404_that_says_so",
+}
+
+
+def test_every_row_has_its_test() -> None:
+    assert set(TESTS) == set(ROWS)
+
+
+@pytest.mark.parametrize("named", sorted(set(TESTS.values())))
+def test_the_tests_are_there(named: str) -> None:
+    file, _, function = named.partition("::")
+    nodes = ast.walk(ast.parse((HERE / file).read_text(encoding="utf-8")))
+    assert function in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
