@@ -1,0 +1,202 @@
+"""Two keys, one greedy: what a stream of the other takes per token beside it, and what it takes alone.
+
+    python -m benchmarks.serving.fairness                         # the built-in model; writes results/fairness.md
+    python -m benchmarks.serving.fairness --model FILE.gguf       # another one as well
+    python -m benchmarks.serving.fairness --quick                 # does it work?
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.pages import about, table
+from benchmarks.serving.served import served
+from parlay.bench.provenance import ROOT, provenance
+from parlay.demo_prompts import EDIT, PROSE
+
+MINI = "parlay-mini"
+STRATEGIES = ("none", "prompt-lookup")
+GREEDY_REQUESTS = 32
+TOKENS = 64
+GOAL = 2.0
+_WARM_SECONDS = 3.0
+"""Until the greedy key's requests have filled the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Seconds of one streamed answer: to its first chunk, per token after it, and the longest wait for a chunk."""
+
+    first: float
+    per_token: float
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The modest key's streams alone, and beside the greedy key's."""
+
+    model: str
+    strategy: str
+    alone: tuple[Stream, ...]
+    beside: tuple[Stream, ...]
+    greedy_tokens: float
+    """Tokens per second that the greedy key had meanwhile, of prompts and answers."""
+
+    @property
+    def ratio(self) -> float:
+        return per_token(self.beside) / per_token(self.alone)
+
+
+def per_token(streams: Sequence[Stream]) -> float:
+    return sum(stream.per_token for stream in streams) / len(streams)
+
+
+def stream(address: str, key: str, prompt: str, strategy: str) -> Stream:
+    """Raises ValueError for an answer that is an error."""
+    asked = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body = json.dumps(asked | {"stream": True, "strategy": strategy})
+    with closing(HTTPConnection(address, timeout=120)) as connection:
+        connection.connect()
+        began = time.perf_counter()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/completions", body, headers)
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise ValueError(f"the server answered {reply.status}: {reply.read().decode()}")
+        chunks = [(time.perf_counter(), some) for some in iter(reply.read1, b"")]
+    times = [at for at, some in chunks if b'"text"' in some]
+    head = sum(len(choice["parlay"]["pieces"]) for choice in _choices(chunks[0][1]))
+    gaps = [later - before for before, later in zip(times, times[1:], strict=False)]
+    return Stream(times[0] - began, (times[-1] - times[0]) / (TOKENS - max(1, head)), max(gaps))
+
+
+def _choices(some: bytes) -> Iterator[dict[str, Any]]:
+    for line in some.splitlines():
+        if line.startswith(b"data: {"):
+            yield from json.loads(line[6:])["choices"]
+
+
+@contextmanager
+def greedy(address: str, count: int) -> Iterator[None]:
+    """So many requests at once of the greedy key, in a process of its own, until this ends."""
+    command = (sys.executable, "-m", "benchmarks.serving.greedy", address, "greedy", str(count))
+    with subprocess.Popen(command) as process:
+        try:
+            time.sleep(_WARM_SECONDS)
+            yield
+        finally:
+            process.kill()
+
+
+def counted(address: str) -> float:
+    """Tokens of prompts and answers that have ended, by the server's metrics."""
+    with closing(HTTPConnection(address, timeout=60)) as connection:
+        connection.request("GET", "/metrics", headers={"Authorization": "Bearer modest"})
+        lines = connection.getresponse().read().decode().splitlines()
+    names = ("parlay_prompt_tokens_total{", "parlay_completion_tokens_total{")
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+
+def measure(address: str, model: str, strategy: str, requests: int) -> Round:
+    """One round."""
+    prompts = [(PROSE.text, EDIT.text)[number % 2] for number in range(requests)]
+    alone = tuple(stream(address, "modest", prompt, strategy) for prompt in prompts)
+    with greedy(address, GREEDY_REQUESTS):
+        before, began = counted(address), time.perf_counter()
+        beside = tuple(stream(address, "modest", prompt, strategy) for prompt in prompts)
+        rate = (counted(address) - before - TOKENS * requests) / (time.perf_counter() - began)
+    time.sleep(1.0)  # its requests end
+    return Round(model, strategy, alone, beside, rate)
+
+
+def rounds(source: str, count: int, requests: int) -> Iterator[Round]:
+    """All rounds on one model, the strategies in turn."""
+    name = Path(source).stem
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        keys.write_text("greedy\nmodest\n")
+        with served(f"{name}={source}", "--api-key-file", str(keys)) as url:
+            address = url.removeprefix("http://")
+            for strategy in STRATEGIES:
+                stream(address, "modest", PROSE.text, strategy)  # warms up
+            for _ in range(count):
+                for strategy in STRATEGIES:
+                    yield measure(address, name, strategy, requests)
+
+
+HOW = (
+    f"The modest key streams one answer of {TOKENS} tokens after the other; the greedy key keeps {GREEDY_REQUESTS} "
+    "requests under way at priority -16, half of them prompts of 1,500 tokens, half short ones with answers of 256. "
+    "*Per token* is the time after the first chunk over the tokens after it, in milliseconds; *first* the time to the "
+    "first chunk, *gap* the longest time between two chunks. Medians of the rounds, lowest and highest in brackets; a "
+    "ratio is taken within a round. Server and clients share the machine. "
+    f"Goal: at most {GOAL:g} times what it has alone."
+)
+
+
+def page(header: dict[str, Any], done: Sequence[Round]) -> str:
+    """The page for people."""
+    head = ("model", "strategy", "per token alone", "beside", "ratio", "first alone", "beside", "gap alone", "beside")
+    lines = [
+        _line(model, strategy, [one for one in done if (one.model, one.strategy) == (model, strategy)])
+        for model, strategy in dict.fromkeys((one.model, one.strategy) for one in done)
+    ]
+    return "\n".join(["# Two keys, one greedy", "", about(header), "", HOW, "", *table((*head, "greedy tokens/s"), lines)])
+
+
+def _line(model: str, strategy: str, own: Sequence[Round]) -> tuple[str, ...]:
+    alone, beside = [one.alone for one in own], [one.beside for one in own]
+    return (
+        model,
+        strategy,
+        _shown([1000 * per_token(streams) for streams in alone]),
+        _shown([1000 * per_token(streams) for streams in beside]),
+        _shown([one.ratio for one in own]),
+        *(_shown([1000 * one.first for streams in side for one in streams], 0) for side in (alone, beside)),
+        *(_shown([1000 * one.gap for streams in side for one in streams], 0) for side in (alone, beside)),
+        _shown([one.greedy_tokens for one in own], 0),
+    )
+
+
+def _shown(values: Sequence[float], places: int = 2) -> str:
+    return f"{median(values):.{places}f} ({min(values):.{places}f}-{max(values):.{places}f})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; 1 when the goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.fairness", description=HOW)
+    parser.add_argument("--model", action="append", default=[], help="a model beside the built-in one; may come again")
+    parser.add_argument("--rounds", type=int, default=4, help="how many (default: 4)")
+    parser.add_argument("--quick", action="store_true", help="one round of two requests on the built-in model")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "fairness.md", metavar="FILE")
+    options = parser.parse_args(arguments)
+    sources = [MINI] if options.quick else [MINI, *options.model]
+    done: list[Round] = []
+    for source in sources:
+        for one in rounds(source, 1 if options.quick else options.rounds, 2):
+            done.append(one)
+            print(json.dumps(asdict(one) | {"ratio": one.ratio}), flush=True)
+    if not options.quick:
+        header = provenance("python -m benchmarks.serving.fairness")
+        options.out.write_text(page(header, done), encoding="utf-8")
+        result = header | {"rounds": [asdict(one) for one in done]}
+        options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    worst = max(median(one.ratio for one in done if one.strategy == strategy) for strategy in STRATEGIES)
+    return 0 if worst <= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
