@@ -1,8 +1,8 @@
 """Two keys, one greedy: what a stream of the other takes per token beside it, and what it takes alone.
 
-    python -m benchmarks.serving.fairness                         # the built-in model; writes results/fairness.md
-    python -m benchmarks.serving.fairness --model FILE.gguf       # another one as well
-    python -m benchmarks.serving.fairness --quick                 # does it work?
+python -m benchmarks.serving.fairness                         # the built-in model; writes results/fairness.md
+python -m benchmarks.serving.fairness --model FILE.gguf       # another one as well
+python -m benchmarks.serving.fairness --quick                 # does it work?
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -79,7 +80,7 @@ def stream(address: str, key: str, prompt: str, strategy: str) -> Stream:
         chunks = [(time.perf_counter(), some) for some in iter(reply.read1, b"")]
     times = [at for at, some in chunks if b'"text"' in some]
     head = sum(len(choice["parlay"]["pieces"]) for choice in _choices(chunks[0][1]))
-    gaps = [later - before for before, later in zip(times, times[1:], strict=False)]
+    gaps = [later - before for before, later in pairwise(times)]
     return Stream(times[0] - began, (times[-1] - times[0]) / (TOKENS - max(1, head)), max(gaps))
 
 
@@ -154,7 +155,9 @@ def page(header: dict[str, Any], done: Sequence[Round]) -> str:
         _line(model, strategy, [one for one in done if (one.model, one.strategy) == (model, strategy)])
         for model, strategy in dict.fromkeys((one.model, one.strategy) for one in done)
     ]
-    return "\n".join(["# Two keys, one greedy", "", about(header), "", HOW, "", *table((*head, "greedy tokens/s"), lines)])
+    return "\n".join(
+        ["# Two keys, one greedy", "", about(header), "", HOW, "", *table((*head, "greedy tokens/s"), lines)]
+    )
 
 
 def _line(model: str, strategy: str, own: Sequence[Round]) -> tuple[str, ...]:
@@ -180,10 +183,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.fairness", description=HOW)
     parser.add_argument("--model", action="append", default=[], help="a model beside the built-in one; may come again")
     parser.add_argument("--rounds", type=int, default=4, help="how many (default: 4)")
-    parser.add_argument("--quick", action="store_true", help="one round of two requests on the built-in model")
+    parser.add_argument("--quick", action="store_true", help="one round; no page")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "fairness.md", metavar="FILE")
     options = parser.parse_args(arguments)
-    sources = [MINI] if options.quick else [MINI, *options.model]
+    sources = [MINI, *options.model]
     done: list[Round] = []
     for source in sources:
         for one in rounds(source, 1 if options.quick else options.rounds, 2):

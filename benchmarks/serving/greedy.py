@@ -24,7 +24,7 @@ def body(chance: random.Random) -> dict[str, object]:
     words = PROSE.text.split()
     long = chance.random() < 0.5
     text = " ".join(chance.choice(words) for _ in range(WORDS if long else 12))
-    asked = {"prompt": text, "max_tokens": 24 if long else 256, "temperature": 1, "ignore_eos": True}
+    asked: dict[str, object] = {"prompt": text, "max_tokens": 24 if long else 256, "temperature": 1, "ignore_eos": True}
     return asked | {"priority": URGENT, "stream": True}
 
 

@@ -67,7 +67,7 @@ class Engine:
         self.runner = runner
         self.cost = cost
         self.limits = limits or Limits()
-        self.scheduler = Scheduler(runner, self.limits)
+        self.scheduler = Scheduler(runner, self.limits, cost)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
         self._layers = TargetLayers(runner, self.limits.max_rows)
         admission = DraftAdmission(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import time
 from dataclasses import dataclass
 
 from parlay.engine import shares
 from parlay.engine.sequence import Sequence
 from parlay.engine.turn import Turn
-from parlay.types import OutOfRoom, Runner
+from parlay.types import Cost, OutOfRoom, Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Scheduler:
     rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside it are.
     """
 
-    def __init__(self, runner: Runner, limits: Limits) -> None:
+    def __init__(self, runner: Runner, limits: Limits, cost: Cost) -> None:
         self._runner = runner
         self._limits = limits
         self.waiting: list[Sequence] = []
@@ -60,7 +61,7 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_tokens_asked = self.prefix_tokens_found = 0
         self._refused: tuple[Sequence, int] | None = None
-        self._shares = shares.Shares()
+        self._shares = shares.Shares(cost, limits.max_rows)
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=self._rank)
@@ -74,11 +75,11 @@ class Scheduler:
 
     def next(self) -> list[Turn]:
         """The turns of the next step. A sequence that can never go on gets a turn with the reason as its fault."""
-        self._make_place()
-        room, preemptions = self._limits.max_rows, self.preemptions
         turns: list[Turn] = []
         failed: list[Turn] = []
-        for sequence in self._shares.begin(self._decoding_first()):
+        self._welcome(failed)
+        room, preemptions = self._limits.max_rows, self.preemptions
+        for sequence in self._shares.begin(self._decoding_first(), time.perf_counter()):
             rows = self._shares.rows(sequence, room)
             if rows and sequence.is_open:
                 turn = _turn(sequence, rows)
@@ -124,12 +125,18 @@ class Scheduler:
             return False
         return True
 
-    def _make_place(self) -> None:
-        """Where every place is taken, one is freed for an owner that has none."""
-        if self.waiting and len(self.running) >= self._limits.max_sequences:
+    def _welcome(self, failed: list[Turn]) -> None:
+        """Owners who have nothing running start before others take rows; where every place is taken, one is freed."""
+        while self.waiting and self.running:
             newcomer = shares.first_waiting(self.waiting, self.running)
-            if shares.gives_way(self.running, newcomer):
+            if not shares.is_new(newcomer, self.running):
+                return
+            if len(self.running) >= self._limits.max_sequences:
+                if not shares.gives_way(self.running):
+                    return
                 self._preempt(shares.victim(self.running))
+            if self._admit(failed) is None:
+                return
 
     def _admit(self, failed: list[Turn]) -> Sequence | None:
         """Start the first waiting sequence, if there is a place and memory for its whole text now."""

@@ -5,17 +5,15 @@ With one owner nothing of this has any effect.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
 
+from parlay.engine.paces import Paces
 from parlay.engine.sequence import Sequence
-
-ROWS = 16
-"""Rows of a step for each owner while several have requests in it, and as many again for drafts: on CPUs a forward with
-so many rows beside takes less than twice as long as one with a single row."""
-PREFILL_ROWS = 32
-"""The same for prompts."""
+from parlay.types import Cost
 
 
 def first_waiting(waiting: SequenceOf[Sequence], running: Iterable[Sequence]) -> Sequence:
@@ -33,58 +31,162 @@ def victim(running: SequenceOf[Sequence]) -> Sequence:
     return max(enumerate(running), key=lambda entry: (there[_owner(entry[1])], entry[0]))[1]
 
 
-def gives_way(running: SequenceOf[Sequence], newcomer: Sequence) -> bool:
-    """Whether someone must give way to a newcomer whose owner has nothing running, for others have more than one."""
-    there = Counter(_owner(sequence) for sequence in running)
-    return there[_owner(newcomer)] == 0 and max(there.values(), default=0) > 1
+def is_new(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Whether its owner has nothing running."""
+    return all(other.request.owner != sequence.request.owner for other in running)
+
+
+def gives_way(running: Iterable[Sequence]) -> bool:
+    """Whether someone can give way to an owner who has nothing running: one with more than one sequence."""
+    return max(Counter(map(_owner, running)).values(), default=0) > 1
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one step is divided into."""
+
+    owners: dict[str, list[Sequence]]
+    """What each has running, in the scheduler's order."""
+    rows: int
+    left: dict[str, int] = field(default_factory=dict)
+    """Rows that each owner may still take, where there are several."""
+    streams_left: dict[str, int] = field(default_factory=dict)
+    """Of these, for sequences that decode."""
+    alone: str | None = None
+    """Whose step this is, although others have something running too."""
+    taken: int = 0
+    feeds: bool = False
+    """Part of a prompt is in it."""
+    watched: dict[str, list[tuple[Sequence, int]]] = field(default_factory=dict)
+    """By owner that wants no more than its share: what decodes, and how many tokens it had before the step."""
 
 
 class Shares:
-    """Divides the rows of steps among the owners of what runs."""
+    """Divides steps among the owners of what runs: beside n - 1 others a token may take n times as long as alone.
 
-    def __init__(self) -> None:
-        self._step = 0
-        self._left: dict[str, int] = {}
-        self._prefill_left: dict[str, int] = {}
+    By the measured cost no step has more rows than this allows, and owners that want few of them leave the rest to the
+    others. Where that was not enough for an owner that wants no more than its share, it has steps alone: see `Paces`.
+    """
+
+    def __init__(self, cost: Cost, max_rows: int) -> None:
+        self._cost = cost
+        self._max_rows = max_rows
+        self._paces = Paces()
+        self._step = _Step({}, max_rows)
+        self._began = 0.0
+        self._steps = 0
         self._served: dict[Sequence, int] = {}
         """The last step in which each sequence had a turn, while owners share."""
-        self.owners = 1
 
-    def begin(self, ordered: list[Sequence]) -> list[Sequence]:
-        """The sequences in the order in which they get rows in the next step.
+    def begin(self, ordered: list[Sequence], now: float) -> list[Sequence]:
+        """The sequences in the order in which they get rows in the step that begins ``now``, in seconds of any clock.
 
         Of those that decode, who waited longest goes first; prompts are fed one after the other.
         """
-        self.owners = len({_owner(sequence) for sequence in ordered})
-        if self.owners < 2:
+        self._learn(ordered, now - self._began)
+        self._began = now
+        self._step = step = _Step(_by_owner(ordered), self._max_rows)
+        if len(step.owners) > 1:
+            self._divide(step)
+        self._watch(step)
+        if len(step.owners) < 2:
             self._served.clear()
             return ordered
-        self._step += 1
+        self._steps += 1
         self._served = {sequence: self._served.get(sequence, 0) for sequence in ordered}
-        self._left = dict.fromkeys(map(_owner, ordered), ROWS)
-        self._prefill_left = dict.fromkeys(map(_owner, ordered), PREFILL_ROWS)
-        decoding = [sequence for sequence in ordered if _pending(sequence) <= 1]
-        return sorted(decoding, key=self._served.__getitem__) + [one for one in ordered if _pending(one) > 1]
+        step.alone = self._paces.first(step.watched)
+        if step.alone is not None:
+            return step.owners[step.alone]
+        decoding = [sequence for sequence in ordered if _decodes(sequence)]
+        return sorted(decoding, key=self._served.__getitem__) + [one for one in ordered if not _decodes(one)]
 
     def rows(self, sequence: Sequence, room: int) -> int:
-        """How many rows the sequence may have, of ``room`` that are left in the step."""
-        if self.owners < 2:
-            return room
-        return min(room, self._rows_left(sequence).get(_owner(sequence), PREFILL_ROWS))
+        """How many rows the sequence may have, of ``room`` that are left in the step.
+
+        An owner whose first sequence starts in the middle of a step has its share from the next one on.
+        """
+        step, owner = self._step, sequence.request.owner
+        if step.alone is not None:
+            return room if owner == step.alone else 0
+        if len(step.owners) < 2:
+            return room if owner in step.owners or not step.owners else 0
+        left = step.left.get(owner, 0)
+        return min(room, left, step.streams_left[owner]) if left and _decodes(sequence) else min(room, left)
 
     def take(self, sequence: Sequence, rows: int) -> None:
         """Note rows that a sequence has got."""
-        if self.owners > 1:
-            left = self._rows_left(sequence)
-            left[_owner(sequence)] = left.get(_owner(sequence), PREFILL_ROWS) - rows
-            self._served[sequence] = self._step
-
-    def _rows_left(self, sequence: Sequence) -> dict[str, int]:
-        return self._prefill_left if _pending(sequence) > 1 else self._left
+        step, owner = self._step, sequence.request.owner
+        step.taken += rows
+        step.feeds |= not _decodes(sequence)
+        if step.left:
+            step.left[owner] -= rows
+            step.streams_left[owner] -= rows if _decodes(sequence) else 0
+            self._served[sequence] = self._steps
 
     def draft_rows(self, limit: int) -> int:
-        """How many rows of drafts the step may have."""
-        return limit if self.owners < 2 else min(limit, ROWS * self.owners)
+        """How many rows of drafts the step may have: in a shared one those that nobody has taken."""
+        step = self._step
+        return limit if len(step.owners) < 2 or step.alone is not None else min(limit, max(0, step.rows - step.taken))
+
+    def _divide(self, step: _Step) -> None:
+        """Where an owner has prompts too, half of its rows are for them."""
+        step.rows = self._most_rows(step.owners)
+        step.left = divided(step.rows, {owner: sum(map(_pending, own)) for owner, own in step.owners.items()})
+        for owner, own in step.owners.items():
+            feeds = not all(map(_decodes, own))
+            step.streams_left[owner] = step.left[owner] - (step.left[owner] // 2 if feeds else 0)
+
+    def _most_rows(self, owners: Mapping[str, list[Sequence]]) -> int:
+        """As many as take no longer than each owner's streams alone would, times the number of owners."""
+        streams = [own for own in (list(filter(_decodes, own)) for own in owners.values()) if own]
+        if not streams:
+            return self._max_rows
+        bound = len(owners) * min(self._seconds(own) for own in streams)
+        context = _context([sequence for own in owners.values() for sequence in own])
+        counts = range(len(owners), self._max_rows + 1)
+        fit = bisect_right(counts, bound, key=lambda rows: self._cost.forward(rows, context))
+        return counts[max(0, fit - 1)]
+
+    def _seconds(self, streams: list[Sequence]) -> float:
+        """Of a step with nothing else."""
+        return self._cost.forward(len(streams), _context(streams))
+
+    def _watch(self, step: _Step) -> None:
+        for owner, own in step.owners.items():
+            streams = list(filter(_decodes, own))
+            if streams and sum(map(_pending, own)) <= step.left.get(owner, self._max_rows):
+                self._paces.know(owner, self._seconds(streams))
+                step.watched[owner] = [(sequence, len(sequence.tokens)) for sequence in streams]
+
+    def _learn(self, ordered: list[Sequence], seconds: float) -> None:
+        """The last step is over. If none of its sequences goes on, the engine may have been idle since."""
+        step = self._step
+        if not step.watched or all(sequence not in ordered for own in step.owners.values() for sequence in own):
+            return
+        for owner, streams in step.watched.items():
+            tokens = sum(len(sequence.tokens) - before for sequence, before in streams) / len(streams)
+            alone = owner == step.alone or (len(step.owners) == 1 and not step.feeds)
+            self._paces.learn(owner, seconds, tokens, owners=len(step.owners), alone=alone)
+
+
+def divided(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    """At most ``rows`` among owners: who wants less than an even share gets that, and the others share the rest."""
+    shares: dict[str, int] = {}
+    for place, owner in enumerate(sorted(wanted, key=wanted.__getitem__)):
+        shares[owner] = min(wanted[owner], rows // (len(wanted) - place))
+        rows -= shares[owner]
+    return shares
+
+
+def _by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
+    owners: dict[str, list[Sequence]] = {}
+    for sequence in sequences:
+        owners.setdefault(sequence.request.owner, []).append(sequence)
+    return owners
+
+
+def _context(sequences: SequenceOf[Sequence]) -> int:
+    return sum(len(sequence.tokens) for sequence in sequences) // len(sequences)
 
 
 def _owner(sequence: Sequence) -> str:
@@ -93,3 +195,7 @@ def _owner(sequence: Sequence) -> str:
 
 def _pending(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.cached
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return _pending(sequence) <= 1
