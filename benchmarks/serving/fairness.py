@@ -53,8 +53,6 @@ class Round:
     strategy: str
     alone: tuple[Stream, ...]
     beside: tuple[Stream, ...]
-    greedy_tokens: float
-    """Tokens per second that the greedy key had meanwhile, of prompts and answers."""
 
     @property
     def ratio(self) -> float:
@@ -102,25 +100,14 @@ def greedy(address: str, count: int) -> Iterator[None]:
             process.kill()
 
 
-def counted(address: str) -> float:
-    """Tokens of prompts and answers that have ended, by the server's metrics."""
-    with closing(HTTPConnection(address, timeout=60)) as connection:
-        connection.request("GET", "/metrics", headers={"Authorization": "Bearer modest"})
-        lines = connection.getresponse().read().decode().splitlines()
-    names = ("parlay_prompt_tokens_total{", "parlay_completion_tokens_total{")
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
-
-
 def measure(address: str, model: str, strategy: str, requests: int) -> Round:
     """One round."""
     prompts = [(PROSE.text, EDIT.text)[number % 2] for number in range(requests)]
     alone = tuple(stream(address, "modest", prompt, strategy) for prompt in prompts)
     with greedy(address, GREEDY_REQUESTS):
-        before, began = counted(address), time.perf_counter()
         beside = tuple(stream(address, "modest", prompt, strategy) for prompt in prompts)
-        rate = (counted(address) - before - TOKENS * requests) / (time.perf_counter() - began)
     time.sleep(1.0)  # its requests end
-    return Round(model, strategy, alone, beside, rate)
+    return Round(model, strategy, alone, beside)
 
 
 def rounds(source: str, count: int, requests: int) -> Iterator[Round]:
@@ -155,9 +142,7 @@ def page(header: dict[str, Any], done: Sequence[Round]) -> str:
         _line(model, strategy, [one for one in done if (one.model, one.strategy) == (model, strategy)])
         for model, strategy in dict.fromkeys((one.model, one.strategy) for one in done)
     ]
-    return "\n".join(
-        ["# Two keys, one greedy", "", about(header), "", HOW, "", *table((*head, "greedy tokens/s"), lines)]
-    )
+    return "\n".join(["# Two keys, one greedy", "", about(header), "", HOW, "", *table(head, lines)])
 
 
 def _line(model: str, strategy: str, own: Sequence[Round]) -> tuple[str, ...]:
@@ -170,7 +155,6 @@ def _line(model: str, strategy: str, own: Sequence[Round]) -> tuple[str, ...]:
         _shown([one.ratio for one in own]),
         *(_shown([1000 * one.first for streams in side for one in streams], 0) for side in (alone, beside)),
         *(_shown([1000 * one.gap for streams in side for one in streams], 0) for side in (alone, beside)),
-        _shown([one.greedy_tokens for one in own], 0),
     )
 
 

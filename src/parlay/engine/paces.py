@@ -17,8 +17,8 @@ _ROW = 8
 """Most steps alone one after the other: then the others have their turn, whatever they cost."""
 _PART = 0.7
 """Of the seconds that a token may take beside others: the rest is for what surrounds steps."""
-_MOST_BEHIND = 1.0
-"""Seconds; so that one slow step is not made good for long."""
+_MOST_BEHIND = 64
+"""In tokens alone; so that one slow step is not made good for long."""
 
 
 @dataclass(slots=True)
@@ -59,8 +59,9 @@ class Paces:
         """
         pace = self._paces[owner]
         if owners > 1:
-            due = _PART * owners * tokens * pace.seconds / pace.tokens
-            pace.behind = min(max(0.0, pace.behind + seconds - due), _MOST_BEHIND)
+            token = pace.seconds / pace.tokens
+            behind = pace.behind + seconds - _PART * owners * tokens * token
+            pace.behind = min(max(0.0, behind), _MOST_BEHIND * token)
         pace.shared, pace.row = (0, pace.row + 1) if alone else (pace.shared + 1, 0)
         if alone and tokens:
             decay = _DECAY_BESIDE if owners > 1 else _DECAY
