@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from parlay.structured.checking import Checker
 from parlay.structured.grammars import Grammars
 from parlay.testing.toy_tokenizers import letters
 from parlay.types import ParlayError, StructuredOutputsParams
@@ -147,3 +150,37 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, grammars: G
     monkeypatch.setattr("parlay.structured.grammars.find_spec", lambda name: None)
     with pytest.raises(ParlayError, match=r"pip install 'parlay\[structured\]'"):
         grammars.compile(StructuredOutputsParams(regex="a"))
+
+
+def test_who_asks_for_one_form_at_once_waits_for_one_compilation(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    check = Checker.check
+
+    def slow(self: Checker, question: bytes) -> str:
+        asked.append(question)
+        time.sleep(0.3)
+        return check(self, question)
+
+    monkeypatch.setattr(Checker, "check", slow)
+    wanted = StructuredOutputsParams(regex="together")
+    with ThreadPoolExecutor(6) as pool:
+        own = [pool.submit(grammars.compile, wanted, "one") for _ in range(5)]
+        other = pool.submit(grammars.compile, wanted, "another")
+    assert len({id(each.result()) for each in own}) == 1
+    assert other.result() is not own[0].result()
+    assert len(asked) == 2  # one for each owner
+
+
+def test_who_waits_for_a_compilation_that_fails_hears_why(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Checker, question: bytes) -> str:
+        time.sleep(0.2)
+        raise ParlayError("no process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checker, "check", fail)
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(grammars.compile, StructuredOutputsParams(regex="fails")) for _ in range(3)]
+        assert [str(each.exception()) for each in asked] == ["no process"] * 3
+    assert grammars.compile(StructuredOutputsParams(regex="fails")) is not None

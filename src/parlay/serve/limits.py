@@ -17,6 +17,13 @@ from parlay.serve.quotas import Quotas
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import SamplingParams
 
+_LIGHT = 32 * 1024
+"""Bytes up to which a body is read at once; larger ones one after the other, with a pause for others between two."""
+_PAUSE = 0.005
+MOST_CONTAINERS = 2**16
+MOST_VALUES = 2**19
+"""Of a body: lists and objects; values in all. What reads JSON, and looks whether it is what it should be, holds up all
+else meanwhile: so many take less than a tenth of a second. Those in texts count, too: only bytes are looked at."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 prompt_log = logging.getLogger(PROMPT_LOG)
 
@@ -75,6 +82,7 @@ class BodyLimit:
         self._limit = settings.max_body_bytes
         self._timeout = settings.body_timeout
         self._log_prompts = settings.log_prompts
+        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,9 +98,11 @@ class BodyLimit:
             return await late.response()(scope, receive, send)
         if body is None:
             return  # the client is gone
-        if not _is_text(body):
-            broken = ApiError(400, "the body holds half of a surrogate pair, which is no character")
-            return await broken.response()(scope, receive, send)
+        if len(body) > _LIGHT:
+            async with self._large:
+                await asyncio.sleep(_PAUSE)
+        if wrong := _unreadable(body):
+            return await wrong.response()(scope, receive, send)
         if self._log_prompts and body:
             prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
         scope.setdefault("state", {})["body_bytes"] = len(body)
@@ -118,6 +128,20 @@ class BodyLimit:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._limit} bytes, which is all this server takes")
+
+
+def _unreadable(body: bytes) -> ApiError | None:
+    """Why a body is not even looked into, if so."""
+    containers = body.count(b"[") + body.count(b"{")
+    for count, most, what in (
+        (containers, MOST_CONTAINERS, "lists and objects"),
+        (containers + body.count(b","), MOST_VALUES, "values"),
+    ):
+        if count > most:
+            return ApiError(413, f"the body holds some {count} {what}, and the limit is {most}: send less")
+    if not _is_text(body):
+        return ApiError(400, "the body holds half of a surrogate pair, which is no character")
+    return None
 
 
 def _is_text(body: bytes) -> bool:

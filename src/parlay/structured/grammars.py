@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+_Key = tuple[str, str]
+"""Owner, and digest of what is asked."""
 
 _KEPT = 128  # compiled grammars and refusals
 _STACK = 256 << 20
@@ -59,8 +61,8 @@ class _Vocabulary:
 class Grammars:
     """Compiles grammars for one tokenizer and keeps those used last. Any thread may use it.
 
-    ``owner`` is whose request it is. Owners do not share what is kept, so that no answer comes sooner because another
-    has asked the same; and who has most kept gives way first.
+    ``owner`` is whose request it is. Owners do not share what is kept or under way, so that no answer comes sooner
+    because another has asked the same; and who has most kept gives way first.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -68,7 +70,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
         self._vocabulary: _Vocabulary | None = None
-        self._kept: OrderedDict[tuple[str, str], Grammar | str] = OrderedDict()
+        self._kept: OrderedDict[_Key, Grammar | str] = OrderedDict()
+        self._under_way: dict[_Key, Future[Grammar | str]] = {}
         self._lock = threading.Lock()
 
     def compile(self, wanted: StructuredOutputsParams, owner: str = "") -> Grammar:
@@ -83,27 +86,45 @@ class Grammars:
             found = self._kept.get(key)
             if found is not None:
                 self._kept.move_to_end(key)
-            else:
-                vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
+            work = self._under_way.get(key)
+            first = work is None
+            if found is None and work is None:
+                work = self._under_way[key] = Future()
         if found is None:
-            try:
-                found = self._compile(vocabulary, question)
-            except ValueError as error:
-                found = str(error)
-            self._keep(key, found)
+            assert work is not None
+            if first:
+                self._settle(key, question, work)
+            found = work.result()
         if isinstance(found, str):
             raise ValueError(found)
         return found
 
-    def _compile(self, vocabulary: _Vocabulary, question: bytes) -> Grammar:
+    def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
+        """Compile for everyone of this owner who asks for the same meanwhile."""
+        try:
+            found: Grammar | str = self._compile(question)
+        except ValueError as error:
+            found = str(error)
+        except BaseException as error:
+            with self._lock:
+                del self._under_way[key]
+            work.set_exception(error)
+            return
+        self._keep(key, found)
+        work.set_result(found)
+
+    def _compile(self, question: bytes) -> Grammar:
         from parlay.structured.definition import matcher
 
+        with self._lock:
+            vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
         text = vocabulary.checker.check(question)
         compiled = _with_large_stack(lambda: matcher(vocabulary.tokenizer, text))
         return Grammar(vocabulary.tokenizer, compiled, self._vocab_size, threading.Lock())
 
-    def _keep(self, key: tuple[str, str], found: Grammar | str) -> None:
+    def _keep(self, key: _Key, found: Grammar | str) -> None:
         with self._lock:
+            del self._under_way[key]
             self._kept[key] = found
             if len(self._kept) > _KEPT:
                 ((greediest, _),) = Counter(owner for owner, _ in self._kept).most_common(1)

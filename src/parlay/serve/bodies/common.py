@@ -19,6 +19,10 @@ PRIORITY_LIMIT = 16
 LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
 MOST_LEVELS = 200
 """Of free-form JSON. What reads it further on, recursively, gives up at some more, each at its own."""
+MOST_VALUES = 100_000
+"""Of free-form JSON, so that to look at all of it takes no time that others would notice."""
+MOST_FIELDS = 256
+"""Of any object that has fields of ours: all of them are looked at."""
 
 
 class Body(BaseModel):
@@ -31,6 +35,13 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MOST_FIELDS:
+            raise ValueError(f"has {len(data)} fields, and no object of this API has more than {MOST_FIELDS}")
+        return data
 
     def idle(self) -> list[str]:
         """Declared fields that have no effect as the others stand."""
@@ -49,7 +60,7 @@ def conflict(message: str, field: str) -> ApiError:
 def _check_plain(value: dict[str, Any]) -> dict[str, Any]:
     """Free-form JSON may hold numbers and characters that can't be sent back or written down."""
     if not _is_flat(value):
-        raise ValueError(f"holds more than {MOST_LEVELS} levels")
+        raise ValueError(f"holds more than {MOST_LEVELS} levels or {MOST_VALUES} values")
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
@@ -58,13 +69,14 @@ def _check_plain(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_flat(value: object) -> bool:
-    """Whether nothing lies deeper than `MOST_LEVELS`."""
-    level = [value]
+    """Whether nothing lies deeper than `MOST_LEVELS`, and no more than `MOST_VALUES` in all."""
+    level, values = [value], 0
     for _ in range(MOST_LEVELS + 1):
         inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
         level = [item for items in inner for item in items]
-        if not level:
-            return True
+        values += len(level)
+        if not level or values > MOST_VALUES:
+            return not level
     return False
 
 

@@ -1,0 +1,177 @@
+"""Hostile bodies against every operation of a server: nothing may end it, be a fault of it, or hold up its health.
+
+    python -m benchmarks.serving.hostile                # 10,000 bodies; writes results/hostile.md
+    python -m benchmarks.serving.hostile --requests 500 --seed 3
+
+Operations and fields come from the server's own OpenAPI document, so what is new is covered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages import about, table
+from benchmarks.serving.hostile_bodies import Hostile, Maker
+from benchmarks.serving.served import served
+from parlay.bench.provenance import ROOT, provenance
+
+CLIENTS = 4
+GOAL = 0.1
+_PATIENCE = 60.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the server answered, by kind and status; ``wrong`` holds what it must never answer."""
+
+    statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    paths: Counter[str] = field(default_factory=Counter)
+    slowest: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def count(self, sent: Hostile, status: int, reply: bytes, seconds: float) -> None:
+        with self.lock:
+            self.statuses[sent.kind, status] += 1
+            self.paths[f"{sent.method} {sent.path[:60]}"] += 1
+            self.slowest[sent.kind] = max(self.slowest.get(sent.kind, 0.0), seconds)
+            if status >= 500 or status == 0:
+                self.wrong.append(
+                    f"{sent.kind}: {sent.method} {sent.path} {sent.body[:300]!r}: {status} {reply[:300]!r}"
+                )
+
+
+def send(address: str, sent: Hostile) -> tuple[int, bytes]:
+    """Status and reply; 0 for none. A server may answer before it has read all, and close the connection."""
+    connection = http.client.HTTPConnection(address, timeout=_PATIENCE)
+    try:
+        headers = {"Content-Type": sent.content_type} if sent.content_type else {}
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.request(sent.method, sent.path, sent.body, headers)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    except (http.client.HTTPException, OSError) as error:
+        return 0, repr(error).encode()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def watched(address: str) -> Iterator[dict[str, Any]]:
+    """Fills in how long `/health` took meanwhile, asked by a process of its own."""
+    told: dict[str, Any] = {}
+    command = (sys.executable, "-m", "benchmarks.serving.health", address)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield told
+        told |= json.loads(process.communicate("\n")[0] or '{"longest": Infinity}')
+
+
+def attack(address: str, maker: Maker, count: int) -> Tally:
+    """All requests, by several clients."""
+    tally, drawn = Tally(), iter([None] * count)
+    drawing = threading.Lock()
+
+    def client() -> None:
+        while True:
+            with drawing:
+                if next(drawn, 0) == 0:
+                    return
+                sent = maker.draw()
+            began = time.perf_counter()
+            tally.count(sent, *send(address, sent), time.perf_counter() - began)
+
+    clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
+    for one in clients:
+        one.start()
+    for one in clients:
+        one.join()
+    return tally
+
+
+def run(model: str, count: int, seed: int) -> dict[str, Any]:
+    """The whole, as data."""
+    with served(model) as url:
+        address = url.removeprefix("http://")
+        status, document = send(address, Hostile("document", "GET", "/openapi.json"))
+        assert status == 200
+        maker = Maker(json.loads(document), seed)
+        with watched(address) as idle:
+            time.sleep(5.0)
+        with watched(address) as health:
+            tally = attack(address, maker, count)
+        alive, _ = send(address, Hostile("health", "GET", "/health"))
+    return {
+        "requests": count,
+        "alive": alive == 200,
+        "wrong": tally.wrong,
+        "idle": idle,
+        "health": health,
+        "statuses": sorted([*key, number] for key, number in tally.statuses.items()),
+        "paths": dict(tally.paths.most_common(40)),
+        "slowest": tally.slowest,
+    }
+
+
+def page(header: dict[str, Any], result: dict[str, Any]) -> str:
+    """The page for people."""
+    told = {name: result[name] for name in ("idle", "health")}
+    kinds = {kind: {} for kind, _, _ in result["statuses"]}
+    for kind, status, number in result["statuses"]:
+        kinds[kind][status] = number
+    answers = [(kind, ", ".join(f"{n} x {status}" for status, n in found.items())) for kind, found in kinds.items()]
+    lines = [
+        f"{result['requests']} requests, {CLIENTS} at once, drawn from the server's OpenAPI document. The server "
+        f"{'is alive' if result['alive'] else 'DIED'}; faults of it (5xx, or no answer): {len(result['wrong'])}. "
+        f"Goal: none, and `/health` within {1000 * GOAL:.0f} ms throughout.",
+        "",
+        *table(
+            ("`/health`", "asked", "median ms", "longest ms", "above the goal"),
+            [
+                (
+                    name,
+                    str(one["asked"]),
+                    f"{1000 * one['median']:.1f}",
+                    f"{1000 * one['longest']:.1f}",
+                    str(one["slow"]),
+                )
+                for name, one in told.items()
+            ],
+        ),
+        *table(("hostile by", "answers"), answers),
+        *(f"- {line}" for line in result["wrong"][:20]),
+    ]
+    return "\n".join(["# Hostile bodies", "", about(header), "", *lines]).rstrip() + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.hostile", description=__doc__)
+    parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
+    parser.add_argument("--requests", type=int, default=10_000, help="how many (default: 10,000)")
+    parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page, and .json beside it")
+    options = parser.parse_args(arguments)
+    result = run(options.model, options.requests, options.seed)
+    print(json.dumps(result, indent=1))
+    out = options.out or (ROOT / "benchmarks" / "results" / "hostile.md" if options.requests >= 10_000 else None)
+    if out is not None:
+        header = provenance(f"python -m benchmarks.serving.hostile --requests {options.requests}")
+        out.write_text(page(header, result), encoding="utf-8")
+        out.with_suffix(".json").write_text(json.dumps(header | result, indent=1) + "\n", encoding="utf-8")
+    return 0 if result["alive"] and not result["wrong"] and result["health"]["longest"] <= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
