@@ -102,7 +102,7 @@ def attack(address: str, maker: Maker, count: int) -> Tally:
 
 def run(model: str, count: int, seed: int) -> dict[str, Any]:
     """The whole, as data."""
-    with served(model) as url:
+    with served(model, "--max-tokens", "64") as url:
         address = url.removeprefix("http://")
         status, document = send(address, Hostile("document", "GET", "/openapi.json"))
         assert status == 200
@@ -127,7 +127,7 @@ def run(model: str, count: int, seed: int) -> dict[str, Any]:
 def page(header: dict[str, Any], result: dict[str, Any]) -> str:
     """The page for people."""
     told = {name: result[name] for name in ("idle", "health")}
-    kinds = {kind: {} for kind, _, _ in result["statuses"]}
+    kinds: dict[str, dict[int, int]] = {kind: {} for kind, _, _ in result["statuses"]}
     for kind, status, number in result["statuses"]:
         kinds[kind][status] = number
     answers = [(kind, ", ".join(f"{n} x {status}" for status, n in found.items())) for kind, found in kinds.items()]

@@ -207,11 +207,11 @@ class Maker:
         return self._chance.choice(
             (
                 None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, -0.0, 1e308, 1e-308,
-                float("nan"), float("inf"), "", "x", "\x00", "\ud800", "\U0010ffff", "😀" * 50, "{" * 50, "<|im_start|>",
-                "../../etc/passwd", "a" * size, [], {}, [[]], [None], [1] * size, ["a"] * size, [{}] * min(size, 1_000), {"a": {}},
-                {str(number): number for number in range(min(size, 1_000))}, [[[1]]], [True, 1, "a"], "none", "auto",
-                "draft-model:model=/etc/passwd", "union:of=" + "union(" * 50, "datastore:path=x",
-                "prompt-lookup:k=999999999",
+                float("nan"), float("inf"), "", "x", "\x00", "\ud800", "\U0010ffff", "😀" * 50, "{" * 50,
+                "<|im_start|>", "../../etc/passwd", "a" * size, [], {}, [[]], [None], [1] * size, ["a"] * size,
+                [{}] * min(size, 1_000), {"a": {"b": {}}}, {str(number): number for number in range(min(size, 1_000))},
+                [[[1]]], [True, 1, "a"], "none", "auto", "draft-model:model=/etc/passwd", "union:of=" + "union(" * 50,
+                "datastore:path=x", "prompt-lookup:k=999999999",
             )
         )  # fmt: skip
 

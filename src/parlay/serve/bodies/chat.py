@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, FailFast, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.bodies.common import Body, Content, Count, GenerationBody, JsonObject, conflict, part_type
 from parlay.serve.fields import WHOLE
@@ -171,7 +171,7 @@ class ChatBody(GenerationBody):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None

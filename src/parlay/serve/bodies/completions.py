@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import Discriminator, FailFast, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.bodies.common import INT_LIMIT, Count, GenerationBody, conflict
 from parlay.serve.fields import ALL_WHOLE, WHOLE
@@ -23,13 +23,13 @@ def _shape(value: Any) -> str:
     return "tokens" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
 
 
-Tokens = Annotated[list[Annotated[int, Field(ge=0, le=INT_LIMIT)]], Field(min_length=1), FailFast(), ALL_WHOLE]
+Tokens = Annotated[list[Annotated[int, Field(ge=0, le=INT_LIMIT)]], Field(min_length=1, fail_fast=True), ALL_WHOLE]
 Text = Annotated[str, Field(min_length=1)]
 PromptField = Annotated[
     Annotated[Text, Tag("text")]
-    | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT), FailFast(), Tag("texts")]
+    | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("texts")]
     | Annotated[Tokens, Tag("tokens")]
-    | Annotated[list[Tokens], Field(min_length=1, max_length=PROMPTS_LIMIT), FailFast(), Tag("token_lists")],
+    | Annotated[list[Tokens], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("token_lists")],
     Discriminator(_shape),
 ]
 """A text, texts, token ids, or lists of token ids."""

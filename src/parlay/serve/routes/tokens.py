@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from parlay.encoding import encode
 from parlay.serve.bodies.common import INT_LIMIT
@@ -39,7 +39,7 @@ class Message(BaseModel):
 class TokenizeMessages(_Body):
     """A conversation in the model's chat format."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096), FailFast()]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     add_generation_prompt: bool = True
     add_special_tokens: bool = Field(False, description="on top of those that the chat format brings")
 
@@ -64,7 +64,7 @@ class Tokens(BaseModel):
 
 
 class Detokenize(_Body):
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], FailFast(), ALL_WHOLE]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), ALL_WHOLE]
 
 
 class Text(BaseModel):
