@@ -46,6 +46,20 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadForm:
+    """How a draft head of one layer or more differs from a decoder; its rows read features in place of embeddings.
+
+    Its logits are over ``draft_vocab_size`` tokens. ``beside``: the first layer's attention reads the embedding beside
+    the features, each normed by itself (EAGLE-3). ``bare``: nothing is normed before the first layer and after the last
+    (EAGLE). The last tap is what leaves the last layer, before a norm.
+    """
+
+    draft_vocab_size: int
+    beside: bool = False
+    bare: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Shape of a decoder of the Llama lineage. Sizes count elements; ``max_context`` counts tokens."""
 
@@ -66,6 +80,13 @@ class DecoderConfig:
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     """What the checkpoint says its weights are stored in."""
+    head: HeadForm | None = None
+    """None for all models that are not draft heads."""
+
+    @property
+    def output_size(self) -> int:
+        """Logits of a row."""
+        return self.head.draft_vocab_size if self.head else self.vocab_size
 
 
 @dataclass(frozen=True, slots=True)

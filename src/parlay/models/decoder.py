@@ -45,7 +45,7 @@ class RmsNorm:
 class DecoderLayer:
     """One layer; query, key and value weights form one product, gate and up another."""
 
-    attention_norm: RmsNorm
+    attention_norm: RmsNorm | None
     qkv: Linear
     qk_norm: RmsNorm | None
     attention_out: Linear
@@ -65,8 +65,11 @@ class TorchDecoder:
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
-    norm: RmsNorm
+    norm: RmsNorm | None
     head: Linear
+    beside_norm: RmsNorm | None = None
+    """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
+    raw_tap: bool = False
 
     def run(
         self,
@@ -74,11 +77,13 @@ class TorchDecoder:
         plan: Callable[[Tensor], Sequence[Attend]],
         taps: Collection[int],
         skip: Skip = frozenset(),
+        embedded: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states after the last layer ``[N, H]``, and those that enter the tapped layers.
 
         ``hidden`` ``[N, H]`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]``
         that attention writes to, and says how each sequence does. Rows pass by the sub-layers of ``skip``.
+        ``embedded`` ``[N, H]`` is for decoders with a ``beside_norm``.
         """
         mixed = hidden.new_zeros(hidden.shape[0], self.heads.num_heads * self.heads.head_dim)
         attends = plan(mixed)
@@ -87,7 +92,7 @@ class TorchDecoder:
             if index in taps:
                 tapped[index] = hidden.clone()
             if ("attention", index) not in skip:
-                qkv = self._qkv(layer, hidden)
+                qkv = self._qkv(layer, hidden, embedded if index == 0 else None)
                 for attend in attends:
                     attend(index, qkv)
                 hidden.add_(layer.attention_out(mixed))
@@ -95,10 +100,17 @@ class TorchDecoder:
                 hidden.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden)))))
         return hidden, tapped
 
-    def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor) -> Tensor:
+    def last(self, hidden: Tensor) -> Tensor:
+        """What the head reads: ``hidden`` ``[N, H]`` normed."""
+        return hidden if self.norm is None else self.norm(hidden)
+
+    def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor, embedded_NH: Tensor | None) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
-        flat = layer.qkv(layer.attention_norm(hidden_NH))
+        normed = layer.attention_norm(hidden_NH) if layer.attention_norm is not None else hidden_NH
+        if self.beside_norm is not None and embedded_NH is not None:
+            normed = torch.cat((self.beside_norm(embedded_NH), normed), -1)
+        flat = layer.qkv(normed)
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
         if layer.qk_norm is not None:
@@ -121,15 +133,16 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 
-def build(
-    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
-) -> TorchDecoder:
+def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device) -> TorchDecoder:
     """Pack a checkpoint's weights (Hugging Face names) for `TorchDecoder`."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     fused = FusedWeights(config, weights, compute)
 
     def tensor(weight: Operand) -> Tensor:
         return as_tensor(weight, dtype).to(device)
+
+    def some_norm(weight: Tensor | None) -> RmsNorm | None:
+        return None if weight is None else norm(weight)
 
     def norm(weight: Tensor) -> RmsNorm:
         """Of ``weight`` ``[n]`` or ``[heads, n]``."""
@@ -152,7 +165,7 @@ def build(
         layer = fused.layer(index)
         bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
         return DecoderLayer(
-            attention_norm=norm(layer.attention_norm),
+            attention_norm=some_norm(layer.attention_norm),
             qkv=pack(paired([tensor(part) for part in layer.qkv]), bias),
             qk_norm=qk_norm(layer),
             attention_out=pack(tensor(layer.attention_out), None),
@@ -166,6 +179,8 @@ def build(
         compute=compute,
         embedding=tensor(fused.embedding),
         layers=tuple(packed(index) for index in range(config.num_layers)),
-        norm=norm(fused.final_norm),
+        norm=some_norm(fused.final_norm),
         head=pack(tensor(fused.head), None),
+        beside_norm=some_norm(fused.beside_norm),
+        raw_tap=config.head is not None,
     )

@@ -58,13 +58,15 @@ class EagerForward:
             rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
             plan = partial(self._plan, work, buffers)
             embedded = F.embedding(torch.tensor(rows, device=self._device), self._decoder.embedding)
+            beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
-            hidden, tapped = self._decoder.run(inputs, plan, work.taps, work.skip)
+            hidden, tapped = self._decoder.run(inputs, plan, work.taps, work.skip, beside)
+            normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:
-                hidden = tapped[last] = self._decoder.norm(hidden)
+                hidden = tapped[last] = self._decoder.last(hidden) if normed else hidden
             hidden = self._chosen(hidden, work.wanted)
-            if last not in work.taps:
-                hidden = self._decoder.norm(hidden)
+            if not normed:
+                hidden = self._decoder.last(hidden)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
             logits = self._decoder.head(hidden)[: len(work.wanted)].float()
         return Result(logits, {layer: states[: len(ids)] for layer, states in tapped.items()})

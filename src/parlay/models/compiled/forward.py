@@ -79,7 +79,7 @@ class CompiledForward:
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*work.wanted)
         longest = max(place.start + place.end for place in work.places)
         self._reach(longest)
-        logits = torch.empty(wanted, self._config.vocab_size)
+        logits = torch.empty(wanted, self._config.output_size)
         taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
         pool = threads.count()
         batch = structs.Batch(

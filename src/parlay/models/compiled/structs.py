@@ -31,6 +31,8 @@ class ModelStruct(Structure):
         ("embedding", Linear),
         ("layer", POINTER(LayerStruct)),
         ("final_norm", c_void_p),
+        ("beside_norm", c_void_p),
+        ("raw_tap", c_int64),
         ("head", Linear),
         ("turns", c_void_p),
     ]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from parlay import threads
 from parlay.cache.buffers import zeros
+from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.compiled import structs
 from parlay.models.config import DecoderConfig
-from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.quantize import Int8Weight
 from parlay.models.stored import Format, StoredTensor
 
@@ -86,12 +86,14 @@ class Weights:
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             ffn=config.intermediate_size,
-            vocab=config.vocab_size,
+            vocab=config.output_size,
             bf16=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._embedding(fused, head),
+            embedding=self._embedding(arranged, head),
             layer=layers,
-            final_norm=self._hold(fused.final_norm),
+            final_norm=self._norm(fused.final_norm),
+            beside_norm=self._norm(fused.beside_norm),
+            raw_tap=int(config.head is not None),
             head=head,
         )
 
@@ -108,7 +110,7 @@ class Weights:
             gate=self._linear(layer.gate),
             up=self._linear(layer.up),
             down=self._linear(layer.down),
-            attention_norm=self._hold(layer.attention_norm),
+            attention_norm=self._norm(layer.attention_norm),
             feed_forward_norm=self._hold(layer.mlp_norm),
             qk_norm=None if layer.qk_norm is None else self._hold(self._by_head(*layer.qk_norm)),
         )
@@ -185,6 +187,9 @@ class Weights:
         padded = torch.nn.functional.pad(numbers_O.float(), (0, -len(numbers_O) % self._panel)).contiguous()
         self._held.append(padded)
         return padded
+
+    def _norm(self, weight_H: Tensor | None) -> int | None:
+        return None if weight_H is None else self._hold(weight_H)
 
     def _hold(self, tensor: Tensor) -> int:
         """The address of a tensor of any shape, which lives as long as the weights."""

@@ -82,7 +82,7 @@ static void norm_last(const Pass *pass, int64_t part, int64_t parts)
     float floor = (float)(model->hidden * model->eps);
     float *tap = batch->taps ? batch->taps[model->layers] : 0;
     for (int64_t row = batch->rows * part / parts; tap && row < batch->rows * (part + 1) / parts; row++)
-        norm_row(space->hidden + row * model->hidden, model->hidden, floor, model->final_norm, 0,
+        norm_row(space->hidden + row * model->hidden, model->hidden, floor, model->raw_tap ? 0 : model->final_norm, 0,
                  tap + row * model->hidden);
     int wanted = format_of(&model->head)->input;
     for (int64_t i = batch->wanted * part / parts; i < batch->wanted * (part + 1) / parts; i++)
@@ -96,7 +96,11 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
     Product product = pass->next % 2 ? gates(pass, pass->next / 2) : attention_inputs(pass, pass->next / 2);
     const float *weight = pass->next % 2 ? own->feed_forward_norm : own->attention_norm;
     int wanted = forms(product.linear);
-    for (int64_t row = from; row < to; row++) norm_input(pass->model, pass->space, weight, wanted, row, row);
+    for (int64_t row = from; row < to; row++)
+        if (pass->next == 0 && pass->model->beside_norm)
+            norm_beside(pass->model, pass->batch, pass->space, wanted, row);
+        else
+            norm_input(pass->model, pass->space, weight, wanted, row, row);
 }
 
 /* Between two sub-layers: rows that enter a tapped layer are put aside, then normed for what runs next. */

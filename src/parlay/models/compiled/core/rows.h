@@ -4,9 +4,13 @@
 
 #include "space.h"
 
-/* x / sqrt(|x|^2 + floor) * weight, into bfloat16 or float32. */
+/* x / sqrt(|x|^2 + floor) * weight, into bfloat16 or float32; x itself without a weight. */
 INLINE void norm_row(const float *x, int64_t size, float floor, const float *weight, int bf16, void *out)
 {
+    if (!weight) {
+        for (int64_t i = 0; i < size; i++) store_one(bf16, out, i, x[i]);
+        return;
+    }
     vf squares = {0};
     int64_t whole = size / LANES * LANES;
     float rest = 0;
@@ -20,15 +24,33 @@ INLINE void norm_row(const float *x, int64_t size, float floor, const float *wei
     for (int64_t i = whole; i < size; i++) store_one(bf16, out, i, x[i] * scale * weight[i]);
 }
 
-/* A row of the hidden states, normed, into row `to` of the inputs of products that want them in some forms. */
+/* `hidden` numbers, normed, into row `to` of the inputs of products that want them in some forms, from place `at` on. */
+INLINE void put_normed(const Model *model, const Inputs *inputs, const float *x, const float *weight, int wanted,
+                       int64_t to, int64_t at)
+{
+    float floor = (float)(model->hidden * model->eps);
+    if (wanted & BRAINS) norm_row(x, model->hidden, floor, weight, 1, inputs->brains + to * inputs->stride + at);
+    if (wanted & (FLOATS | CODES))
+        norm_row(x, model->hidden, floor, weight, 0, inputs->floats + to * inputs->stride + at);
+}
+
+/* A row of the hidden states, normed. */
 INLINE void norm_input(const Model *model, const Space *space, const float *weight, int wanted, int64_t row, int64_t to)
 {
-    const float *x = space->hidden + row * model->hidden, floor = (float)(model->hidden * model->eps);
+    put_normed(model, &space->normed, space->hidden + row * model->hidden, weight, wanted, to, 0);
+    put_codes(&space->normed, wanted, to, 0, model->hidden);
+}
+
+/* What the first layer's attention reads: the embedding of the row's id, then the hidden state, each normed. */
+static void norm_beside(const Model *model, const Batch *batch, const Space *space, int wanted, int64_t row)
+{
     const Inputs *inputs = &space->normed;
-    if (wanted & (FLOATS | CODES))
-        norm_row(x, model->hidden, floor, weight, 0, inputs->floats + to * inputs->stride);
-    if (wanted & BRAINS) norm_row(x, model->hidden, floor, weight, 1, inputs->brains + to * inputs->stride);
-    put_codes(inputs, wanted, to, 0, model->hidden);
+    float *embedded = inputs->floats + row * inputs->stride; /* there whatever is wanted; normed in its place */
+    format_of(&model->embedding)->read(model->embedding.panels, batch->ids[row], model->hidden, embedded);
+    put_normed(model, inputs, embedded, model->beside_norm, wanted, row, 0);
+    put_normed(model, inputs, space->hidden + row * model->hidden, model->layer[0].attention_norm, wanted, row,
+               model->hidden);
+    put_codes(inputs, wanted, row, 0, 2 * model->hidden);
 }
 
 static void embed(const Model *model, const Batch *batch, const Space *space, int64_t from, int64_t to)

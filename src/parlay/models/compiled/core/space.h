@@ -45,7 +45,8 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
                      int64_t threads, char *at)
 {
     int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim;
-    int64_t mixed = model->heads * dim > model->hidden ? model->heads * dim : model->hidden;
+    int64_t read = model->hidden * (model->beside_norm ? 2 : 1); /* by the products of attention, at most */
+    int64_t mixed = model->heads * dim > read ? model->heads * dim : read;
     Space s;
     char *start = at;
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;

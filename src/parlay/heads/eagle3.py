@@ -1,0 +1,96 @@
+"""The head of EAGLE-3 (Li et al. 2025, arXiv:2503.01840).
+
+One decoder layer over fused features of several target layers. Its attention reads the token's embedding beside the
+features, each normed by itself. A head of its own gives logits over a reduced draft vocabulary.
+Parameter names are those of published checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
+from parlay.models.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """``layer`` is the shape of the head's decoder layer; its ``vocab_size`` is the target's.
+
+    ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` how many tokens the head can propose.
+    """
+
+    layer: DecoderConfig
+    draft_vocab_size: int
+    taps: tuple[int, ...]
+
+
+class Eagle3Layer(nn.Module):
+    """The one decoder layer."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.hidden_norm = RmsNorm(size, eps)
+        self.input_layernorm = RmsNorm(size, eps)
+        self.self_attn = Attention(config, 2 * size)
+        self.post_attention_layernorm = RmsNorm(size, eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, hidden: Tensor, embedded: Tensor, steps: Steps) -> Tensor:
+        """All ``[B, T, H]``; ``hidden`` are fused features, or the layer's own outputs of the step before."""
+        beside = torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), -1)
+        hidden = hidden + self.self_attn(beside, steps)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class Eagle3Head(nn.Module):
+    """Pure: features and embeddings in, hidden states and logits out.
+
+    Row i of the first step reads the features of token i and the embedding of token i + 1, and predicts token i + 2.
+    """
+
+    d2t: Tensor
+    """Draft id to target id, as an offset: target = draft + d2t[draft]."""
+    t2d: Tensor
+    """Bool ``[V]``: whether the draft vocabulary has this token of the target."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        size = config.layer.hidden_size
+        self.config = config
+        self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
+        self.midlayer = Eagle3Layer(config.layer)
+        self.norm = RmsNorm(size, config.layer.rms_norm_eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config.layer.vocab_size, dtype=torch.bool))
+
+    def set_draft_vocab(self, ids: Tensor) -> None:
+        """``ids`` int64: the target tokens that can be proposed, rising."""
+        self.d2t.copy_(ids - torch.arange(len(ids)))
+        self.t2d.zero_()[ids] = True
+
+    @property
+    def draft_ids(self) -> Tensor:
+        """Target id of each draft id, int64."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """``[..., taps * H]`` to ``[..., H]``."""
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def step(self, hidden: Tensor, embedded: Tensor, steps: Steps) -> Tensor:
+        """One more step: hidden states ``[B, T, H]``, from which `logits` and the next step follow."""
+        out: Tensor = self.midlayer(hidden, embedded, steps)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., H]`` to ``[..., draft vocabulary]``."""
+        out: Tensor = self.lm_head(self.norm(hidden))
+        return out

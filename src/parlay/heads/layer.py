@@ -1,0 +1,108 @@
+"""What heads are made of: norm, rotations, and a Llama layer whose rows of one step see those of the steps before.
+
+Shapes: B texts, T rows of each, N = B * T, H hidden, A query heads, K key heads, D head size, P = D / 2 pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parlay.models.config import DecoderConfig
+from parlay.models.rope import inverse_frequencies
+
+
+class RmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., size]``."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self._eps).to(x.dtype)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Keys and values of the steps of a training-time test: of each, one per row, heads repeated to A.
+
+    Row i of a later step continues row i of the step before. So it sees the rows up to i of the first step, and row i
+    of all steps after it (Li et al. 2025, EAGLE-3).
+    """
+
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention whose queries, keys and values read ``inputs`` numbers a row."""
+
+    def __init__(self, config: DecoderConfig, inputs: int) -> None:
+        super().__init__()
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(inputs, query, bias=False)
+        self.k_proj = nn.Linear(inputs, key, bias=False)
+        self.v_proj = nn.Linear(inputs, key, bias=False)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
+        self._dim, self._group = config.head_dim, config.num_heads // config.num_kv_heads
+        frequencies = inverse_frequencies(config.rope, config.head_dim)
+        self.register_buffer("_frequencies_P", frequencies, persistent=False)
+
+    def forward(self, x: Tensor, steps: Steps) -> Tensor:
+        """``x`` ``[B, T, inputs]`` are the rows of the next step; their keys and values join ``steps``."""
+        begin = len(steps.keys)
+        query, key = (self._turn(self._heads(proj(x)), begin) for proj in (self.q_proj, self.k_proj))
+        steps.keys.append(key.repeat_interleave(self._group, 1))
+        steps.values.append(self._heads(self.v_proj(x)).repeat_interleave(self._group, 1))
+        mixed = _attend(query, steps)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """``[B, T, heads * D]`` as ``[B, heads, T, D]``."""
+        return x.unflatten(-1, (-1, self._dim)).transpose(1, 2)
+
+    def _turn(self, x: Tensor, begin: int) -> Tensor:
+        """Rotated by position, which of row i is ``begin`` + i."""
+        assert isinstance(self._frequencies_P, Tensor)
+        positions_T = torch.arange(begin, begin + x.shape[2], device=x.device)
+        angles_TP = torch.outer(positions_T.float(), self._frequencies_P)
+        cosine, sine = angles_TP.cos().to(x.dtype), angles_TP.sin().to(x.dtype)
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+
+
+def _attend(query: Tensor, steps: Steps) -> Tensor:
+    """``[B, A, T, D]``; see `Steps`."""
+    if len(steps.keys) == 1:
+        return F.scaled_dot_product_attention(query, steps.keys[0], steps.values[0], is_causal=True)
+    scale, rows = query.shape[-1] ** -0.5, query.shape[2]
+    past = (query @ steps.keys[0].transpose(2, 3)).float() * scale
+    hidden = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+    later = [(query * key).float().sum(-1, keepdim=True) * scale for key in steps.keys[1:]]
+    weights = torch.cat((past.masked_fill(hidden, -torch.inf), *later), -1).softmax(-1).to(query.dtype)
+    mixed = weights[..., :rows] @ steps.values[0]
+    for place, value in enumerate(steps.values[1:]):
+        mixed = mixed + weights[..., rows + place, None] * value
+    return mixed
+
+
+class Mlp(nn.Module):
+    """silu(gate(x)) * up(x), brought back to H."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., H]``."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out

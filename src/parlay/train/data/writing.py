@@ -1,0 +1,97 @@
+"""Texts that a target writes for its drafters: its answers to given prompts and to prompts of its own.
+
+A drafter has to follow what the target writes, so that is what it learns from. Where no prompts are given, the target
+writes these too: after the words that its chat template puts before a user's, it continues as a user would
+(Xu et al. 2024, Magpie).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlay.llm import LLM
+from parlay.train.data.prompts import ChatFrame
+from parlay.train.data.texts import Text, save_shard, shard_path
+from parlay.types import SamplingParams
+
+_SHARD = 128
+"""Conversations in a shard: some minutes of work at most are lost by a kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritingPlan:
+    """What to write. Shard ``i`` is a function of the plan, the target and ``i`` alone.
+
+    ``own_share`` of the prompts are the target's own, and ``greedy_share`` of the answers are greedy; the others are
+    sampled at ``temperature``.
+    """
+
+    prompts: Sequence[str] = ()
+    own_share: float = 0.5
+    greedy_share: float = 0.7
+    temperature: float = 0.8
+    prompt_tokens: int = 384
+    own_prompt_tokens: int = 96
+    answer_tokens: int = 192
+    seed: int = 0
+
+
+class Writer:
+    """Has a target write shards of texts."""
+
+    def __init__(self, llm: LLM, plan: WritingPlan) -> None:
+        self._llm = llm
+        self._plan = plan
+        self._frame = ChatFrame.of(llm.tokenizer)
+
+    def write(self, folder: Path, count: int, done: Callable[[int], None] = lambda _: None) -> None:
+        """Writes the first ``count`` shards that are not there yet; ``done`` hears the number of each."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            path = shard_path(folder, number)
+            if not path.exists():
+                save_shard(path, self.shard(number))
+                done(number)
+
+    def shard(self, number: int) -> list[Text]:
+        """The conversations of shard ``number``."""
+        rng = random.Random(self._plan.seed * 1_000_003 + number)
+        given = self._given(number, rng)
+        prompts = [*given, *self._own(_SHARD - len(given), rng)]
+        params = [self._answer_params(rng) for _ in prompts]
+        outputs = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, strategy="none")
+        texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
+        return [Text((*prompt, *answer), len(prompt)) for prompt, answer in texts]
+
+    def _given(self, number: int, rng: random.Random) -> list[tuple[int, ...]]:
+        """This shard's part of the given prompts, which are dealt out in a random order, again and again."""
+        plan = self._plan
+        if not plan.prompts:
+            return []
+        count = round(_SHARD * (1 - plan.own_share))
+        order = random.Random(plan.seed).sample(range(len(plan.prompts)), len(plan.prompts))
+        chosen = [plan.prompts[order[(number * count + i) % len(order)]] for i in range(count)]
+        ids = [tuple(self._llm.tokenizer.encode(text, add_special_tokens=False)) for text in chosen]
+        return [self._frame.around(words) for words in ids if len(words) <= plan.prompt_tokens]
+
+    def _own(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
+        """Prompts of the target's own; those that it did not end are left out."""
+        params = [
+            SamplingParams(temperature=1.0, top_p=0.98, max_tokens=self._plan.own_prompt_tokens, seed=_seed(rng))
+            for _ in range(count)
+        ]
+        openings = [{"prompt_token_ids": list(self._frame.before)} for _ in range(count)]
+        outputs = self._llm.generate(openings, params, strategy="none")
+        ended = [out.outputs[0].token_ids for out in outputs if out.outputs[0].finish_reason == "stop"]
+        return [self._frame.around(words[:-1]) for words in ended if len(words) > 1]
+
+    def _answer_params(self, rng: random.Random) -> SamplingParams:
+        temperature = 0.0 if rng.random() < self._plan.greedy_share else self._plan.temperature
+        return SamplingParams(temperature=temperature, max_tokens=self._plan.answer_tokens, seed=_seed(rng))
+
+
+def _seed(rng: random.Random) -> int:
+    return rng.getrandbits(31)

@@ -1,0 +1,178 @@
+"""The loop that trains heads: by the clock, with checkpoints, held-out acceptance and early stop.
+
+All that a run resumes from is one safetensors file, which is replaced in one move: a kill loses one interval.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from parlay.models.user_cache import written_whole
+from parlay.options import Options, option
+from parlay.train.data.batches import Batch, endless, in_order
+from parlay.train.data.features import Featured
+from parlay.train.optimizers import adam, muon
+from parlay.train.recipes.recipe import Recipe
+from parlay.train.schedule import learning_rate
+from parlay.types import ParlayError
+
+MOST_GRADIENT = 1.0
+_GIVE_UP = 3
+"""Measurements without a better acceptance after which training stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions(Options):
+    """How long, how fast and how often."""
+
+    minutes: float = option(60.0, "how long to train", low=0.001)
+    batch_tokens: int = option(4096, "tokens in a batch", low=8)
+    longest: int = option(320, "of longer texts the last so many tokens are used", low=8)
+    matrix_rate: float = option(0.01, "peak learning rate of matrices (Muon)", low=0)
+    slow_rate: float = option(5e-4, "peak learning rate of output vocabularies and norms (AdamW)", low=0)
+    interval: float = option(120.0, "seconds between checkpoints", low=0.01)
+    seed: int = option(0, "seed of the order of texts", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One interval of a run. ``acceptance``: share of held-out drafts that are right up to each depth."""
+
+    step: int
+    tokens: int
+    seconds: float
+    loss: float
+    acceptance: tuple[float, ...]
+
+    def __str__(self) -> str:
+        shares = " ".join(f"{100 * share:.1f}" for share in self.acceptance)
+        rate = self.tokens / max(self.seconds, 1e-9)
+        return f"step {self.step}  {self.tokens:,} tokens  {rate:,.0f}/s  loss {self.loss:.3f}  held-out {shares}"
+
+
+class Loop:
+    """Trains the module of ``recipe``; everything to resume from is in ``state``, the path of a file."""
+
+    def __init__(self, recipe: Recipe, options: LoopOptions, state: Path) -> None:
+        self._recipe, self._options, self._state = recipe, options, state
+        parts = ((muon, recipe.matrices, options.matrix_rate), (adam, recipe.slow, options.slow_rate))
+        self._optimizers = [(make(list(weights), rate), rate) for make, weights, rate in parts if weights]
+        self._step = self._tokens = 0
+        self._seconds = 0.0
+        self._loss = float("nan")
+
+    def run(
+        self,
+        texts: Sequence[Featured],
+        heldout: Sequence[Featured],
+        told: Callable[[Progress], None] = lambda _: None,
+    ) -> Progress:
+        """Trains until the time is over or acceptance stops growing; the module holds the last weights then.
+
+        Raises ParlayError when the loss is no number any more; the last good checkpoint stays.
+        """
+        if not texts or not heldout:
+            raise ParlayError("there are too few texts to train on: write some more")
+        options = self._options
+        self._resume()
+        batches = endless(texts, options.batch_tokens, options.longest, options.seed + self._step)
+        progress = self._progress(heldout)
+        best, since = progress.acceptance, 0
+        while self._seconds < 60 * options.minutes and since < _GIVE_UP:
+            self._train(batches)
+            progress = self._progress(heldout)
+            told(progress)
+            self._save()
+            since = 0 if sum(progress.acceptance) > sum(best) else since + 1
+            best = max(best, progress.acceptance, key=sum)
+        return progress
+
+    def _train(self, batches: Iterator[Batch]) -> None:
+        """One interval."""
+        self._recipe.module.train()
+        losses: list[float] = []
+        until = min(self._seconds + self._options.interval, 60 * self._options.minutes)
+        while self._seconds < until or not losses:
+            began = time.monotonic()
+            losses.append(self._update(next(batches)))
+            self._seconds += time.monotonic() - began
+        self._loss = sum(losses) / len(losses)
+
+    def _update(self, batch: Batch) -> float:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self._recipe.loss(batch)
+        value = float(loss)
+        if not torch.isfinite(loss):
+            raise ParlayError(
+                f"the loss became {value} at step {self._step}: {self._state} holds the last good weights; "
+                "train on with a lower learning rate"
+            )
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)
+        factor = learning_rate(self._seconds / (60 * self._options.minutes))
+        for optimizer, peak in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = factor * peak
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self._step += 1
+        self._tokens += batch.ids_BT.numel()
+        return value
+
+    def _progress(self, heldout: Sequence[Featured]) -> Progress:
+        return Progress(self._step, self._tokens, self._seconds, self._loss, acceptance(self._recipe, heldout, self._options))
+
+    def _save(self) -> None:
+        numbers = torch.tensor([self._step, self._tokens, self._seconds], dtype=torch.float64)
+        try:
+            with written_whole(self._state) as part:
+                save_file({**_flat(self._recipe.module, self._optimizers), "numbers": numbers}, part)
+        except OSError as error:
+            raise ParlayError(f"can't write {self._state} ({error}); the checkpoint before it is intact") from error
+
+    def _resume(self) -> None:
+        if not self._state.exists():
+            return
+        held = load_file(self._state)
+        self._step, self._tokens = (int(number) for number in held["numbers"][:2])
+        self._seconds = float(held["numbers"][2])
+        _restore(held, self._recipe.module, self._optimizers)
+
+
+def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) -> tuple[float, ...]:
+    """Share of drafts that are right up to each depth."""
+    recipe.module.eval()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        batches = in_order(texts, options.batch_tokens, options.longest)
+        counts = torch.stack([recipe.right(batch) for batch in batches]).sum(0).tolist()
+    return tuple(count / max(counts[0], 1) for count in counts[1:])
+
+
+Stepped = Sequence[tuple[torch.optim.Optimizer, float]]
+
+
+def _flat(module: nn.Module, optimizers: Stepped) -> dict[str, Tensor]:
+    """All tensors of weights and optimizers by name."""
+    found = {f"module.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
+    for number, (optimizer, _) in enumerate(optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{number}.{index}.{name}": torch.as_tensor(each) for name, each in state.items()}
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def _restore(held: Mapping[str, Tensor], module: nn.Module, optimizers: Stepped) -> None:
+    module.load_state_dict({name.removeprefix("module."): t for name, t in held.items() if name.startswith("module.")})
+    for number, (optimizer, _) in enumerate(optimizers):
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in held.items():
+            kind, *rest = name.split(".", 3)
+            if kind == "optimizer" and rest[0] == str(number):
+                state.setdefault(int(rest[1]), {})[rest[2]] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
