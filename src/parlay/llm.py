@@ -13,6 +13,7 @@ from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
+from parlay.heads.opening import heads_of
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.one_call import OneCall
@@ -83,6 +84,7 @@ class LLM:
             tokenizer=self.tokenizer,
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=self.runner.spec,
+            find_head=heads_of(model, self.runner.spec, budget),
         )
         self._strategies = StrategyCache(resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request

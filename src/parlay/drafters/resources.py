@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from parlay.drafters.stores.datastore_file import Datastore
+    from parlay.heads.opening import FindHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class Resources:
     """What drafters are built from; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
-    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``closing`` runs when the
-    drafter goes: a drafter that writes files registers its last write there. ``rule`` is the accept rule that judges
+    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``find_head`` finds trained
+    heads for the target. ``closing`` runs when the drafter goes: a drafter that writes files registers its last write
+    there. ``rule`` is the accept rule that judges
     the drafts, and ``nested`` are the strategies that the drafter's own options name, in the order of their text.
     """
 
@@ -48,6 +50,7 @@ class Resources:
     open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
+    find_head: FindHead | None = None
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()

@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """``[B, T, heads * D]`` as ``[B, heads, T, D]``."""
-        return x.unflatten(-1, (-1, self._dim)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self._dim).transpose(1, 2)
 
     def _turn(self, x: Tensor, begin: int) -> Tensor:
         """Rotated by position, which of row i is ``begin`` + i."""

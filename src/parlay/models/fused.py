@@ -109,7 +109,7 @@ def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
     return weight.dense(dtype)
 
 
-def in_eight_bits(weights: Mapping[str, Weight]) -> dict[str, Operand]:
+def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     """The checkpoint with every matrix that enters products rounded, the embedding as it was.
 
     Raises ValueError for weights that a file holds in blocks: rounding these again helps nobody.

@@ -18,7 +18,6 @@ from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Work
 from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.kernels import choose_dtype
-from parlay.models.shapes import Weight
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
@@ -32,14 +31,14 @@ _log = logging.getLogger(__name__)
 class NativeRunner:
     """A Llama, Mistral, Qwen2 or Qwen3 with its cache.
 
-    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. ``max_tokens_cached`` bounds
-    what all sequences together may reserve; into a ``budget`` that others share it brings the memory of so many.
+    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. A config with a ``head`` makes
+    it a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may reserve; into a ``budget`` that others share it brings the memory of so many.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, Weight],
+        weights: Mapping[str, Operand],
         *,
         dtype: torch.dtype,
         device: torch.device,
@@ -48,7 +47,7 @@ class NativeRunner:
         quantize: Quantize | None = None,
         name: str = "native",
     ) -> None:
-        wanted: Mapping[str, Operand] = in_eight_bits(weights) if quantize == "int8" else weights
+        wanted = in_eight_bits(weights) if quantize == "int8" else weights
         self._forward, reason = _choose(config, wanted, dtype, device)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)

@@ -108,13 +108,13 @@ class Loop:
     def _update(self, batch: Batch) -> float:
         with torch.autocast("cpu", torch.bfloat16):
             loss = self._recipe.loss(batch)
-        value = float(loss)
+        value = float(loss.detach())
         if not torch.isfinite(loss):
             raise ParlayError(
                 f"the loss became {value} at step {self._step}: {self._state} holds the last good weights; "
                 "train on with a lower learning rate"
             )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)
         factor = learning_rate(self._seconds / (60 * self._options.minutes))
         for optimizer, peak in self._optimizers:
@@ -127,7 +127,9 @@ class Loop:
         return value
 
     def _progress(self, heldout: Sequence[Featured]) -> Progress:
-        return Progress(self._step, self._tokens, self._seconds, self._loss, acceptance(self._recipe, heldout, self._options))
+        return Progress(
+            self._step, self._tokens, self._seconds, self._loss, acceptance(self._recipe, heldout, self._options)
+        )
 
     def _save(self) -> None:
         numbers = torch.tensor([self._step, self._tokens, self._seconds], dtype=torch.float64)

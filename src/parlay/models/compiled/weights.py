@@ -12,9 +12,9 @@ from torch import Tensor
 
 from parlay import threads
 from parlay.cache.buffers import zeros
-from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.compiled import structs
 from parlay.models.config import DecoderConfig
+from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.quantize import Int8Weight
 from parlay.models.stored import Format, StoredTensor
 
@@ -89,7 +89,7 @@ class Weights:
             vocab=config.output_size,
             bf16=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._embedding(arranged, head),
+            embedding=self._embedding(fused, head),
             layer=layers,
             final_norm=self._norm(fused.final_norm),
             beside_norm=self._norm(fused.beside_norm),

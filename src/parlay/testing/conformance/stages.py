@@ -19,6 +19,7 @@ from parlay.models.native import NativeRunner
 from parlay.strategies.cache import RunnerCache
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stage import Stage
+from parlay.testing.random_heads import random_heads
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner
@@ -65,6 +66,7 @@ def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
         tokenizer=toy_tokenizer(target.vocab_size),
         open_tokenizer=lambda _: toy_tokenizer(target.vocab_size, seed=1),
         target=target,
+        find_head=random_heads(target),
     )
 
 

@@ -65,7 +65,9 @@ def count_tokens(paths: Iterable[Path]) -> int:
     return sum(len(text.ids) for path in paths for text in load_shard(path))
 
 
-def _split(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], answers: npt.NDArray[np.int32]) -> Iterator[Text]:
+def _split(
+    ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], answers: npt.NDArray[np.int32]
+) -> Iterator[Text]:
     ends = np.cumsum(lengths)
     for end, length, answer in zip(ends.tolist(), lengths.tolist(), answers.tolist(), strict=True):
         yield Text(tuple(ids[end - length : end].tolist()), answer)

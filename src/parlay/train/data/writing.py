@@ -11,8 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from parlay.encoding import encode
 from parlay.llm import LLM
+from parlay.requests import TokensPrompt
 from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.texts import Text, save_shard, shard_path
 from parlay.types import SamplingParams
@@ -46,6 +49,7 @@ class Writer:
         self._llm = llm
         self._plan = plan
         self._frame = ChatFrame.of(llm.tokenizer)
+        self._tokenizer: Any = llm.tokenizer
 
     def write(self, folder: Path, count: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Writes the first ``count`` shards that are not there yet; ``done`` hears the number of each."""
@@ -62,7 +66,7 @@ class Writer:
         given = self._given(number, rng)
         prompts = [*given, *self._own(_SHARD - len(given), rng)]
         params = [self._answer_params(rng) for _ in prompts]
-        outputs = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, strategy="none")
+        outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
         texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
         return [Text((*prompt, *answer), len(prompt)) for prompt, answer in texts]
 
@@ -74,7 +78,7 @@ class Writer:
         count = round(_SHARD * (1 - plan.own_share))
         order = random.Random(plan.seed).sample(range(len(plan.prompts)), len(plan.prompts))
         chosen = [plan.prompts[order[(number * count + i) % len(order)]] for i in range(count)]
-        ids = [tuple(self._llm.tokenizer.encode(text, add_special_tokens=False)) for text in chosen]
+        ids = [tuple(encode(self._tokenizer, text, special=False)) for text in chosen]
         return [self._frame.around(words) for words in ids if len(words) <= plan.prompt_tokens]
 
     def _own(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
@@ -83,7 +87,7 @@ class Writer:
             SamplingParams(temperature=1.0, top_p=0.98, max_tokens=self._plan.own_prompt_tokens, seed=_seed(rng))
             for _ in range(count)
         ]
-        openings = [{"prompt_token_ids": list(self._frame.before)} for _ in range(count)]
+        openings = [TokensPrompt(prompt_token_ids=list(self._frame.before)) for _ in range(count)]
         outputs = self._llm.generate(openings, params, strategy="none")
         ended = [out.outputs[0].token_ids for out in outputs if out.outputs[0].finish_reason == "stop"]
         return [self._frame.around(words[:-1]) for words in ended if len(words) > 1]

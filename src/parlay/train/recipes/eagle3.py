@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from parlay.heads.eagle3 import Eagle3Head
+from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
 from parlay.train.data.batches import Batch
 from parlay.train.recipes.recipe import counted, soft_loss
+from parlay.train.recipes.target import Target
 
 DECAY = 0.8
 """What a step's loss counts for, relative to the step before."""
@@ -35,7 +36,7 @@ class Eagle3Recipe:
     @property
     def matrices(self) -> Sequence[nn.Parameter]:
         head = self._head
-        return [head.fc.weight, *(weight for weight in head.midlayer.parameters() if weight.ndim == 2)]
+        return [weight for part in (head.fc, head.midlayer) for weight in part.parameters() if weight.ndim == 2]
 
     @property
     def slow(self) -> Sequence[nn.Parameter]:
@@ -49,7 +50,9 @@ class Eagle3Recipe:
             rows_BT = known_BT & (ids_BTK[..., 0] >= 0)
             if rows_BT.any():
                 probs_NK = _ahead(batch.best_probs_BTK, step + 1)[rows_BT]
-                total = total + DECAY**step * soft_loss(self._head.logits(hidden_BTH[rows_BT]), ids_BTK[rows_BT], probs_NK)
+                total = total + DECAY**step * soft_loss(
+                    self._head.logits(hidden_BTH[rows_BT]), ids_BTK[rows_BT], probs_NK
+                )
         return total
 
     def right(self, batch: Batch) -> Tensor:
@@ -73,6 +76,37 @@ class Eagle3Recipe:
     def _labels(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
         """Draft ids ``[B, T, K]`` of the likeliest tokens after token i + 1 + step, and where they are known."""
         return self._draft_of_V[_ahead(batch.best_ids_BTK, step + 1)], _ahead(batch.known_BT, step + 1)
+
+
+def fresh_head(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...]) -> Eagle3Head:
+    """A head to start from: norms, LM head and layer are the target's last ones, and features pass by as they are.
+
+    What attention reads of the embedding is new: small random numbers.
+    """
+    config, own = target.config, target.last_layer()
+    head = Eagle3Head(Eagle3Config(config, len(draft_ids_D), taps))
+    head.set_draft_vocab(draft_ids_D)
+    size, layer = config.hidden_size, head.midlayer
+    copied = {
+        layer.hidden_norm.weight: own["input_layernorm.weight"],
+        layer.post_attention_layernorm.weight: own["post_attention_layernorm.weight"],
+        layer.self_attn.o_proj.weight: own["self_attn.o_proj.weight"],
+        layer.mlp.gate_proj.weight: own["mlp.gate_proj.weight"],
+        layer.mlp.up_proj.weight: own["mlp.up_proj.weight"],
+        layer.mlp.down_proj.weight: own["mlp.down_proj.weight"],
+        head.norm.weight: target.tensor("model.norm.weight"),
+        head.lm_head.weight: target.head_VH[draft_ids_D].float(),
+    }
+    with torch.no_grad():
+        for weight, of in copied.items():
+            weight.copy_(of)
+        for part in ("q", "k", "v"):
+            weight = layer.self_attn.get_parameter(f"{part}_proj.weight")
+            weight.normal_(0, 0.02)
+            weight[:, size:] = own[f"self_attn.{part}_proj.weight"]
+        head.fc.weight.normal_(0, 0.002)
+        head.fc.weight[:, -size:] += torch.eye(size)
+    return head
 
 
 def _ahead(x: Tensor, count: int) -> Tensor:

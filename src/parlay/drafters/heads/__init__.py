@@ -1,0 +1,1 @@
+"""Drafters with heads that were trained on the target's hidden states."""

@@ -1,0 +1,19 @@
+"""Options of drafters with trained heads. They stand apart so that reading them loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parlay.options import Options, option
+
+EAGLE3 = "eagle3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Options(Options):
+    """Which head drafts, and how large its trees grow before they are cut to the budget."""
+
+    head: str = option("", "folder of the head; empty: the one that goes with the target", opens=True)
+    width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
+    depth: int = option(4, "most levels of a tree", low=1, high=32)
+    min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)

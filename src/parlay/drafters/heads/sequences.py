@@ -1,0 +1,123 @@
+"""What a head knows of each sequence: the target's features of its tokens, and the rows that its own cache holds.
+
+Row p of a head reads the features of token p and the embedding of token p + 1. So all rows before the root's can run
+as soon as the features of all tokens before the root are there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.history import History
+from parlay.types import OutOfRoom, Runner, SequenceView
+
+
+@dataclass(slots=True)
+class HeadSequence:
+    """One sequence. Its first ``ran`` rows are in the head's cache; ``waiting`` are the features of the tokens after.
+
+    ``text`` are the tokens that these rows and features stand on. The root's row is never kept in the cache: the next
+    proposal runs it again, whether or not a token was committed in between.
+    """
+
+    name: int
+    text: History = field(default_factory=History)
+    ran: int = 0
+    waiting: list[Tensor] = field(default_factory=list)
+    """Each ``[K, F]``."""
+
+    @property
+    def known(self) -> int:
+        """Of how many tokens, from the first, the features were seen."""
+        return self.ran + sum(map(len, self.waiting))
+
+    def features(self) -> Tensor:
+        """``[K, F]``: all that wait."""
+        if len(self.waiting) > 1:
+            self.waiting = [torch.cat(self.waiting)]
+        return self.waiting[0]
+
+
+class HeadSequences:
+    """The sequences of one drafter. ``taps`` are the target's layers whose states make the features, in order."""
+
+    def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
+        self._runner, self._taps = runner, tuple(taps)
+        self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
+
+    def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
+        """Features of the tokens from ``start`` on; those that leave a gap after the known ones are dropped."""
+        held = self.aligned(view)
+        known, count = held.known, len(taps[self._taps[0]])
+        if start <= known < start + count:
+            held.waiting.append(torch.cat([taps[layer][known - start :] for layer in self._taps], -1))
+            held.text.tokens += view.tokens[len(held.text.tokens) : start + count]
+
+    def aligned(self, view: SequenceView) -> HeadSequence:
+        """What is held of the view's sequence, cut back to what is still true; it is the most recently used now."""
+        held = self._held.pop(view.sequence, None) or self._open(view)
+        self._held[view.sequence] = held
+        agreed = min(held.text.agree(view.tokens), len(view.tokens) - 1)
+        if agreed < len(held.text.tokens):
+            held.text.cut(agreed)
+            if held.ran >= agreed > 0 or held.ran > agreed:  # row p reads token p + 1
+                self._forget(held, max(agreed - 1, 0))
+            else:
+                held.waiting = [held.features()[: agreed - held.ran]] if held.waiting else []
+        return held
+
+    def lacks(self, view: SequenceView) -> bool:
+        """Whether features of tokens before the root are missing."""
+        return self.aligned(view).known < len(view.tokens) - 1
+
+    def reserve(self, view: SequenceView, tokens: int, busy: set[int]) -> bool:
+        """Room for so many tokens, if need be that of the sequences used least recently that are not ``busy``.
+
+        False if there is none, or the target needed the memory of rows that ran, so that features are lacking.
+        """
+        held = self.aligned(view)
+        try:
+            while not self._runner.reserve(held.name, tokens):
+                idle = next((sequence for sequence in self._held if sequence not in busy), None)
+                if idle is None:
+                    return False
+                self.release(idle)
+        except OutOfRoom:
+            return False
+        if self._runner.truncate(held.name, held.ran) < held.ran:
+            self._forget(held, held.ran)
+        return not self.lacks(view)
+
+    def keep(self, view: SequenceView, rows: int) -> None:
+        """The last forward ran ``rows`` more rows: they stay in the cache, but for the root's."""
+        held = self._held[view.sequence]
+        cached = min(self._runner.keep(held.name, ()), held.ran + rows, len(view.tokens) - 2)
+        left = self._runner.truncate(held.name, cached)
+        held.waiting = [held.features()[left - held.ran :]] if left >= held.ran else []
+        held.ran = left
+        held.text.cut(max(held.known, left + 1))
+
+    def release(self, sequence: int) -> None:
+        """Unknown names are ignored."""
+        held = self._held.pop(sequence, None)
+        if held is not None:
+            self._runner.release(held.name)
+
+    def _open(self, view: SequenceView) -> HeadSequence:
+        """With the rows of an earlier sequence that began alike. Rows read no first token, so it joins the salt."""
+        tokens = view.tokens
+        held = HeadSequence(uuid.uuid4().int >> 66)
+        held.ran = self._runner.open(held.name, tokens[1:], f"{view.request.salt}/{tokens[0]}")
+        held.text.tokens += tokens[: held.ran + 1] if held.ran else []
+        return held
+
+    def _forget(self, held: HeadSequence, rows: int) -> None:
+        """Keep ``rows`` rows at most. The features of the others went with them, so these are lacking."""
+        held.ran = self._runner.truncate(held.name, rows)
+        held.waiting = []
+        held.text.cut(held.ran + 1 if held.ran else 0)

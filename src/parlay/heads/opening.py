@@ -1,0 +1,124 @@
+"""The head that a strategy names, or the one that goes with the target, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from parlay.cache import Budget
+from parlay.heads.artefact import HeadArtefact, check_target, load, witness_ids
+from parlay.models.config import DecoderConfig
+from parlay.models.fused import Operand, as_tensor
+from parlay.models.loading import load_weights, read_config
+from parlay.models.native import NativeRunner
+from parlay.models.quantize import Int8Weight
+from parlay.models.resolving import resolve
+from parlay.options import UsageError
+from parlay.types import Runner, RunnerSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
+"""A folder for each method; in it one for each target."""
+
+_EMBEDDING = "model.embed_tokens.weight"
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], Runner]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHead:
+    """A head, the target's embedding ``[V, H]``, and what runs its layers. ``dtype`` is that of its products."""
+
+    artefact: HeadArtefact
+    embedding: Operand
+    make_runner: MakeRunner
+    dtype: torch.dtype
+
+
+FindHead = Callable[[str, str], OpenHead | None]
+"""From a method and the name of a head (empty: the target's own) to that head; None where the target has none."""
+
+
+def opened(source: str, find: FindHead | None, name: str) -> OpenHead:
+    """The head of strategy ``source``. Raises UsageError where there is none, BadHead for one that can't be used."""
+    head = find(source, name) if find is not None else None
+    if head is None:
+        raise UsageError(
+            f"strategy {source}: no head goes with this target; train one with parlay train {source}, "
+            "and name its folder by head=FOLDER"
+        )
+    if head.artefact.method != source:
+        raise UsageError(f"strategy {source}: {name} is a head for strategy {head.artefact.method}")
+    return head
+
+
+def heads_of(model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | None) -> FindHead:
+    """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
+
+    Heads run on the target's device: on CPU with weights of eight bits, for reading them is what a forward costs there.
+    """
+    device = torch.device(target.device)
+    dtype = _DTYPES[target.dtype]
+
+    @cache
+    def embedding() -> Operand:
+        if not isinstance(model, str):
+            weight: Tensor = model.get_input_embeddings().weight.detach()
+            return weight
+        found = resolve(model)
+        return load_weights(found, read_config(found))[_EMBEDDING]
+
+    def make_runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> Runner:
+        held = dict(weights)
+        if device.type == "cpu":
+            matrices = {name: each for name, each in held.items() if len(each.shape) == 2 and name != _EMBEDDING}
+            held |= {name: Int8Weight(as_tensor(each, torch.float32)) for name, each in matrices.items()}
+        return NativeRunner(
+            config,
+            held,
+            dtype=dtype,
+            device=device,
+            max_tokens_cached=4 * config.max_context,
+            budget=budget,
+            name="head",
+        )
+
+    return TargetHeads(target.vocab_size, embedding, make_runner, dtype)
+
+
+class TargetHeads:
+    """Finds heads for one target. ``embedding`` gives its matrix ``[V, H]``, which is read when a head is opened."""
+
+    def __init__(
+        self, vocab_size: int, embedding: Callable[[], Operand], make_runner: MakeRunner, dtype: torch.dtype
+    ) -> None:
+        self._vocab_size, self._embedding = vocab_size, embedding
+        self._make_runner, self._dtype = make_runner, dtype
+
+    def __call__(self, method: str, name: str) -> OpenHead | None:
+        if name:
+            return self._open(Path(name))
+        for folder in sorted((SHIPPED / method).glob("*/")):
+            layer = load(folder).layer
+            if (layer.vocab_size, layer.hidden_size) == (self._vocab_size, self._embedding().shape[1]):
+                return self._open(folder)
+        return None
+
+    def _open(self, folder: Path) -> OpenHead:
+        artefact, embedding = load(folder), self._embedding()
+        rows_WH = as_tensor(embedding, torch.float32)[witness_ids(self._vocab_size)]
+        check_target(str(folder), artefact, rows_WH, self._vocab_size)
+        return OpenHead(artefact, embedding, self._make_runner, self._dtype)

@@ -1,0 +1,22 @@
+"""Strategies that draft with a head trained on the target's hidden states."""
+
+from __future__ import annotations
+
+from parlay.drafters.heads.options import EAGLE3, Eagle3Options
+from parlay.strategies.entry import StrategyEntry
+
+ENTRIES = (
+    StrategyEntry(
+        name=EAGLE3,
+        family="heads",
+        training="a head on the target (parlay train eagle3)",
+        needs="a head trained for this target",
+        summary="A one-layer head over features of several target layers drafts a tree where it is surest.",
+        when="a head for the target exists: any text, above all new text that copies nothing",
+        reference="Li et al. 2025, arXiv:2503.01840; trees: Li et al. 2024, arXiv:2406.16858",
+        options=Eagle3Options,
+        k=16,
+        factory="parlay.drafters.heads.eagle3:Eagle3",
+        toys=("min_p=0", "min_p=0,width=2,depth=6"),
+    ),
+)

@@ -1,0 +1,57 @@
+"""Draft heads with random weights for any target: what they draft is mostly wrong, and no text may depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
+from parlay.heads.opening import FindHead, OpenHead
+from parlay.models.config import DecoderConfig
+from parlay.models.fused import Operand
+from parlay.models.native import NativeRunner
+from parlay.types import Runner, RunnerSpec
+
+
+def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
+    """A head for each method, whatever its name; half of the vocabulary can be drafted."""
+
+    def find(method: str, name: str) -> OpenHead:
+        torch.manual_seed(seed)
+        head = random_eagle3(target)
+        with torch.no_grad():
+            for weight in head.parameters():
+                if weight.ndim == 2:
+                    weight.normal_(0, weight.shape[1] ** -0.5)
+        head.fc.weight.data /= 64.0  # toys' taps are large numbers
+        settings = {"taps": list(head.config.taps), "draft_vocab_size": head.config.draft_vocab_size}
+        artefact = HeadArtefact(method, head.config.layer, settings, dict(head.state_dict()), torch.zeros(0))
+        return OpenHead(artefact, torch.randn(target.vocab_size, target.hidden_size), _runner, torch.float32)
+
+    return find
+
+
+def random_eagle3(target: RunnerSpec) -> Eagle3Head:
+    layer = DecoderConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=2 * target.hidden_size,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        rms_norm_eps=1e-6,
+        max_context=target.max_context,
+    )
+    head = Eagle3Head(Eagle3Config(layer, max(target.vocab_size // 2, 2), (1, target.num_layers - 1)))
+    head.set_draft_vocab(torch.arange(head.config.draft_vocab_size) * 2)
+    return head
+
+
+def _runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> Runner:
+    return NativeRunner(
+        config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=16_384, name="head"
+    )

@@ -1,0 +1,72 @@
+"""What recipes take from a target: its shape, its embedding and head, and its last layer to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.fused import as_tensor
+from parlay.models.loading import load_weights, read_config
+from parlay.models.resolving import resolve
+from parlay.models.shapes import Weight
+from parlay.train.data.features import Featured
+
+
+@dataclass(frozen=True)
+class Target:
+    """A decoder of the Llama lineage by its checkpoint."""
+
+    config: DecoderConfig
+    weights: dict[str, Weight]
+
+    @classmethod
+    def named(cls, model: str) -> Target:
+        """By name, folder or GGUF file. Raises ParlayError for one that the native decoder can't run."""
+        found = resolve(model)
+        config = read_config(found)
+        return cls(config, load_weights(found, config))
+
+    @cached_property
+    def embedding_VH(self) -> Tensor:
+        """bfloat16."""
+        return self.tensor("model.embed_tokens.weight").to(torch.bfloat16)
+
+    @cached_property
+    def head_VH(self) -> Tensor:
+        """The LM head's weight, bfloat16."""
+        return (
+            self.tensor("lm_head.weight").to(torch.bfloat16) if "lm_head.weight" in self.weights else self.embedding_VH
+        )
+
+    def tensor(self, name: str) -> Tensor:
+        """A weight as numbers, float32."""
+        return as_tensor(self.weights[name], torch.float32)
+
+    def last_layer(self) -> dict[str, Tensor]:
+        """The weights of the last layer by their names in it."""
+        at = f"model.layers.{self.config.num_layers - 1}."
+        return {name.removeprefix(at): self.tensor(name) for name in self.weights if name.startswith(at)}
+
+    def usual_taps(self) -> tuple[int, ...]:
+        """EAGLE-3's: the inputs of layers 2, L / 2 and L - 3; of shallow targets those of them that differ."""
+        layers = self.config.num_layers
+        return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
+
+
+def common_tokens(texts: Iterable[Featured], size: int, vocab_size: int) -> Tensor:
+    """The ``size`` tokens that the target would most often write in these texts, int64, rising.
+
+    Where there are fewer, low ids follow: tokenizers number common tokens first.
+    """
+    counts_V = torch.zeros(vocab_size, dtype=torch.float64)
+    for text in texts:
+        ids_K, probs_K = text.best_ids_TB.flatten().long(), text.best_probs_TB.flatten().double()
+        counts_V.index_add_(0, ids_K, probs_K)
+        counts_V.index_add_(0, text.ids_T.long(), torch.full((len(text.ids_T),), 0.1, dtype=torch.float64))
+    counts_V += torch.arange(vocab_size, 0, -1, dtype=torch.float64) * 1e-12
+    return counts_V.topk(min(size, vocab_size)).indices.sort().values
