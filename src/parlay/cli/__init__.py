@@ -29,7 +29,7 @@ COMMANDS = {
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the ways of decoding",
     "datastore": "make and inspect the files from which drafts can be retrieved",
-    "train": "train a small language model",
+    "train": "train a language model or a draft head",
 }
 """Each is the module of that name here, a `Command`."""
 

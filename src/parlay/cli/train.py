@@ -1,4 +1,4 @@
-"""`parlay train lm`: the flags are the trainer's own options."""
+"""`parlay train RECIPE`: the flags are the recipe's own options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parlay.cli.flags import add_option_flags, options_from
 from parlay.types import ParlayError
 
 try:
-    from parlay.train.lm import TrainOptions, train
+    from parlay.train import heads, lm
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] == "parlay":
         raise
@@ -16,10 +16,17 @@ except ModuleNotFoundError as error:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=("lm",), help="lm: a language model, from a directory of text")
-    add_option_flags(parser, TrainOptions)
+    recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
+    for name, summary, declared in (
+        ("lm", "a language model, from a directory of text", lm.TrainOptions),
+        ("eagle3", "a draft head for a target", heads.Eagle3TrainOptions),
+    ):
+        add_option_flags(recipes.add_parser(name, help=summary, description=summary), declared)
 
 
 def run(options: argparse.Namespace) -> int:
-    print(train(options_from(TrainOptions, options)))
+    if options.kind == "lm":
+        print(lm.train(options_from(lm.TrainOptions, options)))
+    else:
+        print(heads.train(options_from(heads.Eagle3TrainOptions, options)))
     return 0

@@ -133,7 +133,9 @@ def silu_product(gate_up: Tensor) -> Tensor:
     return torch.cat([F.silu(block) for block in blocks]).mul_(up)
 
 
-def build(config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device) -> TorchDecoder:
+def build(
+    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
+) -> TorchDecoder:
     """Pack a checkpoint's weights (Hugging Face names) for `TorchDecoder`."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     fused = FusedWeights(config, weights, compute)

@@ -36,11 +36,11 @@ _ENTRIES = (
     *fixed_point.ENTRIES,
     *self_speculation.ENTRIES,
     *models.ENTRIES,
-    *heads.ENTRIES,
     *other_vocabularies.ENTRIES,
     *trees.ENTRIES,
     *combined.ENTRIES,
     *cascades.ENTRIES,
+    *heads.ENTRIES,
 )
 _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 

@@ -1,0 +1,101 @@
+"""`parlay train eagle3` on a tiny target: a head that learns, goes on after a kill, and is refused elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from parlay import models
+from parlay.heads import artefact
+from parlay.heads.artefact import BadHead
+from parlay.heads.opening import heads_of
+from parlay.options import LoadOptions, UsageError
+from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.train.data.features import FeatureStore
+from parlay.train.data.prompts import read_prompts
+from parlay.train.data.texts import Text, save_shard, shard_path
+from parlay.train.heads import Eagle3TrainOptions, fit
+from parlay.train.recipes.target import Target
+from parlay.types import ParlayError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_random("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts that count upwards, each from another token on, and the target's features of them."""
+    folder = tmp_path_factory.mktemp("work")
+    texts = [Text(tuple((start + step) % VOCAB_SIZE for step in range(24)), 2) for start in range(40)]
+    save_shard(shard_path(folder, 0), texts)
+    runner = models.load(str(model), LoadOptions(dtype="float32", device="cpu"))
+    FeatureStore(folder, Target.named(str(model)).usual_taps()).compute(runner)
+    return folder
+
+
+def options(model: Path, work: Path, out: Path, minutes: float) -> Eagle3TrainOptions:
+    return Eagle3TrainOptions(
+        model=str(model), work=work, out=out, minutes=minutes, batch_tokens=256, draft_vocab=48, steps=2, interval=1.0
+    )
+
+
+def test_a_head_learns_resumes_and_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Path) -> None:
+    target = Target.named(str(model))
+    texts = FeatureStore(work, target.usual_taps()).load()
+    out = tmp_path / "head"
+    first = fit(options(model, work, out, 0.03), target, texts)
+    steps = int(first.split("step ")[1].split()[0])
+    again = fit(options(model, work, out, 0.06), target, texts)
+    assert int(again.split("step ")[1].split()[0]) > steps, "the second run goes on where the first one stopped"
+    assert float(again.split("held-out ")[1].split()[0]) > 100 / 48, "better than chance"
+
+    spec = models.load(str(model), LoadOptions(dtype="float32", device="cpu")).spec
+    opened = heads_of(str(model), spec, None)("eagle3", str(out))
+    assert opened is not None
+    assert opened.artefact.settings["draft_vocab_size"] == 48
+
+    other = tmp_path / "other"
+    save_random("llama", other, seed=1)
+    with pytest.raises(BadHead, match="another model"):
+        heads_of(str(other), spec, None)("eagle3", str(out))
+
+    held = artefact.load(out)
+    poisoned = {**held.tensors, "fc.weight": torch.full_like(held.tensors["fc.weight"], torch.nan)}
+    bad = artefact.HeadArtefact(held.method, held.layer, held.settings, poisoned, held.witness_WH)
+    artefact.save(tmp_path / "bad", bad, "")
+    with pytest.raises(BadHead, match="not finite"):
+        artefact.load(tmp_path / "bad")
+
+
+def test_too_few_texts_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParlayError, match="too few texts"):
+        fit(options(model, tmp_path, tmp_path / "head", 0.01), Target.named(str(model)), [])
+
+
+def test_wrong_values_are_errors() -> None:
+    with pytest.raises(UsageError, match="steps=0"):
+        Eagle3TrainOptions(steps=0)
+    with pytest.raises(TypeError, match="setps"):
+        Eagle3TrainOptions(setps=3)  # type: ignore[call-arg]
+
+
+def test_broken_prompts_are_named_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Hello"}\nbroken\n{"text": "x"}\n')
+    with pytest.raises(ParlayError, match=r"line 2 is no .* \(2 such lines\)"):
+        read_prompts(file)
+    assert read_prompts(file, skip_broken=True) == ["Hello"]
+
+
+def test_damaged_features_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path, (0, 1, 2))
+    save_shard(shard_path(tmp_path, 0), [Text((1, 2, 3), 1)])
+    (tmp_path / "features-0-1-2-00000.safetensors").write_bytes(b"cut short")
+    with pytest.raises(ParlayError, match="is damaged"):
+        store.load()
