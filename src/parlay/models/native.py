@@ -31,9 +31,9 @@ _log = logging.getLogger(__name__)
 class NativeRunner:
     """A Llama, Mistral, Qwen2 or Qwen3 with its cache.
 
-    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. A config with a ``head`` makes it
-    a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may reserve; into a
-    ``budget`` that others share it brings the memory of so many.
+    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config it
+    is a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may reserve;
+    into a ``budget`` that others share it brings the memory of so many.
     """
 
     def __init__(
