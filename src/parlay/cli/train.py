@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from parlay.cli.flags import add_option_flags, options_from
+from parlay.drafters.heads.options import EAGLE3
 from parlay.types import ParlayError
 
 try:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
     for name, summary, declared in (
         ("lm", "a language model, from a directory of text", lm.TrainOptions),
-        ("eagle3", "a draft head for a target", heads.Eagle3TrainOptions),
+        (EAGLE3, "a draft head for a target", heads.Eagle3TrainOptions),
     ):
         add_option_flags(recipes.add_parser(name, help=summary, description=summary), declared)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parlay import models
+from parlay.drafters.heads.options import EAGLE3
 from parlay.heads import artefact
 from parlay.heads.eagle3 import Eagle3Head
 from parlay.llm import LLM
@@ -28,7 +29,7 @@ class Eagle3TrainOptions(LoopOptions):
     """Which target, on what it is trained, and how large the head is."""
 
     model: str = option("smollm2-135m", "the target, by name, folder or GGUF file")
-    out: Path = option(Path("eagle3"), "folder of the finished head")
+    out: Path = option(Path(EAGLE3), "folder of the finished head")
     work: Path = option(Path("eagle3-work"), "folder of texts, features and checkpoints; a killed run goes on from it")
     prompts: Path | None = option(
         None, 'file of JSON lines {"prompt": TEXT}; the target writes half of its own besides'
@@ -78,7 +79,7 @@ def save(folder: Path, head: Eagle3Head, target: Target, card: str) -> None:
     config = head.config
     settings = {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size}
     witness_WH = target.embedding_VH[artefact.witness_ids(config.layer.vocab_size)]
-    made = artefact.HeadArtefact("eagle3", config.layer, settings, dict(head.state_dict()), witness_WH)
+    made = artefact.HeadArtefact(EAGLE3, config.layer, settings, dict(head.state_dict()), witness_WH)
     artefact.save(folder, made, card)
 
 
