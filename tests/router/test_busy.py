@@ -78,9 +78,9 @@ def test_long_texts_on_a_machine_that_changes(drafter: str) -> None:
 def test_a_proposal_that_takes_another_time_for_good_is_known_within_thirty(factor: float) -> None:
     seconds = DraftSeconds()
     for _ in range(100):
-        seconds.learn(4, 1.0)
+        seconds.learn(4, 1.0, 10.0)
     for _ in range(30):
-        seconds.learn(4, factor)
+        seconds.learn(4, factor, 10.0)
     assert seconds.of(4) == pytest.approx(factor, rel=0.1)
 
 
@@ -89,12 +89,12 @@ def test_one_slow_proposal_is_forgotten(slow: int) -> None:
     """Above all when it is one of the first."""
     seconds = DraftSeconds()
     for step in range(slow + 3):
-        seconds.learn(4, 50.0 if step == slow and slow < 20 else 1.0)
+        seconds.learn(4, 50.0 if step == slow and slow < 20 else 1.0, 10.0)
     assert seconds.of(4) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_drafter_that_is_dear_every_other_time_is_dear() -> None:
     seconds = DraftSeconds()
     for step in range(200):
-        seconds.learn(4, step % 2)
+        seconds.learn(4, step % 2, 10.0)
     assert 0.25 < seconds.of(4) < 0.6

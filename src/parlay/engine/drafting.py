@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 from parlay.engine.admission import DraftAdmission
@@ -134,7 +133,7 @@ def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
     if views:
         asked = [turn.draft_seconds for turn in turns if turn.active]
         seconds = sum(asked) / len(asked) if asked else 0.0
-        policy.learn(views, drafts, accepted, replace(spent, draft_seconds=seconds))
+        policy.learn(views, drafts, accepted, Spent(seconds, spent.verify_seconds, spent.rows, spent.context))
 
 
 def _observes(turn: Turn) -> bool:

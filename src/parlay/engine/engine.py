@@ -161,7 +161,7 @@ class Engine:
         """The rules decide the drafts. Early prefill chunks have nothing to decide."""
         due = [turn for turn in _sound(turns) if turn.at_root]
         accept(due)
-        if curious := [turn for turn in _sound(due) if turn.active and turn.sequence.needs.choices]:
+        if curious := [turn for turn in due if turn.active and turn.sequence.needs.choices and turn.fault is None]:
             began = time.perf_counter()
             isolated(rank, curious, Turn.drop_drafter)
             clock.draft += charge(curious, began)

@@ -116,8 +116,8 @@ class Turn:
 
         So a sequence that decodes plainly, because its policy does not let it draft, is not slowed by taps.
         """
-        feeds = self.prefill or not self.at_root or len(self.pending) > 1
-        return self.sequence.needs.taps if self.budget or feeds else ()
+        taps = self.sequence.needs.taps
+        return taps if taps and (self.budget or self.prefill or not self.at_root or len(self.pending) > 1) else ()
 
     def _states(self) -> dict[int, Tensor]:
         """The hidden states of the tokens that became cached: ``[T, H]`` for each tapped layer."""

@@ -46,6 +46,7 @@ class Adaptive:
     def __init__(self, cost: Cost, max_budget: int) -> None:
         self._cost = cost
         self._max_budget = max_budget
+        self._sizes = sizes(max_budget)
         self._calibration = Calibration()
         self._record = Record()
         self._draft_seconds = DraftSeconds()
@@ -83,7 +84,7 @@ class Adaptive:
         key = sequences, others, *revisions, context.bit_length(), round(self._probes)
         if self._prices is None or self._prices.key != key:
             rows, steps = sequences + others, []
-            for size in sizes(self._max_budget):
+            for size in self._sizes:
                 more = round((size + self._probes) * sequences) if size else 0
                 steps.append((size, self._drafting(size, sequences), self._cost.forward(rows + more, context)))
             self._prices = Prices(key, sequences, rows, steps)
@@ -172,7 +173,7 @@ class Adaptive:
             if count or spent.draft_seconds > FREE * forward:  # else it found nothing, for nothing
                 ledger.settle(drafting + loss, token, trial=state.is_trial, tested=count > 0)
         if not is_first:
-            self._draft_seconds.learn(proposed, seconds if known else spent.draft_seconds)
+            self._draft_seconds.learn(proposed, seconds if known else spent.draft_seconds, forward / len(told))
 
     def _learn_outcome(self, state: _State, outcome: Outcome, expected: float) -> None:
         draft, path, tested = outcome

@@ -14,6 +14,7 @@ _ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
 _FEW = 4  # proposals of which the quickest counts, at first
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
 _MOVED = 0.1  # change of an estimate that is worth new prices
+_MATTERS = 0.002  # of a forward: a change that is worth them
 
 
 class DraftSeconds:
@@ -26,7 +27,7 @@ class DraftSeconds:
 
     def __init__(self) -> None:
         self.revision = 0
-        """Raised whenever estimates have moved by more than a tenth."""
+        """Raised whenever estimates have moved by more than a tenth, and enough to matter beside a forward."""
         self._fixed = self._per_node = 0.0
         self._watched = (0.0, 0.0)  # these two at the last revision
         self._seen = 0
@@ -49,8 +50,8 @@ class DraftSeconds:
             return min(seconds / slowdown, forward)
         return min(seconds, max(usual, seconds / slowdown), 4 * usual + 0.25 * forward)
 
-    def learn(self, nodes: float, seconds: float) -> None:
-        """Proposals of so many nodes on average took so long each."""
+    def learn(self, nodes: float, seconds: float, forward: float) -> None:
+        """Proposals of so many nodes on average took so long each, beside a ``forward`` per sequence."""
         expected = self.of(nodes)
         if expected and self._seen < _FEW:
             factor = min(1.0, seconds / expected)
@@ -62,18 +63,18 @@ class DraftSeconds:
         self._squares = self._squares * _DECAY + weight * nodes**2
         self._seconds = self._seconds * _DECAY + weight * seconds
         self._products = self._products * _DECAY + weight * seconds * nodes
-        self._fit(nodes)
+        self._fit()
+        fixed, per_node = self._watched
+        known = fixed + per_node * nodes
+        if abs(self.of(nodes) - known) > max(_MOVED * known, _MATTERS * forward):
+            self._watched = self._fixed, self._per_node
+            self.revision += 1
 
-    def _fit(self, nodes: float) -> None:
+    def _fit(self) -> None:
         spread = self._count * self._squares - self._nodes**2
         if spread > 0:
             self._per_node = max(0.0, (self._count * self._products - self._nodes * self._seconds) / spread)
             self._fixed = max(0.0, (self._seconds - self._per_node * self._nodes) / self._count)
-        fixed, per_node = self._watched
-        known = fixed + per_node * nodes
-        if abs(self.of(nodes) - known) > _MOVED * known:
-            self._watched = self._fixed, self._per_node
-            self.revision += 1
 
 
 @dataclass
