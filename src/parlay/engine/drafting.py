@@ -107,7 +107,8 @@ class Drafting:
 
     def observe(self, turns: list[Turn]) -> None:
         """Show each drafter once what became of all its sequences, if it wants to know."""
-        for group in grouped(filter(_observes, turns), lambda turn: id(turn.sequence.strategy.drafter)):
+        observed = [turn for turn in turns if _observes(turn)]
+        for group in grouped(observed, lambda turn: id(turn.sequence.strategy.drafter)):
             began = time.perf_counter()
             isolated(_observe, group, Turn.drop_drafter, again=False)
             charge(group, began)

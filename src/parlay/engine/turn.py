@@ -136,8 +136,10 @@ def charge(turns: list[Turn], began: float) -> float:
     return seconds
 
 
-def grouped(turns: Iterable[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:
+def grouped(turns: list[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:
     """The turns that share a key, in lists. Order is kept."""
+    if len(turns) < 2:
+        return [turns] if turns else []
     groups: dict[Hashable, list[Turn]] = {}
     for turn in turns:
         groups.setdefault(key(turn), []).append(turn)

@@ -13,8 +13,7 @@ _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
 _FEW = 4  # proposals of which the quickest counts, at first
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
-_MOVED = 0.1  # change of an estimate that is worth new prices
-_MATTERS = 0.002  # of a forward: a change that is worth them
+_MOVED = 0.1  # change of an estimate that is worth new prices, if it is no less than `FREE`
 
 
 class DraftSeconds:
@@ -27,7 +26,7 @@ class DraftSeconds:
 
     def __init__(self) -> None:
         self.revision = 0
-        """Raised whenever estimates have moved by more than a tenth, and enough to matter beside a forward."""
+        """Raised whenever estimates have moved by more than a tenth, and by `FREE` of a forward."""
         self._fixed = self._per_node = 0.0
         self._watched = (0.0, 0.0)  # these two at the last revision
         self._seen = 0
@@ -66,7 +65,7 @@ class DraftSeconds:
         self._fit()
         fixed, per_node = self._watched
         known = fixed + per_node * nodes
-        if abs(self.of(nodes) - known) > max(_MOVED * known, _MATTERS * forward):
+        if abs(self.of(nodes) - known) > max(_MOVED * known, FREE * forward):
             self._watched = self._fixed, self._per_node
             self.revision += 1
 
