@@ -138,7 +138,8 @@ def _unreadable(body: bytes) -> ApiError | None:
         (containers + body.count(b","), MOST_VALUES, "values"),
     ):
         if count > most:
-            return ApiError(413, f"the body holds some {count} {what}, and the limit is {most}: send less")
+            message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}"
+            return ApiError(400, f"{message}: send less")
     if not _is_text(body):
         return ApiError(400, "the body holds half of a surrogate pair, which is no character")
     return None
