@@ -70,3 +70,5 @@ class Ticket:
     deadline: float | None
     mailbox: Mailbox
     timed_out: bool = False
+    fresh: bool = True
+    """Nothing of its text has been sent yet."""

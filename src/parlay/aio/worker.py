@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
@@ -17,15 +17,16 @@ import torch
 
 from parlay import threads
 from parlay.aio.mailbox import Busy, Closed, Message, Ticket
+from parlay.aio.outbox import Letter, Outbox
 from parlay.aio.stats import Ledger
 from parlay.llm import LLM
+from parlay.outputs import StreamEvent
 from parlay.requests import Sample
 from parlay.types import EngineStats, Event, Exactness, Metrics, ParlayError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_Letters = list[tuple[Ticket, Message]]
 
 _STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
 
@@ -82,7 +83,9 @@ class Worker:
         # What follows belongs to the engine thread.
         self._owners: dict[str, tuple[Ticket, Sample]] = {}
         self._deadlines: dict[Ticket, float] = {}
-        self._outbox: dict[asyncio.AbstractEventLoop, _Letters] = {}
+        self._news: list[Letter] = []
+        self._outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
+        self._urgent = False
         self._until: float | None = None
         self._stats_due = 0.0
         thread.last(self._run)
@@ -256,17 +259,27 @@ class Worker:
             self._under_way -= count
 
     def _post(self, ticket: Ticket, message: Message) -> None:
-        self._outbox.setdefault(ticket.mailbox.loop, []).append((ticket, message))
+        """Everything is urgent but what a step adds to a text that the reader knows the beginning of."""
+        self._news.append((ticket, message))
+        if not isinstance(message, StreamEvent) or message.output is not None or ticket.fresh:
+            self._urgent = True
+        ticket.fresh = not isinstance(message, StreamEvent)
 
     def _deliver(self) -> None:
-        """One wake-up for each event loop, however many of its jobs have news."""
-        outbox, self._outbox = self._outbox, {}
-        for loop, letters in outbox.items():
+        """Wake each event loop once at most, however many of its jobs have news."""
+        if not self._news:
+            return
+        news, urgent = self._news, self._urgent
+        self._news, self._urgent = [], False
+        for loop, letters in _by_loop(news).items():
+            outbox = self._outboxes.setdefault(loop, Outbox(loop))
             try:
-                loop.call_soon_threadsafe(_hand_out, letters)
+                outbox.send(letters, urgent=urgent)
             except RuntimeError:  # the loop is closed, so nobody is left to read
                 for ticket, _ in letters:
                     self._abort(ticket)
+        if not self._owners:
+            self._outboxes.clear()  # loops come and go
 
     def _end(self) -> None:
         with self._lock:
@@ -285,9 +298,11 @@ class Worker:
             self._done.set_result(None)
 
 
-def _hand_out(letters: _Letters) -> None:
-    for ticket, message in letters:
-        ticket.mailbox.put(message)
+def _by_loop(letters: Iterable[Letter]) -> dict[asyncio.AbstractEventLoop, list[Letter]]:
+    sorted_out: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
+    for letter in letters:
+        sorted_out.setdefault(letter[0].mailbox.loop, []).append(letter)
+    return sorted_out
 
 
 def _one_line(error: Exception) -> str:
