@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "heads": CORE | {"options", "cache", "models"},
     "drafters": CORE | {"options", "sampling", "cache", "cost", "models", "heads"},
     "strategies": CORE | {"options", "drafters", "router"},
-    "engine": CORE | {"sampling"},
+    "engine": CORE | {"sampling", "threads"},
     "router": CORE | {"sampling"},
 }
 """Part of the package -> the other parts that it may know. What stands on top of these may know everything below."""

@@ -1,4 +1,8 @@
-"""How many threads decode. It is one number for the process: the compiled decoder's pool and torch both use it."""
+"""How many threads decode. It is one number for the process: the compiled decoder's pool and torch's forwards use it.
+
+Between forwards torch computes on one thread. Its other threads spin for milliseconds after every operation that they
+shared, and would take cores from the pool: sampling did that in each step.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +91,30 @@ def _go_on_alone() -> None:
     global _forked
     _forked = True
     torch.set_num_threads(1)
+
+
+@contextmanager
+def torch_on_one() -> Iterator[None]:
+    """Inside, torch computes on this thread alone. Serves as a decorator, too."""
+    with _torch_threads(1):
+        yield
+
+
+@contextmanager
+def torch_on_all() -> Iterator[None]:
+    """Inside, torch computes on all threads that decode: for a forward of torch operators. Serves as a decorator."""
+    with _torch_threads(1 if _forked else count()):
+        yield
+
+
+@contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from parlay.engine.sequence import NOTHING_NEEDED, Sequence
 from parlay.engine.turn import Commit, Turn, charge
 from parlay.engine.verify import verify
 from parlay.sampling.processors import validate
+from parlay.threads import torch_on_one
 from parlay.types import (
     NOTHING_SPENT,
     Cost,
@@ -131,6 +132,7 @@ class Engine:
             drafter_faults=self._drafter_faults + sum(s.tally.drafter_faults for s in self._sequences.values()),
         )
 
+    @torch_on_one()
     def step(self) -> list[Event]:
         """One forward of the target over everything that is due, and the tokens that come of it."""
         clock = _Clock()

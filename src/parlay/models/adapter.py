@@ -17,6 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from parlay import trees
 from parlay.models.adapter_call import CallResult, CallRows, ModelCall, copied, join, rows_selectable, select
 from parlay.models.adapter_probe import ability
+from parlay.threads import torch_on_all
 from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
 
 _UNBOUNDED = 1 << 20
@@ -105,6 +106,7 @@ class AdapterRunner:
         return self._capacity
 
     @torch.no_grad()
+    @torch_on_all()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         """Run all segments; short ones together where the model takes masks and positions of ours.
 

@@ -20,6 +20,7 @@ from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
 from parlay.models.linear import padded
 from parlay.models.rope import Rope
+from parlay.threads import torch_on_all
 
 
 class EagerForward:
@@ -52,6 +53,7 @@ class EagerForward:
     def kernels(self) -> Kernels:
         return self._kernels
 
+    @torch_on_all()
     def run(self, work: Work) -> Result:
         ids, last = work.ids, len(self._decoder.layers)
         with torch.inference_mode(), ExitStack() as buffers:
