@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from parlay import threads
+from parlay.engine import Engine
+from parlay.router.policies import Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing.conformance.stage import Steady
+from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.threads import Processors, processors
+from parlay.types import NoiseKey, Request, SamplingParams, Strategy
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +114,36 @@ def test_who_asks_comes_before_the_environment_and_the_first_choice_stays(monkey
     with threads.using(1):
         assert threads.count() == 1
     assert threads.count() == 3
+
+
+class Watcher:
+    """A stop checker that stops nothing, and notes on how many threads torch computes when a token is committed."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def push(self, token: int) -> bool:
+        self.seen.append(torch.get_num_threads())
+        return False
+
+
+def test_torch_computes_on_one_thread_between_forwards() -> None:
+    """Its other threads spin for a while after each operation that they shared, beside the decoder's pool."""
+    watcher = Watcher()
+    with threads.using(2):
+        engine = Engine(ToyRunner(RandomLogits(16, seed=3), 16), Steady())
+        request = Request(
+            id="a", prompt=(1, 2), params=SamplingParams(max_tokens=4), key=NoiseKey(1), stop_checker=watcher
+        )
+        engine.add(request, Strategy("none", None, SharedNoise(), Plain()))
+        while not engine.idle:
+            engine.step()
+        assert torch.get_num_threads() == 2
+    assert watcher.seen == [1, 1, 1, 1]
+
+
+def test_forwards_of_torch_have_all_threads() -> None:
+    with threads.using(2), threads.torch_on_one():
+        with threads.torch_on_all():
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1

@@ -18,24 +18,21 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 
 from benchmarks.options import add_run_flags
-from benchmarks.serving import over_api
 from benchmarks.serving.load_page import EDITOR, LOAD, page
-from benchmarks.serving.over_api import LIMIT
 from benchmarks.serving.served import served
 from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
 from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import PLAIN, Cell, Results, Row
-from parlay.bench.workloads import Item
 from parlay.llm import DEFAULT_STRATEGY
 
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
 GENERATOR = Path(__file__).with_name("generator.py")
+LIMIT = 1200.0
 MEASURES = ("ttft", "itl", "tpot", "e2el")
 PERCENTILES = (50, 99)
 
@@ -134,24 +131,11 @@ def warm_up(model: str, url: str) -> None:
 
 
 def measure(results: Results, setup: Setup, model: str, options: argparse.Namespace) -> None:
-    """One model: the generator against its server, then the server against the Python API."""
+    """The generator against one model's server."""
     directory = setup.directory(model)
     with served(f"{model}={directory}") as url:
         logger.info("load on %s", model)
         load(results, options.vllm, model, directory, url, quick=options.quick)
-        logger.info("%s over the Python API", model)
-        with setup.llm(model) as llm:
-            for strategy in STRATEGIES:
-                cell = Cell(model=model, strategy=strategy, workload="prose and copies")
-                tokens, rounds = 16 if options.quick else 128, setup.scale.rounds
-                over_api.compare(
-                    results, llm, urlsplit(url).netloc, cell, prompts(setup, model), tokens=tokens, rounds=rounds
-                )
-
-
-def prompts(setup: Setup, model: str) -> list[Item]:
-    """Two of prose and two of copying."""
-    return [item for workload in setup.workloads(model, ("prose", "copy")) for item in workload.items[:2]]
 
 
 def has_vllm(python: Path) -> bool:

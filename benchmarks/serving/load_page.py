@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarks.pages import about, same, shown, table
-from benchmarks.serving.over_api import API, PART, STREAMED, WHOLE
+from benchmarks.pages import about, table
 from parlay.bench.records import Row
 from parlay.bench.summary import Measurements
 
 LOAD, EDITOR = "load", "editor"
-GOAL = 0.95
 
 HOW = (
     "`vllm bench serve` sends prompts of random tokens and has end-of-text ignored. Such prompts are no text, and what "
@@ -29,7 +26,7 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     found = Measurements(rows)
     for model in found.each(lambda cell: cell.model):
         own = [row for row in rows if row.cell.model == model]
-        lines += [f"## {model}", "", *_loads(own), *_editor(own), *_over_api(own)]
+        lines += [f"## {model}", "", *_loads(own), *_editor(own)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -56,27 +53,6 @@ def _editor(rows: Sequence[Row]) -> list[str]:
     if not lines:
         return []
     return ["### Completion in an editor", "", "500 tokens in, 20 out, one request at a time.", "", *table(head, lines)]
-
-
-def _over_api(rows: Sequence[Row]) -> list[str]:
-    found = Measurements(row for row in rows if row.cell.part == PART)
-    if not found.rows:
-        return []
-    told = (
-        "One request at a time. Tokens per second of whole requests, as a share of those of `LLM.generate`; goal: "
-        f"more than {GOAL:g}. Median round, lowest and highest in brackets."
-    )
-    lines = [
-        (
-            cell.strategy,
-            cell.engine,
-            shown(found.ratio(cell, replace(cell, engine=API))),
-            same(found.of(cell)),
-        )
-        for cell in found.cells
-        if cell.engine in (STREAMED, WHOLE)
-    ]
-    return ["### Over the Python API", "", told, "", *table(("strategy", "", "share", "same text"), lines)]
 
 
 def _times(row: Row, measure: str) -> str:

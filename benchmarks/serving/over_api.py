@@ -1,15 +1,17 @@
 """What the server costs: the same requests through it and through the Python API, one at a time and interleaved.
 
-The client is Python's own, the lightest at hand: it shares the cores with the server, and its work counts against it.
+The client is a process of its own beside the server, on the same cores, so what it does counts against the server. It
+only reads from a socket; what it has read is understood when the clock has stopped. Its processor time is noted.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from http.client import HTTPConnection, HTTPResponse
+from dataclasses import replace
+from typing import NamedTuple
 
 from parlay import LLM, SamplingParams
 from parlay.bench.prepare import first_ids
@@ -21,14 +23,25 @@ from parlay.bench.workloads import Item
 
 PART = "over the API"
 LIMIT = 1200.0
-API, STREAMED, WHOLE = "Python API", "server, streamed", "server, whole"
+API, STREAMED, WHOLE = "Python API, streamed", "server, streamed", "server, whole"
+CLIENT = "client_seconds"
+"""Processor time of the client, among a row's values."""
+
+
+class Answer(NamedTuple):
+    """A text; when its first piece and its last came, in seconds from the request; the client's processor time."""
+
+    text: str
+    first: float
+    last: float
+    client: float = 0.0
 
 
 class Way:
     """Implements `Decoder`: greedy, one request at a time, so many tokens whatever the model would end with.
 
-    The server says no tokens, so texts are held against each other as ids of the tokenizer. A reading has the time to
-    the last token alone.
+    The server tells no tokens, so texts are held against each other as ids of the tokenizer. The first piece counts as
+    one token in every way.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -37,15 +50,19 @@ class Way:
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
         """See `Decoder`."""
         (ask,) = asks
-        text, seconds = self.ask(strategy, ask)
-        return lone_wave(ask, strategy, Reading(text_ids(self._llm, text), 0, 0.0, seconds))
+        found = self.ask(strategy, ask)
+        wave = lone_wave(ask, strategy, Reading(text_ids(self._llm, found.text), 1, found.first, found.last))
+        return replace(wave, decode_tokens=ask.most - 1, values={CLIENT: found.client})
 
-    def ask(self, strategy: str, ask: Ask) -> tuple[str, float]:
-        """The answer through the Python API, and the seconds it took."""
+    def ask(self, strategy: str, ask: Ask) -> Answer:
+        """The answer through the Python API, streamed."""
         params = SamplingParams(temperature=0.0, max_tokens=ask.most, ignore_eos=True)
         began = time.perf_counter()
-        (output,) = self._llm.generate({"prompt_token_ids": ask.ids}, params, strategy=strategy, store=False)
-        return output.outputs[0].text, time.perf_counter() - began
+        read: list[tuple[float, str]] = []
+        for event in self._llm.stream({"prompt_token_ids": ask.ids}, params, strategy=strategy, store=False):
+            if event.token_ids:
+                read.append((time.perf_counter() - began, event.text))
+        return Answer("".join(text for _, text in read), read[0][0], read[-1][0])
 
 
 class OverHttp(Way):
@@ -58,18 +75,21 @@ class OverHttp(Way):
         self._model = model
         self._streamed = streamed
 
-    def ask(self, strategy: str, ask: Ask) -> tuple[str, float]:
-        """Chunks are read as they come, and understood when the clock has stopped."""
-        body = json.dumps(self._body(strategy, ask)).encode()
-        read: list[bytes] = []
-        with closing(HTTPConnection(self._server, timeout=LIMIT)) as connection:
-            connection.connect()
-            began = time.perf_counter()
-            reply = _post(connection, body)
-            while some := reply.read1():
-                read.append(some)
-            seconds = time.perf_counter() - began
-        return _text(b"".join(read), streamed=self._streamed), seconds
+    def ask(self, strategy: str, ask: Ask) -> Answer:
+        """Raises ValueError for an answer that is an error."""
+        request = _request(self._server, self._body(strategy, ask))
+        host, _, port = self._server.rpartition(":")
+        read: list[tuple[float, bytes]] = []
+        with socket.create_connection((host, int(port)), LIMIT) as connection:
+            began, worked = time.perf_counter(), time.thread_time()
+            connection.sendall(request)
+            while some := connection.recv(1 << 16):
+                read.append((time.perf_counter() - began, some))
+            client = time.thread_time() - worked
+        told = [at for at, some in read if b'"choices"' in some]
+        if not told:
+            raise ValueError(f"the server answered: {b''.join(some for _, some in read)[:300].decode()}")
+        return Answer(_text(b"".join(some for _, some in read)), told[0], told[-1], client)
 
     def _body(self, strategy: str, ask: Ask) -> dict[str, object]:
         return {
@@ -84,18 +104,22 @@ class OverHttp(Way):
         }
 
 
-def _post(connection: HTTPConnection, body: bytes) -> HTTPResponse:
-    """Raises ValueError for an answer that is an error."""
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    if reply.status != 200:
-        raise ValueError(f"the server answered {reply.status}: {reply.read().decode()}")
-    return reply
+def _request(server: str, body: dict[str, object]) -> bytes:
+    sent = json.dumps(body).encode()
+    lines = (
+        "POST /v1/completions HTTP/1.1",
+        f"Host: {server}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(sent)}",
+        "Connection: close",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + sent
 
 
-def _text(reply: bytes, *, streamed: bool) -> str:
-    lines = (line.removeprefix(b"data: ") for line in reply.splitlines() if line.startswith(b"data: {"))
-    chunks = [json.loads(line) for line in lines] if streamed else [json.loads(reply)]
+def _text(reply: bytes) -> str:
+    """Chunks of a stream, or one reply: each is a line of the body that holds an object."""
+    lines = (line.removeprefix(b"data: ") for line in reply.splitlines())
+    chunks = [json.loads(line) for line in lines if line.startswith(b"{")]
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
@@ -109,10 +133,7 @@ def compare(
     results: Results, llm: LLM, server: str, cell: Cell, items: Sequence[Item], *, tokens: int, rounds: int
 ) -> None:
     """Round by round, each prompt in all three ways in turn; ``cell`` names model and strategy."""
-    cells = [
-        Cell(part=PART, engine=way, model=cell.model, strategy=cell.strategy, workload=cell.workload)
-        for way in (API, STREAMED, WHOLE)
-    ]
+    cells = [replace(cell, part=PART, engine=way) for way in (API, STREAMED, WHOLE)]
     pending = range(len(results.of(cells[0])), rounds)
     if not pending:
         return
@@ -122,7 +143,7 @@ def compare(
         WHOLE: OverHttp(llm, server, cell.model, streamed=False),
     }
     asks = tuple(Ask(ids=first_ids(llm, item), most=tokens) for item in items)
-    goals = tuple(text_ids(llm, ways[API].ask(cell.strategy, ask)[0]) for ask in asks)
+    goals = tuple(text_ids(llm, ways[API].ask(cell.strategy, ask).text) for ask in asks)
     measuring = Rounds(ways)
     for number in pending:
         results.add(measuring.measure(cells, Prepared(asks, goals, None, ""), number))

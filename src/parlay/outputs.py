@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from parlay.types import Exactness, FinishReason, Metrics, TokenLogprobs
@@ -76,3 +77,21 @@ class StreamEvent:
     @property
     def text(self) -> str:
         return "".join([piece.text for piece in self.pieces])
+
+
+def joined(events: Collection[StreamEvent]) -> list[StreamEvent]:
+    """The same news with one event for each sample, in the order of their last events."""
+    if len(events) < 2:
+        return list(events)
+    by_sample: dict[int, list[StreamEvent]] = {}
+    for event in events:
+        own = by_sample.pop(event.index, [])
+        own.append(event)
+        by_sample[event.index] = own  # now the last
+    return [_one(own) for own in by_sample.values()]
+
+
+def _one(events: list[StreamEvent]) -> StreamEvent:
+    pieces = tuple(piece for event in events for piece in event.pieces)
+    token_ids = tuple(token for event in events for token in event.token_ids)
+    return StreamEvent(events[0].index, pieces, token_ids, events[-1].finish_reason, events[-1].output)

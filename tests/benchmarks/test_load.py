@@ -10,9 +10,7 @@ import pytest
 from benchmarks.serving import lm_eval_run, load
 from benchmarks.serving.load import MEASURES, PERCENTILES, plan, read
 from benchmarks.serving.load_page import page
-from benchmarks.serving.over_api import API, PART, STREAMED, WHOLE
 from parlay.bench.provenance import provenance
-from parlay.bench.records import Cell, Row
 
 TOLD = {"completed": 12, "total_output_tokens": 1200, "total_input_tokens": 1500, "duration": 10.0} | {
     f"p{at}_{measure}_ms": 3.0 for measure in MEASURES for at in PERCENTILES
@@ -43,14 +41,9 @@ def test_the_page_shows_every_run(tmp_path: Path) -> None:
     for run in plan(quick=False):
         out.write_text(json.dumps(TOLD | {"completed": run.requests}))
         rows.append(read(run, "m", out))
-    for system, seconds in ((API, 0.95), (STREAMED, 1.0), (WHOLE, 1.9)):
-        cell = Cell(part=PART, engine=system, model="m", strategy="none", workload="prose")
-        rows.append(Row(cell=cell, requests=1, decode_tokens=9, decode_seconds=seconds, same=1, of=1))
     text = page(provenance("command"), rows)
     assert "| none | 32 | 96 | 120.0 | 3.0 / 3.0 | 3.0 / 3.0 | 3.0 / 3.0 |" in text
     assert "| prompt-lookup | 40 | 3.0 / 3.0 | 3.0 / 3.0 |" in text
-    assert "| none | server, streamed | 0.95 (0.95-0.95) | 1/1 |" in text
-    assert "| none | server, whole | 0.50 (0.50-0.50) | 1/1 |" in text
 
 
 def test_a_missing_program_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:

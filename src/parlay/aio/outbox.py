@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable
 
 from parlay.aio.mailbox import Message, Ticket
 
@@ -27,19 +26,29 @@ class Outbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._letters: deque[Letter] = deque()
+        self._urgent = False  # the engine thread's own
         self._coming = False  # the loop has been called, or its timer is set: it will look at the letters
         self._timer: asyncio.TimerHandle | None = None
         self._last = -math.inf
 
-    def send(self, letters: Iterable[Letter], *, urgent: bool) -> None:
-        """For the engine thread. Raises RuntimeError when the loop is closed."""
-        self._letters.extend(letters)
-        if urgent or not self._coming or self._loop.is_closed():
-            self._coming = True
+    def leave(self, letter: Letter, *, urgent: bool) -> None:
+        """For the engine thread, which calls `ring` when it has left all letters of a step."""
+        self._letters.append(letter)
+        self._urgent = self._urgent or urgent
+
+    def ring(self) -> None:
+        """Wake the loop where that is needed. Raises RuntimeError when it is closed and letters wait."""
+        if self._letters and (self._urgent or not self._coming or self._loop.is_closed()):
+            self._urgent, self._coming = False, True
             self._loop.call_soon_threadsafe(self._hand_out, False)
 
+    @property
+    def waiting(self) -> set[Ticket]:
+        """Those that have letters which nobody has picked up."""
+        return {ticket for ticket, _ in self._letters}
+
     def _hand_out(self, timed: bool) -> None:
-        """In the loop. What is sent while this runs finds ``_coming`` unset, or is handed out here."""
+        """In the loop. What is left while this runs finds ``_coming`` unset, or is handed out here."""
         self._coming = False
         if self._timer is not None:
             self._timer.cancel()

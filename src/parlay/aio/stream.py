@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from parlay.aio.mailbox import Ticket
 from parlay.aio.worker import Worker
-from parlay.outputs import RequestOutput, StreamEvent
+from parlay.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
 
 
@@ -36,9 +36,9 @@ class JobStream(AsyncIterator[StreamEvent]):
         return mailbox.events.popleft()
 
     def take(self) -> list[StreamEvent]:
-        """All events that wait to be read."""
+        """All that waits to be read, one event for each sample that has any."""
         events = self._ticket.mailbox.events
-        taken = list(events)
+        taken = joined(events)
         events.clear()
         return taken
 

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
@@ -17,7 +17,7 @@ import torch
 
 from parlay import threads
 from parlay.aio.mailbox import Busy, Closed, Message, Ticket
-from parlay.aio.outbox import Letter, Outbox
+from parlay.aio.outbox import Outbox
 from parlay.aio.stats import Ledger
 from parlay.llm import LLM
 from parlay.outputs import StreamEvent
@@ -83,9 +83,7 @@ class Worker:
         # What follows belongs to the engine thread.
         self._owners: dict[str, tuple[Ticket, Sample]] = {}
         self._deadlines: dict[Ticket, float] = {}
-        self._news: list[Letter] = []
         self._outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
-        self._urgent = False
         self._until: float | None = None
         self._stats_due = 0.0
         thread.last(self._run)
@@ -185,6 +183,8 @@ class Worker:
         self._until = min(until, math.inf if self._until is None else self._until)
 
     def _expire(self) -> None:
+        if not self._deadlines:
+            return
         now = time.monotonic()
         for ticket in [ticket for ticket, deadline in self._deadlines.items() if deadline <= now]:
             ticket.timed_out = True
@@ -259,24 +259,22 @@ class Worker:
             self._under_way -= count
 
     def _post(self, ticket: Ticket, message: Message) -> None:
-        """Everything is urgent but what a step adds to a text that the reader knows the beginning of."""
-        self._news.append((ticket, message))
-        if not isinstance(message, StreamEvent) or message.output is not None or ticket.fresh:
-            self._urgent = True
-        ticket.fresh = not isinstance(message, StreamEvent)
+        """Everything is urgent but what a step adds to a text whose beginning has been told."""
+        loop = ticket.mailbox.loop
+        outbox = self._outboxes.get(loop)
+        if outbox is None:
+            outbox = self._outboxes[loop] = Outbox(loop)
+        goes_on = isinstance(message, StreamEvent) and message.output is None and not ticket.fresh
+        outbox.leave((ticket, message), urgent=not goes_on)
+        ticket.fresh = ticket.fresh and not isinstance(message, StreamEvent)
 
     def _deliver(self) -> None:
         """Wake each event loop once at most, however many of its jobs have news."""
-        if not self._news:
-            return
-        news, urgent = self._news, self._urgent
-        self._news, self._urgent = [], False
-        for loop, letters in _by_loop(news).items():
-            outbox = self._outboxes.setdefault(loop, Outbox(loop))
+        for outbox in self._outboxes.values():
             try:
-                outbox.send(letters, urgent=urgent)
+                outbox.ring()
             except RuntimeError:  # the loop is closed, so nobody is left to read
-                for ticket, _ in letters:
+                for ticket in outbox.waiting:
                     self._abort(ticket)
         if not self._owners:
             self._outboxes.clear()  # loops come and go
@@ -296,13 +294,6 @@ class Worker:
             self._done.set_exception(error)
         else:
             self._done.set_result(None)
-
-
-def _by_loop(letters: Iterable[Letter]) -> dict[asyncio.AbstractEventLoop, list[Letter]]:
-    sorted_out: dict[asyncio.AbstractEventLoop, list[Letter]] = {}
-    for letter in letters:
-        sorted_out.setdefault(letter[0].mailbox.loop, []).append(letter)
-    return sorted_out
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,117 @@
+"""From the engine thread to an event loop: in order, complete, soon, and with few wake-ups where steps are quick."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from parlay.aio.mailbox import Message, Ticket
+from parlay.aio.outbox import BETWEEN_SECONDS, Outbox
+
+
+class Addressed:
+    """A ticket of which only the address is looked at."""
+
+    def __init__(self, mailbox: Reader) -> None:
+        self.mailbox = mailbox
+
+
+class Reader:
+    """A mailbox that notes what came, and when."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[float, int]] = []
+        self.ticket = cast(Ticket, Addressed(self))
+
+    def put(self, message: Any) -> None:
+        self.read.append((time.monotonic(), message))
+
+    def letter(self, number: int) -> tuple[Ticket, Message]:
+        return self.ticket, cast(Message, number)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for _, number in self.read]
+
+
+def run(send: Callable[[Outbox, Reader], None], ready: Callable[[Reader], bool]) -> Reader:
+    """What a reader's loop is handed while another thread sends."""
+
+    async def wait() -> Reader:
+        reader = Reader()
+        outbox = Outbox(asyncio.get_running_loop())
+        thread = threading.Thread(target=send, args=(outbox, reader))
+        thread.start()
+        for _ in range(1000):
+            if ready(reader):
+                break
+            await asyncio.sleep(0.005)
+        thread.join()
+        return reader
+
+    return asyncio.run(wait())
+
+
+def handed_out(reader: Reader) -> int:
+    """How many times something was handed out: what comes together lies microseconds apart."""
+    times = [at for at, _ in reader.read]
+    return 1 + sum(after - before > BETWEEN_SECONDS / 4 for before, after in pairwise(times))
+
+
+def test_quick_steps_share_wake_ups_and_nothing_is_lost() -> None:
+    def send(outbox: Outbox, reader: Reader) -> None:
+        for number in range(200):
+            outbox.leave(reader.letter(number), urgent=False)
+            outbox.ring()
+            time.sleep(0.001)
+
+    reader = run(send, lambda reader: len(reader.read) == 200)
+    assert reader.numbers == list(range(200))
+    seconds = reader.read[-1][0] - reader.read[0][0]
+    assert handed_out(reader) <= 3 + seconds / BETWEEN_SECONDS
+
+
+def test_no_letter_stays_behind_whenever_it_is_sent() -> None:
+    """Steps of about the time at which the loop looks by itself: that it is about to stop must be seen."""
+
+    def send(outbox: Outbox, reader: Reader) -> None:
+        for number in range(60):
+            outbox.leave(reader.letter(number), urgent=False)
+            outbox.ring()
+            time.sleep(BETWEEN_SECONDS * (0.7 + number / 100))
+
+    assert run(send, lambda reader: len(reader.read) == 60).numbers == list(range(60))
+
+
+def test_urgent_letters_do_not_wait() -> None:
+    sent: list[float] = []
+
+    def send(outbox: Outbox, reader: Reader) -> None:
+        for number in range(40):
+            time.sleep(0.0005)
+            sent.append(time.monotonic())
+            outbox.leave(reader.letter(number), urgent=True)
+            outbox.ring()
+
+    reader = run(send, lambda reader: len(reader.read) == 40)
+    assert reader.numbers == list(range(40))
+    waits = sorted(at - began for began, (at, _) in zip(sent, reader.read, strict=True))
+    assert waits[20] < BETWEEN_SECONDS / 2
+
+
+def test_a_closed_loop_is_told_to_the_sender() -> None:
+    async def make() -> Outbox:
+        return Outbox(asyncio.get_running_loop())
+
+    outbox, reader = asyncio.run(make()), Reader()
+    outbox.leave(reader.letter(0), urgent=False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            outbox.ring()
+    assert outbox.waiting == {reader.ticket}
