@@ -18,6 +18,7 @@ check: $(VENV)/.dev  ## install development extras, then lint, format, strict ty
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	@$(MAKE) --no-print-directory --jobs 2 types tests
+	@test -e "$${XDG_CACHE_HOME:-$$HOME/.cache}/parlay/models/smollm2-135m" || echo 'The tests on SmolLM2 were skipped: it is not in the cache (make demo fetches it).'
 	@command -v chromium >/dev/null || echo 'The tests of the page were skipped: there is no Chromium here (make check-browser installs it).'
 
 types: $(VENV)/.dev  ## strict types alone

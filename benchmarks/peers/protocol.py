@@ -27,7 +27,11 @@ Decode = Callable[[Sequence[int], int], Reading]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What all modes of a runner share. ``longest`` is prompt and answer together, in tokens."""
+    """What all modes of a runner share. ``longest`` is prompt and answer together, in tokens.
+
+    ``model`` is a folder or a GGUF file, ``dense`` a folder of bfloat16 weights for engines that read no GGUF, where
+    ``model`` is none itself. ``draft`` is empty where there is no draft model for it.
+    """
 
     model: str
     draft: str
@@ -35,6 +39,17 @@ class Task:
     longest: int
     cache: str
     """A folder for checkpoints in the engine's own format, made once."""
+    dense: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The model for engines that read no GGUF."""
+        return self.dense or self.model
+
+    @property
+    def precision(self) -> str:
+        """What the model's weights are stored in: bf16, or what its file's name ends in."""
+        return Path(self.model).stem.rpartition(".")[2] if self.model.endswith(".gguf") else "bf16"
 
     def converted(self, checkpoint: str, form: str) -> Path:
         """Where a checkpoint belongs in another format. The name changes with the weights."""

@@ -29,7 +29,9 @@ from parlay.types import Exactness, SamplingParams
 
 WIDTH = 80
 EXCERPT_LINES = 12
-SLOW_LINES = 5
+SLOW_LINES = 4
+_ELSE = {"file", "model", "models"}
+"""Options of strategies that want more than the target."""
 PROBES, PROBE_TOKENS = 5, 8
 """Short plain answers, which warm up; the fastest says how fast the machine is."""
 LENGTHS = ((400.0, 160), (20.0, 48), (0.0, 24))
@@ -172,10 +174,10 @@ class DemoPart:
 
 
 def _always_drafting() -> list[str]:
-    """One strategy of each family."""
+    """One strategy of each family, of those that want nothing but the target."""
     firsts: dict[str, str] = {}
     for name, entry in catalogue().items():
-        if "policy" in entry.parameters and "file" not in entry.parameters:
+        if "policy" in entry.parameters and not entry.parameters.keys() & _ELSE:
             firsts.setdefault(entry.family, f"{name}:policy=fixed")
     return list(firsts.values())[:SLOW_LINES]
 

@@ -31,6 +31,8 @@ def test_it_fits_a_screen_and_every_text_is_the_same(cli: Cli) -> None:
     assert len(rows) >= 6
     assert all(line.endswith(" yes") for line in rows)
     assert "--model" in lines[-1]
+    assert "parlay pull smollm2-135m" in result.err, "what could not be had is said"
+    assert "not run" not in result.out
 
 
 def test_a_broken_promise_fails_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

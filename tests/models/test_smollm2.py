@@ -1,14 +1,20 @@
-"""SmolLM2-135M-Instruct as `parlay pull smollm2-135m` brings it: real text, the same under every strategy."""
+"""SmolLM2-135M-Instruct as `parlay pull smollm2-135m` brings it, and as bfloat16: real text, the same under every
+strategy, and the same bits in any company."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from parlay import LLM, SamplingParams
 from parlay.models.pulled import place_of
+from parlay.testing.dense_copy import save_dense
+from parlay.types import Exactness, Segment
 
 NAME = "smollm2-135m"
-pytestmark = pytest.mark.skipif(not place_of(NAME).is_file(), reason=f"parlay pull {NAME} brings it")
+pytestmark = pytest.mark.skipif(
+    not place_of(NAME).is_file(), reason=f"the file is not in the cache: `parlay pull {NAME}` or `make demo` brings it"
+)
 
 QUESTION = [{"role": "user", "content": "What is the opposite of hot?"}]
 RENAME = [
@@ -20,6 +26,20 @@ BLANK = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, traine
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(NAME)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    """The same weights as a folder in bfloat16."""
+    folder = tmp_path_factory.mktemp("bf16")
+    save_dense(place_of(NAME), folder)
+    return LLM(str(folder))
+
+
+@pytest.fixture(params=["llm", "dense"])
+def form(request: pytest.FixtureRequest) -> LLM:
+    found: LLM = request.getfixturevalue(request.param)
+    return found
 
 
 def test_the_file_brings_tokenizer_template_and_ends(llm: LLM) -> None:
@@ -34,16 +54,49 @@ def test_the_file_brings_tokenizer_template_and_ends(llm: LLM) -> None:
     assert tokenizer.decode([2]) == "<|im_end|>"
 
 
-def test_it_answers_and_ends(llm: LLM) -> None:
-    sample = llm.chat([QUESTION], SamplingParams(temperature=0, max_tokens=200))[0].outputs[0]
-    assert "is cold" in sample.text
+def test_it_answers_and_ends(form: LLM) -> None:
+    sample = form.chat([QUESTION], SamplingParams(temperature=0, max_tokens=200))[0].outputs[0]
+    assert "cold" in sample.text
     assert sample.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("strategy", ["prompt-lookup", "suffix-decoding", "layer-skip", "lookahead"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_strategies_write_what_plain_decoding_writes(llm: LLM, strategy: str, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, max_tokens=40, seed=7)
-    plain, fast = (llm.chat([RENAME, QUESTION], params, strategy=name) for name in ("none", strategy))
+def test_strategies_write_what_plain_decoding_writes(form: LLM, strategy: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=32, seed=7)
+    plain, fast = (
+        form.chat([RENAME, QUESTION], params, strategy=name) for name in ("none", f"{strategy}:policy=fixed")
+    )
     for one, other in zip(plain, fast, strict=True):
         assert other.outputs[0].token_ids == one.outputs[0].token_ids
+        assert other.outputs[0].exactness == Exactness.BITS
+
+
+def test_a_row_has_the_same_bits_in_any_company(form: LLM) -> None:
+    """Zero differing logits: read at once, in pieces, and beside another text."""
+    tokens = tuple(range(100, 140))
+    whole = logits(form, 1, [tokens])
+    assert torch.equal(whole, logits(form, 2, [tokens[:1], tokens[1:8], tokens[8:25], tokens[25:]]))
+    opened(form, 3, tokens)
+    opened(form, 4, tokens)
+    beside = form.runner.forward([Segment(4, tokens[:9]), Segment(3, tokens)]).logits_RV
+    assert torch.equal(whole, beside[9:])
+    form.runner.release(3)
+    form.runner.release(4)
+
+
+def opened(llm: LLM, sequence: int, tokens: tuple[int, ...]) -> None:
+    """A sequence that shares nothing with any other."""
+    llm.runner.open(sequence, tokens, f"alone {sequence}")
+    assert llm.runner.reserve(sequence, len(tokens))
+
+
+def logits(llm: LLM, sequence: int, pieces: list[tuple[int, ...]]) -> torch.Tensor:
+    """``[tokens, vocabulary]`` of a text that is read piece by piece."""
+    opened(llm, sequence, tuple(token for piece in pieces for token in piece))
+    parts = []
+    for piece in pieces:
+        parts.append(llm.runner.forward([Segment(sequence, piece)]).logits_RV)
+        llm.runner.keep(sequence, ())
+    llm.runner.release(sequence)
+    return torch.cat(parts)

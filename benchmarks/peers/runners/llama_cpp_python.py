@@ -43,7 +43,7 @@ class LlamaCppRunner:
             watch = Stopwatch()
             for token in itertools.islice(llama.generate(ids, temp=0.0), most):
                 watch.emit([token])
-            return watch.read(note="bf16, cache fp16")
+            return watch.read(note=f"{self._task.precision}, cache fp16")
 
         return decode
 

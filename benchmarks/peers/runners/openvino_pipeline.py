@@ -65,18 +65,22 @@ class OpenVinoRunner:
             case "prompt-lookup":
                 settings["prompt_lookup"] = True
             case "draft-model":
-                settings["draft_model"] = genai.draft_model(self._exported(self._task.draft), "CPU")
-        note = "bf16, cache u8" if mode.endswith(SHORT_CACHE) else "bf16"
-        return genai.LLMPipeline(self._exported(self._task.model), "CPU", **settings), note
+                settings["draft_model"] = genai.draft_model(self._exported(self._task.draft, "fp16"), "CPU")
+        weights = "int8" if self._task.dense else "fp16"
+        note = ("int8" if self._task.dense else "bf16") + (", cache u8" if mode.endswith(SHORT_CACHE) else "")
+        return genai.LLMPipeline(self._exported(self._task.folder, weights), "CPU", **settings), note
 
-    def _exported(self, checkpoint: str) -> str:
-        """The checkpoint in OpenVINO's format, made when it is not there. Raises RuntimeError with the export's end."""
-        out = self._task.converted(checkpoint, "openvino")
+    def _exported(self, checkpoint: str, weights: str) -> str:
+        """The checkpoint in OpenVINO's format, made when it is not there. Raises RuntimeError with the export's end.
+
+        In place of a GGUF file's four bits there are eight, the fewest that optimum-intel advises for small models.
+        """
+        out = self._task.converted(checkpoint, f"{weights}.openvino")
         if not out.exists():
             unfinished = out.with_name(f"{out.name}.part")  # beside what other engines make of the checkpoint
             shutil.rmtree(unfinished, ignore_errors=True)
             export = str(Path(sys.executable).with_name("optimum-cli"))
-            task = ("--task", "text-generation-with-past", "--weight-format", "fp16")
+            task = ("--task", "text-generation-with-past", "--weight-format", weights)
             ran = subprocess.run(
                 (export, "export", "openvino", "--model", checkpoint, *task, str(unfinished)),
                 capture_output=True,

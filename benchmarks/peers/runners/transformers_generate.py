@@ -26,7 +26,7 @@ class TransformersRunner:
 
     def load(self, mode: str) -> Decode:
         attention = "eager" if mode == COMPILED else "sdpa"
-        model = self._model(self._task.model, attention)
+        model = self._model(self._task.folder, attention)
         options = self._options(mode)
 
         def decode(ids: Sequence[int], most: int) -> Reading:

@@ -24,7 +24,7 @@ class VllmRunner:
         from vllm import LLM, SamplingParams
 
         engine: Any = LLM(
-            self._task.model,
+            self._task.folder,
             dtype="bfloat16",
             max_model_len=self._task.longest + 32,  # drafts reach beyond the answer's end
             max_num_seqs=1,

@@ -9,6 +9,8 @@ from parlay.cli import FAILURE
 from parlay.cli.flags import USUAL, add_model_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
 
+BUILT_IN = "parlay-mini"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, USUAL)
@@ -21,7 +23,11 @@ def run(options: argparse.Namespace) -> int:
     from parlay.llm import LLM
     from parlay.models.pulled import usual
 
-    with LLM(options.model or usual(), tokenizer=options.tokenizer, load=options_from(LoadOptions, options)) as llm:
+    model = options.model or usual()
+    if model == BUILT_IN:
+        real = "`parlay pull smollm2-135m` brings a real one"
+        print(f"{BUILT_IN} is a test model, and its speeds say little: {real}.", file=sys.stderr)
+    with LLM(model, tokenizer=options.tokenizer, load=options_from(LoadOptions, options)) as llm:
         if demonstrate(llm, sys.stdout):
             return 0
     print("parlay: error: a strategy that promises the same text gave another; please report it", file=sys.stderr)
