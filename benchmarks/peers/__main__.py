@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--prompts", type=int, default=2, help="of each kind of text (default: 2)")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
-    parser.add_argument("--rounds", type=int, default=3, help="over all prompts (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="over all prompts, with the peers (default: 2)")
+    parser.add_argument(
+        "--own-rounds", type=int, default=5, help="rounds in all of Parlay's strategies beside plain (default: 5)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of every engine (default: 2)")
     parser.add_argument("--minutes", type=float, default=12, help="for each model, but one round always (default: 12)")
     parser.add_argument("--load-limit", type=float, default=420, metavar="SECONDS", help="for a mode to get ready")
@@ -127,7 +131,8 @@ def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Worklo
     names = options.workloads or (["spec-bench"] if options.data else None)
     if names is None:
         return setup.workloads(model, KINDS)
-    return tuple(workloads.load(names, setup.scale.prompts, options.data))
+    loaded = workloads.load(names, setup.scale.prompts, options.data)
+    return tuple(replace(each, name=each.name.removeprefix("spec-bench/")) for each in loaded)
 
 
 def environments(options: argparse.Namespace) -> dict[str, Path | str]:
@@ -169,6 +174,8 @@ def measure(
         llm = stack.enter_context(LLM(task.model, draft_model=task.draft or None, load=LoadOptions(dtype="bfloat16")))
         decoders = {peer.engine: PeerDecoder(peer, pythons[peer.engine], task, limits, stack) for peer in peers}
         Bench(llm, plan, results, decoders).run(ends=time.monotonic() + 60 * options.minutes)
+        own = setup.scale.rounds if options.quick else options.own_rounds
+        Bench(llm, replace(plan, against=(), rounds=own), results).run()
 
 
 def modes(peer: Peer, model: str, options: argparse.Namespace) -> list[str]:
@@ -181,11 +188,12 @@ def command(options: argparse.Namespace) -> str:
     """The command to repeat, without folder names of this machine."""
     words = ["python -m benchmarks.peers --venvs DIR", f"--model {' '.join(options.model)}"]
     words += ["--data DIR"] if options.data else []
-    words += [f"--peers {' '.join(options.peers)}"] if len(options.peers) < len(PEERS) else []
+    words += [f"--peers {' '.join(options.peers)}".strip()] if len(options.peers) < len(PEERS) else []
     words += [f"--threads {options.threads}"] if options.threads != 2 else []
     words += [f"--modes {' '.join(options.modes)}"] if options.modes else []
     words += [f"--workloads {' '.join(options.workloads)}"] if options.workloads else []
     words += [f"--prompts {options.prompts} --tokens {options.tokens} --rounds {options.rounds}"]
+    words += [f"--own-rounds {options.own_rounds}"] if options.own_rounds != 5 else []
     words += [f"--minutes {options.minutes:g}"] if options.minutes != 12 else []
     words += ["--quick"] if options.quick else []
     return " ".join(words)

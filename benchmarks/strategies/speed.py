@@ -1,4 +1,4 @@
-"""Strategies against plain decoding on the built-in model, and what the formula says that they should reach.
+"""Strategies against plain decoding on SmolLM2, and what the formula says that they should reach.
 
 Ideal seconds of a request are those of its forwards alone, at what a forward of so many rows costs here, and of its
 drafting: F2 and F4 with measured acceptance (tokens over steps), measured v(rows, context) and measured drafting. What

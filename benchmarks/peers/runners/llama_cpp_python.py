@@ -34,6 +34,7 @@ class LlamaCppRunner:
             n_ctx=self._task.longest + 32,  # drafts reach beyond the answer's end
             n_threads=self._task.threads,
             n_threads_batch=self._task.threads,
+            logits_all=bool(drafted),  # else it has room for the logits of 512 rows, and drafts need all
             draft_model=LlamaPromptLookupDecoding(num_pred_tokens=drafted) if drafted else None,
             verbose=False,
         )
