@@ -32,7 +32,7 @@ SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
 }
 PYTHON_ONLY = frozenset(
-    {"n", "logit_bias", "allowed_token_ids", "logits_processors", "stop_token_ids"}
+    {"n", "logit_bias", "allowed_token_ids", "logits_processors", "stop_token_ids", "bad_words"}
     | {"logprobs", "prompt_logprobs", "logprobs_mode", "structured_outputs"}
 )
 """Fields of SamplingParams that make no flag."""
