@@ -202,7 +202,7 @@ class ResponsesBody(GenerationBody):
     ]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
-    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_output_tokens: Count | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
