@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
@@ -25,6 +25,8 @@ from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
 from parlay.serve.translate.chat import read_arguments
 from parlay.serve.translate.responses import NAMES, joined, read_input, responses_request
+
+_OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "QUERY"]
 
 
 class Deleted(BaseModel):
@@ -76,6 +78,11 @@ def _add_kept(routes: APIRouter) -> None:
         if not _store(request).drop(tenant(request), response_id):
             raise _missing(response_id)
         return Deleted(id=response_id)
+
+    @routes.api_route(path, methods=_OTHERS, include_in_schema=False)
+    async def refuse_method(response_id: str) -> None:
+        """Two operations share the address; left to itself, the refusal would name the first one's method only."""
+        raise HTTPException(405, headers={"Allow": "DELETE, GET"})
 
     @routes.get(f"{path}/input_items", summary="What an earlier response answered", responses=failures)
     async def list_input_items(response_id: str, request: Request) -> InputItems:
