@@ -23,7 +23,7 @@ from parlay.serve.limits import Admission, BodyLimit, Gate
 from parlay.serve.metrics import Recorder
 from parlay.serve.registry import Leases, Registry
 from parlay.serve.request_log import log_request
-from parlay.serve.routes import absent, chat, completions, health, models, page, responses, tokens
+from parlay.serve.routes import absent, chat, completions, health, messages, models, page, responses, tokens
 from parlay.serve.settings import Settings
 from parlay.serve.workers import Workers
 
@@ -85,9 +85,8 @@ async def shut_down(app: FastAPI) -> None:
 def _add_routes(app: FastAPI) -> None:
     """They are looked through in this order, so what is asked most comes first."""
     registry, settings = app.state.registry, app.state.settings
-    any_time = errors.responses(500, *([403] if settings.hosts else []))
     lock = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if settings.keys else []
-    refusals = any_time | (errors.responses(401) if settings.keys else {})
+    statuses = [500, *([403] if settings.hosts else []), *([401] if settings.keys else [])]
     for router in (
         completions.router(registry, settings),
         chat.router(registry, settings),
@@ -97,9 +96,15 @@ def _add_routes(app: FastAPI) -> None:
         health.guarded(app.state.recorder, app.state.gate),
         absent.router(),
     ):
-        app.include_router(router, dependencies=lock, responses=refusals)
+        app.include_router(router, dependencies=lock, responses=errors.responses(*statuses))
+    app.include_router(
+        messages.router(registry, settings),
+        dependencies=lock,
+        responses=errors.responses(*statuses, body=errors.MessageErrorBody),
+    )
     app.include_router(page.router())
-    app.include_router(health.router(registry, settings, app.state.gate), responses=any_time)
+    open_to_all = errors.responses(*(status for status in statuses if status != 401))
+    app.include_router(health.router(registry, settings, app.state.gate), responses=open_to_all)
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:

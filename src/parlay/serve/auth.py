@@ -34,7 +34,7 @@ class Guard:
             self._check_host(Headers(scope=scope).getlist("host"))
             scope.setdefault("state", {})["tenant"] = self._tenant(scope)
         except ApiError as error:
-            return await error.response()(scope, receive, send)
+            return await error.response(scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: list[str]) -> None:
@@ -49,8 +49,7 @@ class Guard:
         """The digest of the request's key. Raises ApiError where one is due and none of ours is there."""
         if not self._digests:
             return ""
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = digest(key.strip()) if scheme.lower() == "bearer" else ""
+        given = _given(Headers(scope=scope))
         # All are compared, each in constant time, so that the time taken says nothing.
         if sum([hmac.compare_digest(given, digest) for digest in self._digests]):
             return given
@@ -58,6 +57,14 @@ class Guard:
             return ""
         message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _given(headers: Headers) -> str:
+    """The digest of the key in a request, as OpenAI's and Ollama's clients send it, or Anthropic's."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return digest(key.strip())
+    return digest(headers["x-api-key"].strip()) if "x-api-key" in headers else ""
 
 
 def digest(key: str) -> str:

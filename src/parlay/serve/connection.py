@@ -59,7 +59,7 @@ class Connection(HttpToolsProtocol):
         silent = self._size == 0 and status == 408
         self._stop_waiting()
         if not silent:
-            body = ApiError(status, message).response().body
+            body = ApiError(status, message).response("").body
             head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + bytes(body))
         self.transport.close()

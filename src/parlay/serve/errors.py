@@ -1,10 +1,10 @@
-"""Every failure in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Every failure in the shape of the API that was spoken: OpenAI's, Anthropic's or Ollama's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -33,6 +33,24 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+class MessageErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class MessageErrorBody(BaseModel):
+    """Anthropic's shape."""
+
+    type: Literal["error"]
+    error: MessageErrorDetail
+
+
+class OllamaErrorBody(BaseModel):
+    """Ollama's shape."""
+
+    error: str
+
+
 class ApiError(Exception):
     """A failure that the client is told of. ``type`` follows from the status where none is given."""
 
@@ -59,14 +77,38 @@ class ApiError(Exception):
         detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": detail}
 
-    def response(self) -> Response:
-        content = json.dumps(self.body)  # ASCII: a name that the client sent may hold what UTF-8 can't
+    def as_message(self) -> dict[str, Any]:
+        """In Anthropic's shape."""
+        kind = _MESSAGE_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """In the shape of the API that the path belongs to."""
+        body = self.body
+        if path.startswith(MESSAGES):
+            body = self.as_message()
+        elif path.startswith(OLLAMA):
+            body = {"error": self.message}
+        content = json.dumps(body)  # ASCII: a name that the client sent may hold what UTF-8 can't
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
-def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+MESSAGES = "/v1/messages"
+OLLAMA = "/api/"
+_MESSAGE_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entry of each failure that an operation may answer with."""
-    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in sorted(statuses)}
+    return {status: {"model": body, "description": _DESCRIPTIONS[status]} for status in sorted(statuses)}
 
 
 _DESCRIPTIONS = {
@@ -144,7 +186,7 @@ def install(app: FastAPI, retry_after: int) -> None:
     """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
 
     async def told(request: Request, error: Exception) -> Response:
-        return convert(error, retry_after).response()
+        return convert(error, retry_after).response(request.url.path)
 
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
         app.add_exception_handler(kind, told)

@@ -67,7 +67,7 @@ class Admission:
         try:
             self._gate.enter(owner)
         except ApiError as error:
-            return await error.response()(scope, receive, send)
+            return await error.response(scope["path"])(scope, receive, send)
         try:
             await self._app(scope, receive, send)
         finally:
@@ -92,17 +92,17 @@ class BodyLimit:
             async with asyncio.timeout(self._timeout):
                 body = await self._read(receive)
         except ApiError as error:
-            return await error.response()(scope, receive, send)
+            return await error.response(scope["path"])(scope, receive, send)
         except TimeoutError:
             late = ApiError(408, f"the body took more than {self._timeout:g} seconds to arrive", code="timeout")
-            return await late.response()(scope, receive, send)
+            return await late.response(scope["path"])(scope, receive, send)
         if body is None:
             return  # the client is gone
         if len(body) > _LIGHT:
             async with self._large:
                 await asyncio.sleep(_PAUSE)
         if wrong := _unreadable(body):
-            return await wrong.response()(scope, receive, send)
+            return await wrong.response(scope["path"])(scope, receive, send)
         if self._log_prompts and body:
             prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
         scope.setdefault("state", {})["body_bytes"] = len(body)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from parlay.outputs import RequestOutput
 from parlay.serve.bodies.extras import ignored_header
-from parlay.serve.errors import responses
+from parlay.serve.errors import ErrorBody, responses
 from parlay.serve.running import ClientGone, Run, while_client_waits
 from parlay.serve.streaming import EVENT_STREAM, Chunks, EventStream
 from parlay.serve.workers import Workers
@@ -61,11 +62,11 @@ _EVENT = {
 }
 
 
-def described(reply: type) -> dict[int | str, dict[str, Any]]:
+def described(reply: type, failure: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """The entries of the OpenAPI document: the reply, or its chunks, and every failure."""
     done = {
         "model": reply,
         "description": "The whole answer; with `stream`, its chunks as server-sent events, ended by `[DONE]`.",
         "content": {EVENT_STREAM: {"schema": _EVENT}},
     }
-    return {200: done, **responses(400, 404, 408, 413, 429, 500, 503)}
+    return {200: done, **responses(400, 404, 408, 413, 429, 500, 503, body=failure)}
