@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.serve_models import IDLE_SECONDS, add_model_arguments, chosen_models, loaders
+from parlay.cli.serve_models import IDLE_SECONDS, add_model_arguments, check_flags, chosen_models, loading
 from parlay.serve.json_lines import JsonLines
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
@@ -120,13 +120,16 @@ def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
     allowed = settings(options)
     models = chosen_models(options)
+    check_flags(options, len(models))
     _check_packages(PACKAGES, "parlay serve", "serve")
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
 
     with _listen(options.host, options.port) as listener, _observers(options.otlp_traces_endpoint) as observers:
         allowed = _with_idle_seconds(allowed, options, len(models))
-        app = create_app(loaders(models, options), allowed, observers)
+        loader_of = loading(options)
+        hosted = {name: loader_of(model) for name, model in models.items()}
+        app = create_app(hosted, allowed, observers, loader_of if options.allow_pull else None)
         if options.models or options.model or options.model_dir is None:
             app.state.registry.load_now(next(iter(models)))
         welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +48,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} where there are "
         "several, and never where there is one)",
+    )
+    group.add_argument(
+        "--allow-pull", action="store_true", help="let requests bring models to this machine, as parlay pull does"
     )
     add_strategy_flags(group, "how to decode where a request does not say; see parlay strategies")
     add_tokenizer_flag(group)
@@ -120,10 +123,14 @@ def _named_paths(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield _FIRST_PART.sub("", file.stem), file
 
 
-def loaders(models: Mapping[str, str], options: argparse.Namespace) -> dict[str, Callable[[], AsyncLLM]]:
-    """What loads each of the models. Raises ValueError for flags that do not go together."""
-    if options.tokenizer is not None and len(models) > 1:
-        raise ValueError(f"--tokenizer goes with one model, and {len(models)} are named: serve each by itself")
+def check_flags(options: argparse.Namespace, models: int) -> None:
+    """Raises ValueError for flags that do not go together."""
+    if options.tokenizer is not None and (models > 1 or options.allow_pull):
+        raise ValueError("--tokenizer goes with one model: serve it by itself, and without --allow-pull")
+
+
+def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLLM]]:
+    """What makes a loader of a model's name."""
     from parlay.aio import AsyncLLM  # here, because they load torch
     from parlay.llm import DEFAULT_STRATEGY, LLM
 
@@ -139,7 +146,4 @@ def loaders(models: Mapping[str, str], options: argparse.Namespace) -> dict[str,
             max_num_seqs=options.max_num_seqs,
         )
 
-    return {
-        name: partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting)
-        for name, model in models.items()
-    }
+    return lambda model: partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting)

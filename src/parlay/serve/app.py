@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
@@ -21,20 +21,24 @@ from parlay.serve.hosted import Loader
 from parlay.serve.kept import KeptResponses
 from parlay.serve.limits import Admission, BodyLimit, Gate
 from parlay.serve.metrics import Recorder
+from parlay.serve.pulling import Puller
 from parlay.serve.registry import Leases, Registry
 from parlay.serve.request_log import log_request
-from parlay.serve.routes import absent, chat, completions, health, messages, models, page, responses, tokens
+from parlay.serve.routes import absent, chat, completions, health, messages, models, ollama, ollama_models, page, responses, tokens
 from parlay.serve.settings import Settings
 from parlay.serve.workers import Workers
 
 
 def create_app(
-    hosted: Mapping[str, AsyncLLM | Loader], settings: Settings | None = None, observers: Sequence[Observer] = ()
+    hosted: Mapping[str, AsyncLLM | Loader],
+    settings: Settings | None = None,
+    observers: Sequence[Observer] = (),
+    pulled: Callable[[str], Loader] | None = None,
 ) -> FastAPI:
     """An ASGI application for the models by their names, which it closes when it shuts down.
 
     A model that comes as a `Loader` is loaded when a request first names it. ``observers`` hear of each request that is
-    over. ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate`` and ``workers``. Raises
+    over. ``pulled`` loads models that requests bring to this machine; None: they may not. ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate`` and ``workers``. Raises
     ValueError for no models.
     """
     settings = settings or Settings()
@@ -62,7 +66,7 @@ def create_app(
     app.state.ignored_before = set()
     app.state.kept_responses = KeptResponses(settings.responses_kept)
     app.state.workers = Workers(settings.retry_after)
-    _add_routes(app)
+    _add_routes(app, None if pulled is None else Puller(registry, pulled))
     _add_middleware(app, settings)
     errors.install(app, settings.retry_after)
     return app
@@ -82,7 +86,7 @@ async def shut_down(app: FastAPI) -> None:
     await app.state.registry.close(app.state.settings.drain_seconds)
 
 
-def _add_routes(app: FastAPI) -> None:
+def _add_routes(app: FastAPI, puller: Puller | None) -> None:
     """They are looked through in this order, so what is asked most comes first."""
     registry, settings = app.state.registry, app.state.settings
     lock = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if settings.keys else []
@@ -97,11 +101,12 @@ def _add_routes(app: FastAPI) -> None:
         absent.router(),
     ):
         app.include_router(router, dependencies=lock, responses=errors.responses(*statuses))
-    app.include_router(
-        messages.router(registry, settings),
-        dependencies=lock,
-        responses=errors.responses(*statuses, body=errors.MessageErrorBody),
-    )
+    for others, body in (
+        ([messages.router(registry, settings)], errors.MessageErrorBody),
+        ([ollama.router(registry, settings), ollama_models.router(registry, settings, puller)], errors.OllamaErrorBody),
+    ):
+        for router in others:
+            app.include_router(router, dependencies=lock, responses=errors.responses(*statuses, body=body))
     app.include_router(page.router())
     open_to_all = errors.responses(*(status for status in statuses if status != 401))
     app.include_router(health.router(registry, settings, app.state.gate), responses=open_to_all)

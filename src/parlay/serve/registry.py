@@ -17,6 +17,7 @@ from parlay.serve.hosted import HostedModel, Loader, Served
 logger = logging.getLogger(__name__)
 
 _SHOWN = 100  # characters of an unknown name that the error repeats
+_LATEST = ":latest"
 _SWEEP_SECONDS = 0.5
 _FAILED_SECONDS = 5.0
 
@@ -83,6 +84,12 @@ class Registry:
             known = ", ".join(self._models)
             raise ApiError(404, f"there is no model {shown!r} here, only {known}", "model", "model_not_found")
         return model
+
+    def known(self, name: str | None) -> str | None:
+        """The name without Ollama's ``:latest``, where it is a model's name only so."""
+        if name is not None and name not in self._models and name.removesuffix(_LATEST) in self._models:
+            return name.removesuffix(_LATEST)
+        return name
 
     async def use(self, name: str | None, request: Request) -> Served:
         """The model of that name, loaded if need be; it stays until the request is answered or its jobs are under way.

@@ -1,0 +1,163 @@
+"""The bodies of Ollama's API."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from parlay.serve.bodies.common import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopText, shape_of
+from parlay.serve.fields import WHOLE
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+
+
+def seconds(value: float | str) -> float:
+    """A length of time: a number of seconds, or a text such as ``5m`` or ``1h30m``. Below 0 it never ends.
+
+    Raises ValueError for anything else.
+    """
+    if not isinstance(value, str):
+        return math.inf if value < 0 else float(value)
+    text = value.removeprefix("-")
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        found = float(text)
+    elif re.fullmatch(rf"(?:{_PART.pattern})+", text):
+        found = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    else:
+        raise ValueError("must be seconds, or a time such as '5m' or '1h30m'")
+    return math.inf if value.startswith("-") else found
+
+
+def _check_seconds(value: float | str | None) -> float | str | None:
+    if value is not None:
+        seconds(value)
+    return value
+
+
+KeepAlive = Annotated[float | str | None, AfterValidator(_check_seconds)]
+Base64 = Annotated[list[str], Field(max_length=0)]
+"""No images: this server reads text only."""
+
+
+class Options(Body):
+    """How to sample. What concerns how Ollama runs a model has no effect here."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "mirostat": (0,),
+        "num_keep": (0, -1),
+        "tfs_z": (1,),
+    }
+
+    num_predict: Annotated[int, Field(ge=-2, le=INT_LIMIT), WHOLE] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    top_p: Probability | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Probability | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    stop: (
+        Annotated[
+            Annotated[StopText, Tag("text")] | Annotated[list[StopText], Field(max_length=16), Tag("parts")],
+            Discriminator(shape_of),
+        ]
+        | None
+    ) = None
+
+
+class OllamaBody(Body):
+    """``strategy`` is an extension. Null is as good as absent."""
+
+    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    options: Options | None = None
+    format: Annotated[Literal["", "json"] | JsonObject | None, Field(union_mode="left_to_right")] = None
+    stream: bool | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: KeepAlive = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """What the answer must keep to."""
+        if self.format == "json":
+            return {"type": "object"}
+        return self.format if isinstance(self.format, dict) else None
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """How long the model stays after this request; None: as the server says."""
+        return None if self.keep_alive is None else seconds(self.keep_alive)
+
+
+class GenerateBody(OllamaBody):
+    """``raw``: the prompt goes to the model as it is. Without a prompt the model is loaded, and no more."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "template": ("",)}
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: Base64 | None = None
+
+
+class CalledFunction(Body):
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    arguments: JsonObject
+
+
+class OllamaCall(Body):
+    id: str | None = None
+    function: CalledFunction
+
+
+class OllamaMessage(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Base64 | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=128)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class OllamaTool(Body):
+    type: Literal["function"] | None = None
+    function: ToolFunction
+
+
+class OllamaChatBody(OllamaBody):
+    """Without messages the model is loaded, and no more."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=4096)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=128)] | None = None
+
+
+class ModelBody(Body):
+    """Names a model, by either name of the field."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+class PullBody(Body):
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None
