@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -113,10 +114,8 @@ class _Pieces:
     def _end_call(self) -> None:
         """One that was cut off is left out."""
         if self._name is not None:
-            try:
+            with suppress(ValueError):
                 self.calls.append({"function": {"name": self._name, "arguments": json.loads(self._arguments)}})
-            except ValueError:
-                pass
         self._name, self._arguments = None, ""
 
     def clear(self) -> None:

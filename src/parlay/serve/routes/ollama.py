@@ -55,7 +55,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             return _chat(served, ollama_chat_request(body, request, settings), request, settings, CHAT_NAMES)
 
         heavy = bool(body.tools) or body.answer_schema is not None
-        return await _answer(registry, body, request, settings, "chat", make if body.messages else None, heavy=heavy)
+        wanted = make if body.messages else None
+        return await _answer(registry, body, request, settings, kind="chat", make=wanted, heavy=heavy)
 
     @routes.post("/generate", summary="Answer a prompt", responses=_ANSWERS, response_class=JSONResponse)
     async def ollama_generate(body: GenerateBody, request: Request) -> Response:
@@ -66,7 +67,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             return _chat(served, generate_request(body, request, settings), request, settings, GENERATE_NAMES)
 
         heavy = body.answer_schema is not None
-        return await _answer(registry, body, request, settings, "generate", make if body.prompt else None, heavy=heavy)
+        wanted = make if body.prompt else None
+        return await _answer(registry, body, request, settings, kind="generate", make=wanted, heavy=heavy)
 
     return routes
 
@@ -76,9 +78,9 @@ async def _answer(
     body: OllamaBody,
     request: Request,
     settings: Settings,
+    *,
     kind: Kind,
     make: Callable[[Served], ChatJob] | None,
-    *,
     heavy: bool,
 ) -> Response:
     """``make`` None: nothing is asked of the model but to be there, or to go."""

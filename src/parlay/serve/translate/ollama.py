@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -35,14 +36,15 @@ def ollama_chat_request(body: OllamaChatBody, request: Request, settings: Settin
     functions = tuple(
         Function(tool.function.name, tool.function.description, tool.function.parameters) for tool in body.tools or ()
     )
-    return _request(body, messages, functions, request, settings, CHAT_NAMES)
+    params = ollama_params(body, settings, CHAT_NAMES)
+    return replace(_request(body, messages, params, request), functions=functions)
 
 
 def generate_request(body: GenerateBody, request: Request, settings: Settings) -> ChatRequest:
     """The prompt as the user's message. Raises ApiError for a body that can't be used."""
     system = (ChatMessage(role="system", content=body.system),) if body.system else ()
     user = ChatMessage(role="user", content=body.prompt or "")
-    return _request(body, (*system, user), (), request, settings, GENERATE_NAMES)
+    return _request(body, (*system, user), ollama_params(body, settings, GENERATE_NAMES), request)
 
 
 def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> SamplingParams:
@@ -69,18 +71,12 @@ def _is_unset(name: str, value: object) -> bool:
 
 
 def _request(
-    body: OllamaBody,
-    messages: tuple[ChatMessage, ...],
-    functions: tuple[Function, ...],
-    request: Request,
-    settings: Settings,
-    names: FieldNames,
+    body: OllamaBody, messages: tuple[ChatMessage, ...], params: SamplingParams, request: Request
 ) -> ChatRequest:
     return ChatRequest(
         messages=messages,
-        params=ollama_params(body, settings, names),
+        params=params,
         options=request_options(request, strategy=body.strategy),
-        functions=functions,
         answer_schema=body.answer_schema,
         effort=_effort(body.think),
     )
@@ -94,13 +90,12 @@ def _effort(think: bool | str | None) -> str | None:
 
 def _message(message: OllamaMessage) -> ChatMessage:
     calls = enumerate(message.tool_calls or ())
+    past = (PastCall(call.id or f"call_{at}", call.function.name, call.function.arguments) for at, call in calls)
     return ChatMessage(
         role=message.role,
         content=message.content or "",
         name=message.tool_name,
         reasoning=message.thinking or None,
-        calls=tuple(
-            PastCall(call.id or f"call_{place}", call.function.name, call.function.arguments) for place, call in calls
-        ),
+        calls=tuple(past),
         call_id=message.tool_call_id,
     )
