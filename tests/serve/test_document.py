@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 import schemathesis
 from fastapi import FastAPI
+from pydantic import BaseModel
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
 from parlay.aio import AsyncLLM
 from parlay.serve.app import create_app
-from parlay.serve.errors import ErrorBody
+from parlay.serve.errors import ErrorBody, MessageErrorBody, OllamaErrorBody
 from parlay.serve.settings import Settings
 
 KEY = "sesame"
@@ -135,10 +136,16 @@ def test_every_operation_says_how_it_fails(app: FastAPI) -> None:
             assert "422" not in answers
             failures = {status for status in answers if status >= "400"}
             assert "500" in failures
-            assert ("401" in failures) == (path in ALWAYS_REFUSABLE or path.startswith("/v1/"))
+            assert ("401" in failures) == (path in ALWAYS_REFUSABLE or path.startswith(("/v1/", "/api/")))
             for status in failures:
                 schema = answers[status]["content"]["application/json"]["schema"]
-                assert schema == {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}
+                assert schema == {"$ref": f"#/components/schemas/{error_body(path).__name__}"}
+
+
+def error_body(path: str) -> type[BaseModel]:
+    if path.startswith("/v1/messages"):
+        return MessageErrorBody
+    return OllamaErrorBody if path.startswith("/api/") else ErrorBody
 
 
 def test_operations_have_short_names(app: FastAPI) -> None:

@@ -49,7 +49,7 @@ def test_a_chat_has_the_text_of_a_chat_completion(llama: Client, client: TestCli
     assert (reply.done, reply.message.role) == (True, "assistant")
     assert reply.done_reason in ("stop", "length")
     assert 0 < reply.eval_count <= 16
-    assert 0 < reply.prompt_eval_count
+    assert reply.prompt_eval_count > 0
     assert 0 < reply.eval_duration <= reply.total_duration
 
 

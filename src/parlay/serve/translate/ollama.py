@@ -53,7 +53,9 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> Sa
     if options.repeat_last_n not in (None, -1, 0) and options.repeat_penalty not in (None, 1):
         field = "options.repeat_last_n"
         raise ApiError(400, f"{field} is not supported but as -1 or 0: the penalty looks at the whole text", field)
-    given: Mapping[str, Any] = options.model_dump(exclude_none=True, exclude={"repeat_last_n"})
+    given: Mapping[str, Any] = options.model_dump(
+        exclude_none=True, include=set(Options.model_fields) - {"repeat_last_n"}
+    )
     ours = {_SPELLINGS.get(name, name): value for name, value in given.items() if not _is_unset(name, value)}
     if options.repeat_last_n == 0:
         ours.pop("repetition_penalty", None)
