@@ -32,7 +32,15 @@ SAMPLING_HELP = {
     "skip_special_tokens": "leave special tokens out of the text",
 }
 PYTHON_ONLY = frozenset(
-    {"n", "logit_bias", "allowed_token_ids", "logits_processors", "stop_token_ids", "bad_words"}
+    {
+        "n",
+        "logit_bias",
+        "bad_words",
+        "allowed_token_ids",
+        "truncate_prompt_tokens",
+        "logits_processors",
+        "stop_token_ids",
+    }
     | {"logprobs", "prompt_logprobs", "logprobs_mode", "structured_outputs"}
 )
 """Fields of SamplingParams that make no flag."""

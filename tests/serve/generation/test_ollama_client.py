@@ -70,7 +70,12 @@ def test_generate_answers_a_prompt_with_its_template_or_without(llama: Client) -
 
 
 def test_format_holds_the_answer_to_json_or_a_schema(llama: Client) -> None:
-    schema = {"type": "object", "properties": {"north": {"type": "boolean"}}, "required": ["north"]}
+    schema = {
+        "type": "object",
+        "properties": {"north": {"type": "boolean"}},
+        "required": ["north"],
+        "additionalProperties": False,
+    }
     options = {"temperature": 0, "num_predict": 64}
     told = json.loads(llama.chat("parlay-mini", SAID, format=schema, options=options).message.content)
     assert isinstance(told["north"], bool)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.bodies.common import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopText, shape_of
 from parlay.serve.fields import WHOLE
@@ -33,13 +33,8 @@ def seconds(value: float | str) -> float:
     return math.inf if value.startswith("-") else found
 
 
-def _check_seconds(value: float | str | None) -> float | str | None:
-    if value is not None:
-        seconds(value)
-    return value
-
-
-KeepAlive = Annotated[float | str | None, AfterValidator(_check_seconds)]
+Time = Annotated[str, Field(pattern=r"^-?([0-9]+([.][0-9]+)?|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$", max_length=64)]
+KeepAlive = float | Time | None
 Base64 = Annotated[list[str], Field(max_length=0)]
 """No images: this server reads text only."""
 
