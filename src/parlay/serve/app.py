@@ -24,7 +24,19 @@ from parlay.serve.metrics import Recorder
 from parlay.serve.pulling import Puller
 from parlay.serve.registry import Leases, Registry
 from parlay.serve.request_log import log_request
-from parlay.serve.routes import absent, chat, completions, health, messages, models, ollama, ollama_models, page, responses, tokens
+from parlay.serve.routes import (
+    absent,
+    chat,
+    completions,
+    health,
+    messages,
+    models,
+    ollama,
+    ollama_models,
+    page,
+    responses,
+    tokens,
+)
 from parlay.serve.settings import Settings
 from parlay.serve.workers import Workers
 
