@@ -69,7 +69,7 @@ def main() -> int:
 
 def everything() -> list[str]:
     """Every entry that wants nothing but the target, at its defaults."""
-    own = {"file", "model", "models"}
+    own = {"file", "head", "model", "models"}
     return [name for name, entry in catalogue().items() if not entry.parameters.keys() & own]
 
 
