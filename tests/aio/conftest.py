@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # the benchmarks are run from the repository's root
 
 PROMPTS = [
     "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the dog sleeps on.\n\nThe text:",

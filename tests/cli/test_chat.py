@@ -69,3 +69,14 @@ def test_the_makers_sampling_is_the_default(cli: Cli, tmp_path: Path) -> None:
     assert "temperature 0.25" in result.err
     assert "top_k 6" in result.err
     assert "top_p 0.95" in result.err
+
+
+def test_input_that_is_not_text_and_a_draft_model_for_nobody_are_one_line(cli: Cli) -> None:
+    for words, stdin, said in [
+        ((), b"caf\xe9\n", "not UTF-8 (byte 3)"),
+        (("--draft-model", "parlay-mini-draft"), b"Hello\n", "--strategy"),
+    ]:
+        result = cli("chat", *FLAGS, *words, stdin=stdin)
+        assert result.code == 2
+        assert result.err.splitlines()[-1].startswith("parlay: error: ")
+        assert said in result.err

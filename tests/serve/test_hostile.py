@@ -9,41 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-GROWTH = (1, 10, 100, 1_000, 3_000, 10_000)
-
-
-def schemas(size: int) -> list[dict[str, Any]]:
-    """Each as large as ``size`` says, in a way of its own."""
-    names = [f"n{place}" for place in range(size)]
-    chain = {name: {"$ref": f"#/$defs/n{place + 1}"} for place, name in enumerate(names)}
-    deep: dict[str, Any] = {"type": "object"}
-    for _ in range(min(size, 400)):  # more levels than that no client can write
-        deep = {"type": "object", "properties": {"a": deep}}
-    return [
-        {"$ref": "#/$defs/n0", "$defs": {**chain, f"n{size}": {"type": "integer"}}},
-        {"type": "object", "required": names},
-        {"type": "object", "properties": {name: {"type": "integer"} for name in names}},
-        {"anyOf": [{"type": "object", "properties": {name: {}}, "required": [name]} for name in names]},
-        {"enum": names},
-        {"type": "string", "minLength": size, "maxLength": size + 1},
-        {"type": "array", "items": {"type": "integer"}, "minItems": size},
-        deep,
-    ]
-
-
-def forms(size: int) -> list[dict[str, Any]]:
-    chain = "\n".join(f'r{place}: "a" r{place + 1}' for place in range(size))
-    return [
-        *({"json": schema} for schema in schemas(size)),
-        {"grammar": f'start: r0\n{chain}\nr{size}: "b"'},
-        {"grammar": "start: " + "(" * size + '"a"' + ")" * size},
-        {"grammar": "start: " + '"a"? ' * size},
-        {"grammar": "start: " + " | ".join(f'"a{place}"' for place in range(size))},
-        {"regex": "a" + f"{{{size * 100}}}"},
-        {"regex": "(" * size + "a" + ")" * size},
-        {"regex": "(a|b)*" * size},
-        {"choice": [f"choice {place}" for place in range(size)]},
-    ]
+from benchmarks.serving.growing import SIZES, forms, schemas
 
 
 def bodies(size: int) -> list[tuple[str, dict[str, Any]]]:
@@ -103,8 +69,8 @@ def test_what_once_ended_the_process_is_answered(client: TestClient, form: dict[
 def test_ten_thousand_hostile_bodies_against_every_constraint(make_app: Callable[..., Any]) -> None:
     client = TestClient(make_app(), raise_server_exceptions=False)
     choose = random.Random(0)
-    every = {size: bodies(size) for size in GROWTH}
+    every = {size: bodies(size) for size in SIZES}
     for _ in range(10_000):
-        path, body = choose.choice(every[choose.choice(GROWTH)])
+        path, body = choose.choice(every[choose.choice(SIZES)])
         _answers(client, path, body)
     assert client.get("/health").status_code == 200

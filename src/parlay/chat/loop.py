@@ -131,7 +131,12 @@ def read_line(prompt: str) -> str:
     """A line of standard input; on a terminal with a prompt, editing and history."""
     if sys.stdin.isatty():
         return input(prompt)
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
+        ) from None
     if not line:
         raise EOFError
     return line

@@ -14,10 +14,9 @@ from parlay.cli.flags import (
     add_sampling_flags,
     add_strategy_flags,
     add_tokenizer_flag,
-    options_from,
     sampling_params,
 )
-from parlay.options import LoadOptions
+from parlay.cli.opening import open_llm
 from parlay.terminal import Tint
 
 if TYPE_CHECKING:
@@ -59,17 +58,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _talk(options: argparse.Namespace, state: State) -> None:
     from parlay.chat.loop import Chat, read_line
-    from parlay.llm import DEFAULT_STRATEGY, LLM
 
     if sys.stdin.isatty():
         import readline  # noqa: F401 (line editing and history)
-    with LLM(
-        options.model,
-        tokenizer=options.tokenizer,
-        load=options_from(LoadOptions, options),
-        strategy=options.strategy or DEFAULT_STRATEGY,
-        draft_model=options.draft_model,
-    ) as llm:
+    with open_llm(options) as llm:
         if llm.tokenizer is None or not llm.tokenizer.chat_template:
             raise ValueError(
                 f"{options.model} has no chat template: use parlay generate, or name a tokenizer that has one with "

@@ -16,16 +16,15 @@ from parlay.cli.flags import (
     add_sampling_flags,
     add_strategy_flags,
     add_tokenizer_flag,
-    options_from,
     sampling_params,
 )
+from parlay.cli.opening import open_llm
 from parlay.cli.structured import add_structured_flags, structured_outputs
-from parlay.options import LoadOptions
 from parlay.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
-    from parlay.llm import LLM, Stream
+    from parlay.llm import Stream
     from parlay.outputs import CompletionOutput
 
 
@@ -67,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     documents = [read_text(name, "document") for name in options.document]
     prediction = None if options.prediction is None else read_text(options.prediction, "prediction")
     tint = Tint(sys.stdout)
-    with _open(options) as llm, Interrupt() as interrupt:
+    with open_llm(options) as llm, Interrupt() as interrupt:
         stream = llm.stream(
             prompt,
             params,
@@ -88,24 +87,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
         return FAILURE
     return INTERRUPTED if interrupt.noted else 0
-
-
-def _open(options: argparse.Namespace) -> LLM:
-    """The model."""
-    if options.strategy is None and options.draft_model is not None:
-        raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
-    from parlay.llm import DEFAULT_STRATEGY, LLM
-
-    llm = LLM(
-        options.model,
-        tokenizer=options.tokenizer,
-        load=options_from(LoadOptions, options),
-        strategy=options.strategy or DEFAULT_STRATEGY,
-        draft_model=options.draft_model,
-    )
-    if options.draft_model is not None and options.draft_model not in llm.draft_models:
-        raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")
-    return llm
 
 
 # ----------------------------------------------------------------------------------------------------------- prompt

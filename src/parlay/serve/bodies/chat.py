@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from parlay.serve.bodies.common import Body, Content, Count, GenerationBody, JsonObject, conflict, part_type
+from parlay.serve.bodies.common import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
 from parlay.serve.fields import WHOLE
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -142,21 +142,15 @@ class JsonSchemaFormat(Body):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-def _choice_shape(value: Any) -> str:
-    if isinstance(value, str):
-        return "word"
-    return "allowed" if part_type(value) == "allowed_tools" else "named"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[NamedTool, Tag("named")]
     | Annotated[AllowedToolsChoice, Tag("allowed")],
-    Discriminator(_choice_shape),
+    Discriminator(tool_choice_shape),
 ]
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("word")] | Annotated[FunctionName, Tag("named")],
-    Discriminator(_choice_shape),
+    Discriminator(tool_choice_shape),
 ]
 
 

@@ -105,6 +105,13 @@ def part_type(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
+def tool_choice_shape(value: Any) -> str:
+    """Which form of a tool choice a body holds: a word, a list of allowed tools, or one tool by name."""
+    if isinstance(value, str):
+        return "word"
+    return "allowed" if part_type(value) == "allowed_tools" else "named"
+
+
 def only_text(*types: str) -> Discriminator:
     """Tells parts of a content apart by their type."""
     message = f"this server reads text only, so a part has the type {' or '.join(types)}"

@@ -20,6 +20,7 @@ from parlay.serve.bodies.common import (
     only_text,
     part_type,
     shape_of,
+    tool_choice_shape,
 )
 from parlay.serve.fields import WHOLE
 
@@ -142,17 +143,11 @@ class AllowedFunctions(Body):
     tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=128)]
 
 
-def _choice_shape(value: Any) -> str:
-    if isinstance(value, str):
-        return "word"
-    return "allowed" if part_type(value) == "allowed_tools" else "named"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("word")]
     | Annotated[NamedFunction, Tag("named")]
     | Annotated[AllowedFunctions, Tag("allowed")],
-    Discriminator(_choice_shape),
+    Discriminator(tool_choice_shape),
 ]
 
 

@@ -1,0 +1,33 @@
+"""The LLM of commands that decode text."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import options_from
+from parlay.options import LoadOptions
+
+if TYPE_CHECKING:
+    from parlay.llm import LLM
+
+
+def open_llm(options: argparse.Namespace) -> LLM:
+    """What the flags for model, tokenizer and strategy name.
+
+    Raises ValueError for a draft model that nothing uses, before the model is loaded where that can be told.
+    """
+    if options.strategy is None and options.draft_model is not None:
+        raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
+    from parlay.llm import DEFAULT_STRATEGY, LLM
+
+    llm = LLM(
+        options.model,
+        tokenizer=options.tokenizer,
+        load=options_from(LoadOptions, options),
+        strategy=options.strategy or DEFAULT_STRATEGY,
+        draft_model=options.draft_model,
+    )
+    if options.draft_model is not None and options.draft_model not in llm.draft_models:
+        raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")
+    return llm
