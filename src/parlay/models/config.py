@@ -50,13 +50,11 @@ class HeadForm:
     """How a draft head of one layer or more differs from a decoder; its rows read features in place of embeddings.
 
     Its logits are over ``draft_vocab_size`` tokens. ``beside``: the first layer's attention reads the embedding beside
-    the features, each normed by itself (EAGLE-3). ``bare``: nothing is normed before the first layer and after the last
-    (EAGLE). The last tap is what leaves the last layer, before a norm.
+    the features, each normed by itself (EAGLE-3). The last tap is what leaves the last layer, before a norm.
     """
 
     draft_vocab_size: int
     beside: bool = False
-    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

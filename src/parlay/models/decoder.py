@@ -45,7 +45,7 @@ class RmsNorm:
 class DecoderLayer:
     """One layer; query, key and value weights form one product, gate and up another."""
 
-    attention_norm: RmsNorm | None
+    attention_norm: RmsNorm
     qkv: Linear
     qk_norm: RmsNorm | None
     attention_out: Linear
@@ -65,7 +65,7 @@ class TorchDecoder:
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
-    norm: RmsNorm | None
+    norm: RmsNorm
     head: Linear
     beside_norm: RmsNorm | None = None
     """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
@@ -102,12 +102,12 @@ class TorchDecoder:
 
     def last(self, hidden: Tensor) -> Tensor:
         """What the head reads: ``hidden`` ``[N, H]`` normed."""
-        return hidden if self.norm is None else self.norm(hidden)
+        return self.norm(hidden)
 
     def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor, embedded_NH: Tensor | None) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
-        normed = layer.attention_norm(hidden_NH) if layer.attention_norm is not None else hidden_NH
+        normed = layer.attention_norm(hidden_NH)
         if self.beside_norm is not None and embedded_NH is not None:
             normed = torch.cat((self.beside_norm(embedded_NH), normed), -1)
         flat = layer.qkv(normed)
@@ -143,9 +143,6 @@ def build(
     def tensor(weight: Operand) -> Tensor:
         return as_tensor(weight, dtype).to(device)
 
-    def some_norm(weight: Tensor | None) -> RmsNorm | None:
-        return None if weight is None else norm(weight)
-
     def norm(weight: Tensor) -> RmsNorm:
         """Of ``weight`` ``[n]`` or ``[heads, n]``."""
         floor = (weight.shape[-1] * config.rms_norm_eps) ** 0.5
@@ -167,7 +164,7 @@ def build(
         layer = fused.layer(index)
         bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
         return DecoderLayer(
-            attention_norm=some_norm(layer.attention_norm),
+            attention_norm=norm(layer.attention_norm),
             qkv=pack(paired([tensor(part) for part in layer.qkv]), bias),
             qk_norm=qk_norm(layer),
             attention_out=pack(tensor(layer.attention_out), None),
@@ -181,8 +178,8 @@ def build(
         compute=compute,
         embedding=tensor(fused.embedding),
         layers=tuple(packed(index) for index in range(config.num_layers)),
-        norm=some_norm(fused.final_norm),
+        norm=norm(fused.final_norm),
         head=pack(tensor(fused.head), None),
-        beside_norm=some_norm(fused.beside_norm),
+        beside_norm=None if fused.beside_norm is None else norm(fused.beside_norm),
         raw_tap=config.head is not None,
     )

@@ -91,8 +91,8 @@ class Weights:
             eps=config.rms_norm_eps,
             embedding=self._embedding(fused, head),
             layer=layers,
-            final_norm=self._norm(fused.final_norm),
-            beside_norm=self._norm(fused.beside_norm),
+            final_norm=self._hold(fused.final_norm),
+            beside_norm=None if fused.beside_norm is None else self._hold(fused.beside_norm),
             raw_tap=int(config.head is not None),
             head=head,
         )
@@ -110,7 +110,7 @@ class Weights:
             gate=self._linear(layer.gate),
             up=self._linear(layer.up),
             down=self._linear(layer.down),
-            attention_norm=self._norm(layer.attention_norm),
+            attention_norm=self._hold(layer.attention_norm),
             feed_forward_norm=self._hold(layer.mlp_norm),
             qk_norm=None if layer.qk_norm is None else self._hold(self._by_head(*layer.qk_norm)),
         )
@@ -187,9 +187,6 @@ class Weights:
         padded = torch.nn.functional.pad(numbers_O.float(), (0, -len(numbers_O) % self._panel)).contiguous()
         self._held.append(padded)
         return padded
-
-    def _norm(self, weight_H: Tensor | None) -> int | None:
-        return None if weight_H is None else self._hold(weight_H)
 
     def _hold(self, tensor: Tensor) -> int:
         """The address of a tensor of any shape, which lives as long as the weights."""

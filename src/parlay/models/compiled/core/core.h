@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     Linear query, key, value, out, gate, up, down;
-    const float *attention_norm, *feed_forward_norm; /* [hidden]; the first may be null: nothing is normed */
+    const float *attention_norm, *feed_forward_norm; /* [hidden] */
     const float *qk_norm;                            /* [heads + kv_heads][head_dim], or null */
 } Layer;
 
@@ -30,7 +30,7 @@ typedef struct {
     double eps;
     Linear embedding; /* of its panels only single rows are read; plain numbers lie in rows instead, [vocab][hidden] */
     const Layer *layer;
-    const float *final_norm; /* [hidden]; null: nothing is normed */
+    const float *final_norm; /* [hidden] */
     const float *beside_norm; /* [hidden] or null. A norm: the first layer's attention reads each row's embedding, normed
                                * by it, before the normed hidden state. Its products read 2 * hidden numbers then. */
     int64_t raw_tap; /* 1: the last tap holds what leaves the last layer, before the norm */
