@@ -109,6 +109,27 @@ def test_the_step_reads_on_half_a_screen() -> None:
     assert sum(isinstance(node, ast.stmt) for node in ast.walk(step)) - 1 <= STEP_STATEMENTS
 
 
+def test_tensor_parameters_have_shapes() -> None:
+    """A name ends in its shape (`logits_NV`), or the docstring gives it: "``x`` ``[..., n]``", or "any shape"."""
+    lacking = [
+        f"{identify(path)}:{node.name}({name})"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in tensor_parameters(node)
+        if not re.search(r"_[A-Z][A-Z0-9]*$", name)
+        and not re.search(rf"``{name}``.{{0,60}}?(``\[|any shape)", ast.get_docstring(node) or "", re.DOTALL)
+    ]
+    assert not lacking
+
+
+def tensor_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """Those annotated with `Tensor`, or `Tensor | None`."""
+    for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+        if argument.annotation and re.fullmatch(r"(torch\.)?Tensor( \| None)?", ast.unparse(argument.annotation)):
+            yield argument.arg
+
+
 def test_imports_point_downward() -> None:
     for path in MODULES:
         own = part(path)

@@ -90,7 +90,7 @@ def generate(
     parlay_draft: str | PreTrainedModel | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Decode a batch of prompts and return ``[B, L]``: prompt and output, padded at the end.
+    """Decode a batch of prompts, ``input_ids`` ``[B, L]``, and return prompts and outputs, padded at the end.
 
     Call it through ``model.generate(..., custom_generate=generate)``. Prompts of different lengths are padded on the
     left, as `generate` asks. ``parlay_draft`` is a draft model, or its name; ``parlay_tokenizer`` is for strategies
@@ -117,11 +117,11 @@ def generate(
     return _padded(input_ids, outputs, generation_config)
 
 
-def _decode(engine: Engine, input_ids: Tensor, streamer: BaseStreamer | None) -> list[list[int]]:
+def _decode(engine: Engine, ids_BL: Tensor, streamer: BaseStreamer | None) -> list[list[int]]:
     """Step until every row is over; the streamer gets the prompt, then each token, as transformers feeds it."""
-    outputs: list[list[int]] = [[] for _ in input_ids]
+    outputs: list[list[int]] = [[] for _ in ids_BL]
     if streamer is not None:
-        streamer.put(input_ids.cpu())
+        streamer.put(ids_BL.cpu())
     while not engine.idle:
         for event in engine.step():
             if event.error is not None:
@@ -138,21 +138,21 @@ def _decode(engine: Engine, input_ids: Tensor, streamer: BaseStreamer | None) ->
 # ---------------------------------------------------------------------------------------------------------- requests
 
 
-def _prompts(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
+def _prompts(ids_BL: Tensor, model_kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
     """Rows without their left padding."""
     mask = model_kwargs.get("attention_mask")
     if mask is None:
-        return [tuple(row) for row in input_ids.tolist()]
+        return [tuple(row) for row in ids_BL.tolist()]
     if bool((mask[:, 1:] < mask[:, :-1]).any()):
         raise ValueError(
             "attention_mask hides tokens after visible ones: pad prompts on the left (padding_side='left')"
         )
-    return [tuple(row[seen.bool()].tolist()) for row, seen in zip(input_ids, mask, strict=True)]
+    return [tuple(row[seen.bool()].tolist()) for row, seen in zip(ids_BL, mask, strict=True)]
 
 
 def _requests(
     rows: Sequence[tuple[int, ...]],
-    input_ids: Tensor,
+    ids_BL: Tensor,
     config: GenerationConfig,
     runner: Runner,
     *,
@@ -160,7 +160,7 @@ def _requests(
     criteria: StoppingCriteriaList,
 ) -> list[Request]:
     """One engine request per row. Temperature and truncation are among the processors that transformers prepared."""
-    width, context = input_ids.shape[1], runner.spec.max_context
+    width, context = ids_BL.shape[1], runner.spec.max_context
     max_tokens = config.max_length - width
     longest = max(len(row) for row in rows) + max_tokens
     if longest > context:
@@ -180,10 +180,10 @@ def _requests(
             ),
             key=NoiseKey(seed, index),
             stop_ids=frozenset(_eos_ids(config)),
-            stop_checker=_Criteria(StoppingCriteriaList(own), padded, input_ids.device) if own else None,
+            stop_checker=_Criteria(StoppingCriteriaList(own), padded, ids_BL.device) if own else None,
             group=place[row] if rows.count(row) > 1 else "",
         )
-        for index, (row, padded) in enumerate(zip(rows, input_ids.tolist(), strict=True))
+        for index, (row, padded) in enumerate(zip(rows, ids_BL.tolist(), strict=True))
     ]
 
 
@@ -241,11 +241,11 @@ def _eos_ids(config: GenerationConfig) -> list[int]:
     return [] if said is None else [said] if isinstance(said, int) else [int(token) for token in said]
 
 
-def _padded(input_ids: Tensor, outputs: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
+def _padded(ids_BL: Tensor, outputs: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
     filler = config.pad_token_id if config.pad_token_id is not None else next(iter(_eos_ids(config)), 0)
     longest = max(len(output) for output in outputs)
     rows = [[*output, *[filler] * (longest - len(output))] for output in outputs]
-    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+    return torch.cat([ids_BL, torch.tensor(rows, dtype=ids_BL.dtype, device=ids_BL.device)], dim=1)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

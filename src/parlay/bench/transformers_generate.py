@@ -57,6 +57,7 @@ class _Streamer(BaseStreamer):  # type: ignore[misc]
         self._prompt_seen = False
 
     def put(self, value: Tensor) -> None:
+        """``value`` is ``[1, L]``, the prompt, or ``[1]``, one more token."""
         if self._prompt_seen:
             self._emit(value.flatten().tolist())
         self._prompt_seen = True

@@ -95,6 +95,7 @@ def check_target(where: str, head: HeadArtefact, rows_WH: Tensor, vocab_size: in
 
 
 def _stored(tensor: Tensor) -> Tensor:
+    """``tensor`` of any shape as it is written: floating-point numbers in bfloat16, contiguous."""
     return (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
 
 

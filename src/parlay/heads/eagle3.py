@@ -3,6 +3,8 @@
 One decoder layer over fused features of several target layers. Its attention reads the token's embedding beside the
 features, each normed by itself. A head of its own gives logits over a reduced draft vocabulary.
 Parameter names are those of published checkpoints.
+
+Shapes: B texts, T rows of each, H hidden, D tokens of the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ class Eagle3Layer(nn.Module):
         self.post_attention_layernorm = RmsNorm(size, eps)
         self.mlp = Mlp(config)
 
-    def forward(self, hidden: Tensor, embedded: Tensor, steps: Steps) -> Tensor:
-        """All ``[B, T, H]``; ``hidden`` are fused features, or the layer's own outputs of the step before."""
-        beside = torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), -1)
-        hidden = hidden + self.self_attn(beside, steps)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+    def forward(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
+        """``hidden_BTH`` are fused features, or the layer's own outputs of the step before."""
+        beside = torch.cat((self.input_layernorm(embedded_BTH), self.hidden_norm(hidden_BTH)), -1)
+        hidden_BTH = hidden_BTH + self.self_attn(beside, steps)
+        out: Tensor = hidden_BTH + self.mlp(self.post_attention_layernorm(hidden_BTH))
         return out
 
 
@@ -70,10 +72,10 @@ class Eagle3Head(nn.Module):
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.register_buffer("t2d", torch.zeros(config.layer.vocab_size, dtype=torch.bool))
 
-    def set_draft_vocab(self, ids: Tensor) -> None:
-        """``ids`` int64: the target tokens that can be proposed, rising."""
-        self.d2t.copy_(ids - torch.arange(len(ids)))
-        self.t2d.zero_()[ids] = True
+    def set_draft_vocab(self, ids_D: Tensor) -> None:
+        """``ids_D`` int64: the target's tokens that the head can propose, rising."""
+        self.d2t.copy_(ids_D - torch.arange(len(ids_D)))
+        self.t2d.zero_()[ids_D] = True
 
     @property
     def draft_ids(self) -> Tensor:
@@ -81,16 +83,16 @@ class Eagle3Head(nn.Module):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """``[..., taps * H]`` to ``[..., H]``."""
+        """``features`` ``[..., taps * H]`` as hidden states ``[..., H]``."""
         fused: Tensor = self.fc(features)
         return fused
 
-    def step(self, hidden: Tensor, embedded: Tensor, steps: Steps) -> Tensor:
+    def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         """One more step: hidden states ``[B, T, H]``, from which `logits` and the next step follow."""
-        out: Tensor = self.midlayer(hidden, embedded, steps)
+        out: Tensor = self.midlayer(hidden_BTH, embedded_BTH, steps)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., H]`` to ``[..., draft vocabulary]``."""
+        """Logits ``[..., D]`` of hidden states ``hidden`` ``[..., H]``."""
         out: Tensor = self.lm_head(self.norm(hidden))
         return out

@@ -65,11 +65,11 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        """``[B, T, heads * D]`` as ``[B, heads, T, D]``."""
+        """``x`` ``[B, T, heads * D]`` as ``[B, heads, T, D]``."""
         return x.view(*x.shape[:2], -1, self._dim).transpose(1, 2)
 
     def _turn(self, x: Tensor, begin: int) -> Tensor:
-        """Rotated by position, which of row i is ``begin`` + i."""
+        """``x`` ``[B, heads, T, D]`` rotated by position, which of row i is ``begin`` + i."""
         assert isinstance(self._frequencies_P, Tensor)
         positions_T = torch.arange(begin, begin + x.shape[2], device=x.device)
         angles_TP = torch.outer(positions_T.float(), self._frequencies_P)
@@ -78,15 +78,15 @@ class Attention(nn.Module):
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-def _attend(query: Tensor, steps: Steps) -> Tensor:
-    """``[B, A, T, D]``; see `Steps`."""
+def _attend(query_BATD: Tensor, steps: Steps) -> Tensor:
+    """The attention ``[B, A, T, D]`` of the latest step's rows; see `Steps`."""
     if len(steps.keys) == 1:
-        return F.scaled_dot_product_attention(query, steps.keys[0], steps.values[0], is_causal=True)
-    scale, rows = query.shape[-1] ** -0.5, query.shape[2]
-    past = (query @ steps.keys[0].transpose(2, 3)).float() * scale
-    hidden = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
-    later = [(query * key).float().sum(-1, keepdim=True) * scale for key in steps.keys[1:]]
-    weights = torch.cat((past.masked_fill(hidden, -torch.inf), *later), -1).softmax(-1).to(query.dtype)
+        return F.scaled_dot_product_attention(query_BATD, steps.keys[0], steps.values[0], is_causal=True)
+    scale, rows = query_BATD.shape[-1] ** -0.5, query_BATD.shape[2]
+    past = (query_BATD @ steps.keys[0].transpose(2, 3)).float() * scale
+    hidden = torch.ones(rows, rows, dtype=torch.bool, device=query_BATD.device).triu(1)
+    later = [(query_BATD * key).float().sum(-1, keepdim=True) * scale for key in steps.keys[1:]]
+    weights = torch.cat((past.masked_fill(hidden, -torch.inf), *later), -1).softmax(-1).to(query_BATD.dtype)
     mixed = weights[..., :rows] @ steps.values[0]
     for place, value in enumerate(steps.values[1:]):
         mixed = mixed + weights[..., rows + place, None] * value

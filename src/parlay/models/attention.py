@@ -70,21 +70,21 @@ class ExactAttention:
         tiles = [self._tile(rows, queries_KQD, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
         return _Plan(parts, tiles)
 
-    def _tile(self, rows: Gathered, queries_KQD: Tensor, out: Tensor, run: _Run) -> _Tile:
-        """The product of one run's rows. ``out`` ``[T, K, G * D]`` is what all rows' attention goes to."""
+    def _tile(self, rows: Gathered, queries_KQD: Tensor, out_TKW: Tensor, run: _Run) -> _Tile:
+        """The product of one run's rows. ``out_TKW`` is what all rows' attention goes to, W = G * D."""
         group, length, first = self._heads.group, len(run.rows), run.rows[0]
         padded = _round_up(length * group, self._form.rows)
         keys = _round_up(run.position + length, self._form.keys)
-        _, kv_heads, width = out.shape
+        _, kv_heads, width = out_TKW.shape
         adjacent = run.rows[-1] - first == length - 1
         return _Tile(
             queries=queries_KQD[:, first * group : first * group + padded],
-            gather=None if adjacent else _Gather(queries_KQD[:, : len(out) * group], torch.tensor(run.rows), group),
+            gather=None if adjacent else _Gather(queries_KQD[:, : len(out_TKW) * group], torch.tensor(run.rows), group),
             hidden=self._hidden[:padded, : keys - run.position - 1],
             hidden_from=run.position + 1,
             keys=rows.buffer[:, 0, :, :keys].transpose(2, 3).unbind(0),
             values=rows.buffer[:, 1, :, :keys].unbind(0),
-            out=out[first : first + length] if adjacent else out,
+            out=out_TKW[first : first + length] if adjacent else out_TKW,
             size=(length, kv_heads, width),
             stride=(width, padded * self._heads.head_dim, 1),
             moves=_Moves.of(rows, run),

@@ -36,8 +36,7 @@ class MaskedAttention:
 class _MaskedPlan:
     """One segment's attention, ready for every layer.
 
-    ``turns`` are ``[T, 1, 1, P]`` for queries and ``[T, 2, 1, P]`` for keys and values, ``mask`` is ``[T, S]``, each
-    layer's buffer ``[2, K, S, D]``, and ``out`` ``[T, K * G * D]``: see `parlay.models.attention` for the letters.
+    `parlay.models.attention` explains the letters of shapes.
     """
 
     def __init__(
@@ -50,6 +49,10 @@ class _MaskedPlan:
         begin: int,
         out: Tensor,
     ) -> None:
+        """``mask`` is ``[T, S]``, ``out`` ``[T, K * G * D]``, and each layer's buffer ``[2, K, S, D]``.
+
+        ``turns`` are ``[T, 1, 1, P]`` for queries and ``[T, 2, 1, P]`` for keys and values.
+        """
         self._heads, self._mask, self._buffers = heads, mask, buffers
         self._query_turns, self._kv_turns = turns
         self._rows = slice(begin, begin + len(out))

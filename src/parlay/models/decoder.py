@@ -73,36 +73,36 @@ class TorchDecoder:
 
     def run(
         self,
-        hidden: Tensor,
+        hidden_NH: Tensor,
         plan: Callable[[Tensor], Sequence[Attend]],
         taps: Collection[int],
         skip: Skip = frozenset(),
-        embedded: Tensor | None = None,
+        embedded_NH: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Hidden states after the last layer ``[N, H]``, and those that enter the tapped layers.
 
-        ``hidden`` ``[N, H]`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]``
+        ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]``
         that attention writes to, and says how each sequence does. Rows pass by the sub-layers of ``skip``.
-        ``embedded`` ``[N, H]`` is for decoders with a ``beside_norm``.
+        ``embedded_NH`` is for decoders with a ``beside_norm``.
         """
-        mixed = hidden.new_zeros(hidden.shape[0], self.heads.num_heads * self.heads.head_dim)
+        mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)
         attends = plan(mixed)
         tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
-                tapped[index] = hidden.clone()
+                tapped[index] = hidden_NH.clone()
             if ("attention", index) not in skip:
-                qkv = self._qkv(layer, hidden, embedded if index == 0 else None)
+                qkv = self._qkv(layer, hidden_NH, embedded_NH if index == 0 else None)
                 for attend in attends:
                     attend(index, qkv)
-                hidden.add_(layer.attention_out(mixed))
+                hidden_NH.add_(layer.attention_out(mixed))
             if ("mlp", index) not in skip:
-                hidden.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden)))))
-        return hidden, tapped
+                hidden_NH.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden_NH)))))
+        return hidden_NH, tapped
 
-    def last(self, hidden: Tensor) -> Tensor:
-        """What the head reads: ``hidden`` ``[N, H]`` normed."""
-        return self.norm(hidden)
+    def last(self, hidden_NH: Tensor) -> Tensor:
+        """What the head reads: the rows normed."""
+        return self.norm(hidden_NH)
 
     def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor, embedded_NH: Tensor | None) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""

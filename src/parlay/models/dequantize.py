@@ -70,7 +70,7 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
-    """Codes of any shape as the int8 numbers that they stand for."""
+    """``codes`` of any shape as the int8 numbers that they stand for."""
     return torch.tensor(table, dtype=torch.int8)[codes.int()]
 
 

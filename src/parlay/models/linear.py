@@ -37,11 +37,11 @@ class PackedLinear:
 
     __slots__ = ("_bias", "_call", "_weight", "dtype", "in_features", "out_features")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _BATCH_HINT)
-        self._bias = bias
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self.out_features, self.in_features = weight_OI.shape
+        self.dtype = weight_OI.dtype
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), _BATCH_HINT)
+        self._bias = bias_O
         self._call = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x_NI: Tensor) -> Tensor:
@@ -54,10 +54,10 @@ class PlainLinear:
 
     __slots__ = ("_bias", "_weight", "dtype", "in_features", "out_features")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
-        self._weight, self._bias = weight.contiguous(), bias
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self.out_features, self.in_features = weight_OI.shape
+        self.dtype = weight_OI.dtype
+        self._weight, self._bias = weight_OI.contiguous(), bias_O
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         return F.linear(x_NI, self._weight, self._bias)
@@ -67,15 +67,15 @@ Linear = PackedLinear | PlainLinear
 """``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """The fastest linear layer for ``weight`` ``[O, I]`` and ``bias`` ``[O]``, on their device and in their dtype."""
-    if weight.device.type != "cpu":
-        return PlainLinear(weight, bias)
+def pack(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+    """The fastest linear layer for these weights, on their device and in their dtype."""
+    if weight_OI.device.type != "cpu":
+        return PlainLinear(weight_OI, bias_O)
     try:
-        packed = PackedLinear(weight, bias)
-        packed(torch.zeros(MIN_ROWS, packed.in_features, dtype=weight.dtype))
+        packed = PackedLinear(weight_OI, bias_O)
+        packed(torch.zeros(MIN_ROWS, packed.in_features, dtype=weight_OI.dtype))
     except (AttributeError, RuntimeError):  # the operator is absent, or refuses this dtype on this processor
-        return PlainLinear(weight, bias)
+        return PlainLinear(weight_OI, bias_O)
     return packed
 
 

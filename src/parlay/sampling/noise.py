@@ -92,13 +92,13 @@ def _hash(z: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[n
     return z
 
 
-def _signed_hash(z: Tensor) -> Tensor:
-    """`mix` of each element of ``z`` ``[S, N]``, in place, for devices that can only shift signed integers."""
+def _signed_hash(z_SN: Tensor) -> Tensor:
+    """`mix` of each element, in place, for devices that can only shift signed integers."""
     for shift, factor in ((30, _MIX1), (27, _MIX2)):
-        z ^= z >> shift & (1 << 64 - shift) - 1  # the mask clears the copies of the sign bit
-        z *= _signed(factor)
-    z ^= z >> 31 & (1 << 33) - 1
-    return z
+        z_SN ^= z_SN >> shift & (1 << 64 - shift) - 1  # the mask clears the copies of the sign bit
+        z_SN *= _signed(factor)
+    z_SN ^= z_SN >> 31 & (1 << 33) - 1
+    return z_SN
 
 
 def _signed(value: int) -> int:

@@ -87,7 +87,7 @@ def divide(scores_RV: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def on_float64_device(logits: Tensor) -> Tensor:
-    """Logits of any shape, moved off MPS: it has no float64, which noise and running sums need."""
+    """``logits`` of any shape, moved off MPS: it has no float64, which noise and running sums need."""
     return logits.cpu() if logits.is_mps else logits
 
 

@@ -13,36 +13,36 @@ TEACHER_SHARE = 0.7
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def logits_of(model: Qwen3ForCausalLM, ids: Tensor) -> Tensor:
-    """Logits ``[rows, length, vocabulary]`` in the autocast dtype."""
-    hidden = model.model(input_ids=ids).last_hidden_state
+def logits_of(model: Qwen3ForCausalLM, ids_BT: Tensor) -> Tensor:
+    """Logits ``[B, T, V]`` in the autocast dtype."""
+    hidden = model.model(input_ids=ids_BT).last_hidden_state
     logits: Tensor = model.lm_head(hidden)
     return logits
 
 
 def make_loss(model: Qwen3ForCausalLM, teacher: Qwen3ForCausalLM | None) -> Loss:
-    """A function (ids, labels), each ``[rows, length]``, -> mean loss."""
+    """A function (ids_BT, labels_BT) -> mean loss. B rows, T tokens of each."""
 
-    def plain(ids: Tensor, labels: Tensor) -> Tensor:
+    def plain(ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            logits = logits_of(model, ids).flatten(0, 1).float()
-            return F.cross_entropy(logits, labels.flatten())
+            logits = logits_of(model, ids_BT).flatten(0, 1).float()
+            return F.cross_entropy(logits, labels_BT.flatten())
 
-    def distilled(ids: Tensor, labels: Tensor) -> Tensor:
+    def distilled(ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
         assert teacher is not None
         with torch.autocast("cpu", torch.bfloat16):
             with torch.no_grad():
-                target = logits_of(teacher, ids).flatten(0, 1).float().softmax(-1)
-            log_probs = logits_of(model, ids).flatten(0, 1).float().log_softmax(-1)
+                target = logits_of(teacher, ids_BT).flatten(0, 1).float().softmax(-1)
+            log_probs = logits_of(model, ids_BT).flatten(0, 1).float().log_softmax(-1)
         # KL(teacher || student) up to the teacher's entropy, which has no gradient.
         divergence = -(target * log_probs).sum(-1).mean()
-        text = F.nll_loss(log_probs, labels.flatten())
+        text = F.nll_loss(log_probs, labels_BT.flatten())
         return TEACHER_SHARE * divergence + (1 - TEACHER_SHARE) * text
 
     return plain if teacher is None else distilled
 
 
 @torch.inference_mode()
-def text_loss(model: Qwen3ForCausalLM, ids: Tensor, labels: Tensor) -> float:
+def text_loss(model: Qwen3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> float:
     """Mean cross-entropy in nats per token, without gradients."""
-    return float(make_loss(model, None)(ids, labels))
+    return float(make_loss(model, None)(ids_BT, labels_BT))

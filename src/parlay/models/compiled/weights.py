@@ -116,7 +116,7 @@ class Weights:
         )
 
     def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
-        """Norms of queries and keys, each ``[D]`` or ``[heads, D]``, as ``[query and key heads, D]``."""
+        """The norms ``query`` and ``key``, each ``[D]`` or ``[heads, D]``, as ``[query and key heads, D]``."""
         return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
 
     def _embedding(self, fused: FusedWeights, head: structs.Linear) -> structs.Linear:
@@ -189,7 +189,7 @@ class Weights:
         return padded
 
     def _hold(self, tensor: Tensor) -> int:
-        """The address of a tensor of any shape, which lives as long as the weights."""
+        """The address of ``tensor``, of any shape, which lives as long as the weights."""
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 

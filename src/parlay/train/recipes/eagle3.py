@@ -110,5 +110,5 @@ def fresh_head(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...]) -> Ea
 
 
 def _ahead(x: Tensor, count: int) -> Tensor:
-    """Row i of each text is row i + ``count``; zeros come in at the end."""
+    """``x`` ``[B, T, ...]`` moved: row i of each text is its row i + ``count``. Zeros come in at the end."""
     return torch.cat((x[:, count:], torch.zeros_like(x[:, :count])), 1)
