@@ -17,7 +17,7 @@ from parlay.train.lm import TrainOptions, train
 
 
 def options(data: Path, tmp_path: Path) -> TrainOptions:
-    """About a second of training."""
+    """About a second of training: one step at least, however busy the machine is."""
     return TrainOptions(
         data=data,
         out=tmp_path / "out",
@@ -43,12 +43,12 @@ def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("The harbour was quiet."), skip_special_tokens=True).endswith("quiet.")
 
     record = json.loads((out / "provenance.json").read_text())
-    assert record["steps"] > 3
+    assert record["steps"] >= 1
     assert len(record["data"]["files"]) == 2
     assert record["checks"][-1]["loss"] > 0
     assert str(tmp_path) not in json.dumps(record), "a checkpoint names no absolute path"
 
-    train(dataclasses.replace(first, hours=2 * first.hours, resume=True))
+    train(dataclasses.replace(first, hours=record["hours"] + first.hours, resume=True))
     assert json.loads((out / "provenance.json").read_text())["steps"] > record["steps"]
 
     student = dataclasses.replace(first, out=tmp_path / "student", teacher=out)
