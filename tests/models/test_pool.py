@@ -80,6 +80,22 @@ def test_a_forward_does_not_wait_for_a_thread_that_is_late(runner: Runner, delay
         assert time.perf_counter() - began < 2
 
 
+def test_processes_beside_change_no_bit(runner: Runner) -> None:
+    """For long enough that the pool sees its threads lose their cores, and shortens its waits."""
+    with threads.using(1):
+        expected = logits(runner)
+    beside = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        with threads.using(2):
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                assert torch.equal(logits(runner), expected)
+    finally:
+        for each in beside:
+            each.kill()
+            each.wait()
+
+
 def test_models_share_the_pool_and_any_thread_may_ask(runner: Runner) -> None:
     expected, other = logits(runner), models.load("parlay-mini-draft")
     theirs = logits(other)

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,6 +26,12 @@
  * it has its core; between jobs the caller prepares the next one. */
 #define SPIN_IN_PHASE 40000
 #define SPIN_BETWEEN_JOBS 1000000
+/* Where other processes want the cores too, who spins uses up its share of them, and keeps a core from a thread of ours
+ * that waits for one. So after a period with many involuntary switches of this process, waits are short for a while. */
+#define PERIOD 80000000
+#define MANY_SWITCHES 8
+#define CROWDED_FOR 1000000000
+#define SPIN_WHERE_CROWDED 5000
 #define LEAST_PATIENCE 5000 /* before a piece is taken from a late thread */
 #define NAP 1000000         /* asleep at most, before a look at whether a piece can be taken over */
 
@@ -50,6 +57,7 @@ static struct {
     uint32_t bell, sleepers; /* rung when a phase ends; who listens */
     uint32_t job_bell __attribute__((aligned(64))), job_sleepers;
     int64_t gap; /* nanoseconds between jobs, lately */
+    int64_t counted_at, switches, crowded_until; /* involuntary switches of this process so far, at that time */
     int64_t delayed, delay_every, delay; /* for tests */
     Member caller;
     /* Per piece: stamp << 16 | thread << 2 | state. A slot of an earlier phase is free. */
@@ -79,6 +87,27 @@ static void ring(uint32_t *word, uint32_t *sleepers)
     if (!LOAD(*sleepers)) return;
     __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MOST_THREADS, 0, 0, 0);
+}
+
+static int64_t involuntary_switches(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_nivcsw;
+}
+
+/* Now and then at the beginning of a job: whether other processes often take cores from this one. */
+static void look_around(int64_t time)
+{
+    if (time - pool.counted_at < PERIOD) return;
+    int64_t switches = involuntary_switches(), most = (time - pool.counted_at) / (PERIOD / MANY_SWITCHES);
+    if (switches - pool.switches > most) STORE(pool.crowded_until, time + CROWDED_FOR);
+    pool.counted_at = time, pool.switches = switches;
+}
+
+static int crowded(int64_t time)
+{
+    return time < __atomic_load_n(&pool.crowded_until, __ATOMIC_RELAXED);
 }
 
 /* ------------------------------------------------------------------------------------------------ pieces of a phase */
@@ -201,7 +230,7 @@ static int see_to_the_end(Member *me, const Phase *phase, uint64_t stamp, int64_
         if (late >= 0) {
             if (!work_on(me, phase, late, stamp)) return 0;
             began = 0;
-        } else if (waited > SPIN_IN_PHASE + patience)
+        } else if (waited > patience + (crowded(began) ? SPIN_WHERE_CROWDED : SPIN_IN_PHASE))
             sleep_in_phase(stamp);
     }
     return LOAD(pool.active) == me->job;
@@ -245,7 +274,7 @@ char *parlay_pool_private(Member *me, size_t bytes)
 static uint32_t next_job(uint32_t seen)
 {
     int64_t began = now(), gap = __atomic_load_n(&pool.gap, __ATOMIC_RELAXED);
-    int64_t spin = gap < SPIN_BETWEEN_JOBS ? 2 * gap + 20000 : 0;
+    int64_t spin = gap < SPIN_BETWEEN_JOBS && !crowded(began) ? 2 * gap + 20000 : 0;
     for (int64_t looks = 0; LOAD(pool.job_bell) == seen; looks++) {
         if (looks % 16 < 15 || now() - began < spin) {
             PAUSE();
@@ -337,7 +366,8 @@ void parlay_pool_run(int64_t threads, void (*job)(const void *, Member *), const
     pool.caller.count = pool.count;
     pool.job = job, pool.context = context;
     if (pool.count > 1) {
-        int64_t gap = ended ? now() - ended : 0;
+        int64_t began = now(), gap = ended ? began - ended : 0;
+        look_around(began);
         pool.gap += ((gap < 4 * SPIN_BETWEEN_JOBS ? gap : 4 * SPIN_BETWEEN_JOBS) - pool.gap) / 8;
         pool.caller.job = pool.caller.stamp = pool.stamps + 1;
         STORE(pool.current, pool.stamps + 1);
