@@ -19,12 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import RESULTS
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
 from benchmarks.setup import FULL, WIDE, Setup
 from parlay import models, threads
 from parlay.bench.forwards import TimedModel, measure, weight_bytes
-from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.provenance import provenance
 from parlay.bench.records import Results, Row
 from parlay.options import LoadOptions
 
@@ -99,9 +100,7 @@ def main() -> None:
     add_threads_flag(parser)
     add_cache_flag(parser)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="N")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "verification.jsonl", metavar="FILE"
-    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "verification.jsonl", metavar="FILE")
     options = parser.parse_args()
     threads.use(options.threads)
     record = provenance("python -m benchmarks.verification")

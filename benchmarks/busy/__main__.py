@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,17 +13,16 @@ from pathlib import Path
 
 from benchmarks.busy.page import page
 from benchmarks.busy.plans import FULL, QUICK, Scale, plans
+from benchmarks.commands import one_line_errors, open_results, show_log, write_page
 from benchmarks.options import CACHE
-from benchmarks.peers.__main__ import given
 from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
-from benchmarks.peers.venvs import NotInstalled, find
+from benchmarks.peers.venvs import add_venv_flags, find_all
 from benchmarks.peers.worker import Limits
 from benchmarks.setup import DRAFT, MINI, WIDE, Setup
 from benchmarks.setup import FULL as USUAL
 from parlay.bench.busy import busy_cores
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
 from parlay.bench.runner import Bench
 from parlay.bench.wave import Decoder
@@ -47,10 +45,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.busy", description=__doc__)
     parser.add_argument("--model", nargs="+", help=f"default: {MINI} and {WIDE}; with --quick, {MINI}")
     parser.add_argument("--peers", nargs="*", choices=ALL_PEERS, metavar="ENGINE", help=f"{ALL_PEERS}")
-    parser.add_argument("--venvs", type=Path, metavar="DIR", help="where the peers' environments are, or are made")
-    parser.add_argument(
-        "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="one made already"
-    )
+    add_venv_flags(parser)
     parser.add_argument("--busy", nargs="+", type=int, metavar="N", help="processes beside; 0 is always among them")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {FULL.rounds}")
     parser.add_argument("--minutes", type=float, metavar="N", help="no round begins that would end later (default: 30)")
@@ -61,25 +56,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> int:
-    """Measure, write the page and print it; 1 when results can't be had."""
+def main() -> None:
+    """Measure, and write the page."""
     options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    out = options.out or ROOT / "benchmarks" / "results" / f"busy{'-quick' if options.quick else ''}.jsonl"
-    try:
-        results = Results(out, provenance(command(options)), fresh=options.fresh)
-    except ValueError as error:
-        print(f"benchmarks.busy: {error}", file=sys.stderr)
-        return 1
+    show_log()
+    with one_line_errors("busy"):
+        results = open_results(options, "busy", command(options))
     if (others := busy_cores()) > BUSY_ALREADY:
         logger.warning("others keep %.1f cores of this machine busy", others)
     ends = time.monotonic() + 60 * (options.minutes or (QUICK_MINUTES if options.quick else MINUTES))
     for model in options.model or ([MINI] if options.quick else [MINI, WIDE]):
         measure(model, options, results, ends)
-    text = page(results.header, results.rows)
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
-    return 0
+    write_page(results.path, page(results.header, results.rows))
 
 
 def measure(model: str, options: argparse.Namespace, results: Results, ends: float) -> None:
@@ -121,15 +109,12 @@ def peer_decoders(directory: Path, options: argparse.Namespace, stack: ExitStack
         cache=str(options.cache.absolute() / "peers"),
     )
     wanted = options.peers if options.peers is not None else QUICK_PEERS if options.quick else ALL_PEERS
-    decoders: dict[str, Decoder] = {}
-    for peer in (peer for peer in PEERS if peer.engine in wanted):
-        python: Path | str
-        try:
-            python = find(peer, options.venvs, dict(options.venv))
-        except NotInstalled as error:
-            python = str(error)
-        decoders[peer.engine] = PeerDecoder(peer, python, task, Limits(answer=180.0), stack)
-    return decoders
+    pythons, limits = find_all(wanted, options), Limits(answer=180.0)
+    return {
+        peer.engine: PeerDecoder(peer, pythons[peer.engine], task, limits, stack)
+        for peer in PEERS
+        if peer.engine in pythons
+    }
 
 
 def command(options: argparse.Namespace) -> str:
@@ -143,4 +128,4 @@ def command(options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

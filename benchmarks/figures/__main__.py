@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.figures import parts
 from benchmarks.figures.launch import launch
 from benchmarks.figures.overhead import overhead
 from benchmarks.figures.report import report
 from benchmarks.options import add_run_flags
 from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
-from parlay import threads
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
 
 PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
@@ -47,19 +46,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Run the parts asked for; a part that fails is reported, and the others go on."""
     options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    threads.use(options.threads)
-    name = "figures-quick" if options.quick else "figures"
-    out = options.out or ROOT / "benchmarks" / "results" / f"{name}.jsonl"
-    try:
-        results = Results(out, provenance(command(options)), fresh=options.fresh)
-    except ValueError as error:
-        print(f"benchmarks.figures: {error}", file=sys.stderr)
-        return 1
+    begin(options)
+    with one_line_errors("figures"):
+        results = open_results(options, "figures", command(options))
     setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
     failures = [part for part in options.only if not run(part, setup, results)]
-    out.with_suffix(".md").write_text(report(results.header, results.rows), encoding="utf-8")
-    print(f"wrote {out} and {out.with_suffix('.md').name}" + (f"; failed: {', '.join(failures)}" if failures else ""))
+    write_page(results.path, report(results.header, results.rows))
+    if failures:
+        print(f"failed: {', '.join(failures)}")
     return 1 if failures else 0
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.gguf import accuracy, bits, files, loading, speed
 from benchmarks.gguf.llama import LlamaCpp, started
 from benchmarks.gguf.page import DECODING, page
@@ -23,7 +23,6 @@ from benchmarks.peers.protocol import Task
 from benchmarks.peers.worker import Limits
 from parlay import threads
 from parlay.bench import workloads
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results, System
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.llm import LLM
@@ -137,29 +136,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> int:
-    """Measure, write the page and print it; 1 when results can't be had."""
+def main() -> None:
+    """Measure, and write the page."""
     options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    threads.use(options.threads)
-    out = options.out or ROOT / "benchmarks" / "results" / f"gguf{'-quick' if options.quick else ''}.jsonl"
+    begin(options)
     options.llama = options.llama.absolute()
-    try:
-        with started(options.llama, options.cache / "gguf" / "llama.log") as llama:
-            versions = {"llama_cpp_python": llama.version}
-            results = Results(out, provenance(COMMAND, versions), fresh=options.fresh)
-            run = Run(options, results, llama)
-            for part in options.only:
-                logger.info("%s", part)
-                PARTS[part](run)
-    except ValueError as error:
-        print(f"benchmarks.gguf: {error}", file=sys.stderr)
-        return 1
-    text = page(results.header, results.rows)
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
-    return 0
+    with one_line_errors("gguf"), started(options.llama, options.cache / "gguf" / "llama.log") as llama:
+        results = open_results(options, "gguf", COMMAND, {"llama_cpp_python": llama.version})
+        run = Run(options, results, llama)
+        for part in options.only:
+            logger.info("%s", part)
+            PARTS[part](run)
+    write_page(results.path, page(results.header, results.rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

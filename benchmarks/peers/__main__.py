@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import begin, one_line_errors, results_path, write_page
 from benchmarks.options import CACHE
 from benchmarks.peers.catalogue import PEERS, STRATEGIES, Peer
 from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
-from benchmarks.peers.venvs import NotInstalled, find
+from benchmarks.peers.venvs import add_venv_flags, find_all
 from benchmarks.peers.worker import Limits
 from benchmarks.setup import DRAFT, MINI, SMOLLM2, SMOLLM2_BF16, WIDE, Scale, Setup
-from parlay import threads
 from parlay.bench import workloads
-from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.provenance import provenance
 from parlay.bench.records import Results, Row, System, read
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.workloads import Workload
@@ -48,10 +47,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     engines = [peer.engine for peer in PEERS]
-    parser.add_argument("--venvs", type=Path, metavar="DIR", help="where the peers' environments are, or are made")
-    parser.add_argument(
-        "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="an environment made already"
-    )
+    add_venv_flags(parser)
     parser.add_argument("--peers", nargs="*", choices=engines, default=engines, metavar="ENGINE", help=str(engines))
     parser.add_argument(
         "--modes", nargs="+", metavar="MODE", help="of the peers' modes only these (default: all that can run)"
@@ -78,42 +74,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def given(text: str) -> tuple[str, Path]:
-    """``ENGINE=PATH``; of the engine's name the beginning will do."""
-    name, _, path = text.partition("=")
-    found = [peer.engine for peer in PEERS if name and path and peer.engine.startswith(name)]
-    if len(found) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE=PATH with one of {[peer.engine for peer in PEERS]}")
-    return found[0], Path(path)
-
-
-def main() -> int:
-    """Measure, write the page; 1 when results can't be had."""
+def main() -> None:
+    """Measure, and write the page."""
     options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    out = options.out or ROOT / "benchmarks" / "results" / f"{file_name(options)}.jsonl"
-    try:
-        header, rows = read(out) if options.page else run(options, out)
-    except ValueError as error:
-        print(f"benchmarks.peers: {error}", file=sys.stderr)
-        return 1
-    out.with_suffix(".md").write_text(page(header, rows), encoding="utf-8")
-    print(f"wrote {out.with_suffix('.md')}")
-    return 0
+    begin(options)
+    # Another file for another number of threads: rows of the two don't mix.
+    path = results_path(options, f"peers-{options.threads}-threads" if options.threads != 2 else "peers")
+    with one_line_errors("peers"):
+        header, rows = read(path) if options.page else run(options, path)
+    write_page(path, page(header, rows))
 
 
-def file_name(options: argparse.Namespace) -> str:
-    """Another file for another number of threads: rows of the two don't mix."""
-    threads = f"-{options.threads}-threads" if options.threads != 2 else ""
-    return f"peers{threads}{'-quick' if options.quick else ''}"
-
-
-def run(options: argparse.Namespace, out: Path) -> tuple[dict[str, Any], Sequence[Row]]:
-    """Measure all models into ``out``. Raises ValueError when Parlay can't run, or ``out`` holds another run's rows."""
-    threads.use(options.threads)
-    results = Results(out, provenance(command(options)), fresh=options.fresh)
+def run(options: argparse.Namespace, path: Path) -> tuple[dict[str, Any], Sequence[Row]]:
+    """Measure all models into ``path``. Raises ValueError when Parlay can't run, or the file has another run's rows."""
+    results = Results(path, provenance(command(options)), fresh=options.fresh)
     setup = Setup(scale(options), options.data, options.cache.absolute())
-    pythons = environments(options)
+    pythons = find_all(options.peers, options)
     for model in options.model:
         measure(model, setup, options, pythons, results)
     return results.header, results.rows
@@ -133,18 +109,6 @@ def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Worklo
         return setup.workloads(model, KINDS)
     loaded = workloads.load(names, setup.scale.prompts, options.data)
     return tuple(replace(each, name=each.name.removeprefix("spec-bench/")) for each in loaded)
-
-
-def environments(options: argparse.Namespace) -> dict[str, Path | str]:
-    """The Python of each peer asked for, or why there is none."""
-    found: dict[str, Path | str] = {}
-    for peer in (peer for peer in PEERS if peer.engine in options.peers):
-        try:
-            found[peer.engine] = find(peer, options.venvs, dict(options.venv))
-        except NotInstalled as error:
-            logger.warning("%s: %s", peer.engine, error)
-            found[peer.engine] = str(error)
-    return found
 
 
 def measure(
@@ -200,4 +164,4 @@ def command(options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

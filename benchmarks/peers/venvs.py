@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import logging
 import os
 import subprocess
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.peers.catalogue import Peer
+from benchmarks.peers.catalogue import PEERS, Peer
 
 MADE = "made-from"
 """File in an environment of ours: a digest of what it was made from, empty while it is being made."""
@@ -20,6 +21,35 @@ logger = logging.getLogger(__name__)
 
 class NotInstalled(Exception):
     """A peer that can't be had here; says why."""
+
+
+def add_venv_flags(parser: argparse.ArgumentParser) -> None:
+    """``venvs`` and ``venv``: see `find_all`."""
+    parser.add_argument("--venvs", type=Path, metavar="DIR", help="where the peers' environments are, or are made")
+    parser.add_argument(
+        "--venv", type=given, action="append", default=[], metavar="ENGINE=PATH", help="an environment made already"
+    )
+
+
+def given(text: str) -> tuple[str, Path]:
+    """``ENGINE=PATH``; of the engine's name the beginning will do."""
+    name, _, path = text.partition("=")
+    found = [peer.engine for peer in PEERS if name and path and peer.engine.startswith(name)]
+    if len(found) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE=PATH with one of {[peer.engine for peer in PEERS]}")
+    return found[0], Path(path)
+
+
+def find_all(engines: Collection[str], options: argparse.Namespace) -> dict[str, Path | str]:
+    """The Python of each of these peers, or why there is none. ``options`` has the flags of `add_venv_flags`."""
+    found: dict[str, Path | str] = {}
+    for peer in (peer for peer in PEERS if peer.engine in engines):
+        try:
+            found[peer.engine] = find(peer, options.venvs, dict(options.venv))
+        except NotInstalled as error:
+            logger.warning("%s: %s", peer.engine, error)
+            found[peer.engine] = str(error)
+    return found
 
 
 def find(peer: Peer, folder: Path | None, given: Mapping[str, Path]) -> Path:

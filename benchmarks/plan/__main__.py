@@ -10,18 +10,16 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_threads_flag
 from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WORKS, PLAIN, TARGETS, Cell
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
-from parlay import threads
 from parlay.bench.forwards import FORWARD
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Cell as Measured
 from parlay.bench.records import Results, Row
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
@@ -59,28 +57,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Calibrate, measure, write the page."""
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    threads.use(options.threads)
-    out = options.out or ROOT / "benchmarks" / "results" / f"plan{'-quick' if options.quick else ''}.jsonl"
-    try:
-        results = Results(out, provenance("python -m benchmarks.plan"), fresh=options.fresh)
-    except ValueError as error:
-        print(f"benchmarks.plan: {error}", file=sys.stderr)
-        return 1
+    begin(options)
+    with one_line_errors("plan"):
+        results = open_results(options, "plan", "python -m benchmarks.plan")
     bench = Bench(results, options.dtype, options.quick)
-    calibration = bench.calibration(out.with_suffix(".calibration.json"), fresh=options.fresh)
+    calibration = bench.calibration(results.path.with_suffix(".calibration.json"), fresh=options.fresh)
     logger.info("the calibration's own median error is %.1f %%", 100 * calibration.median_error)
     if "forwards" in options.only:
         bench.forwards(calibration.machine)
     if "cells" in options.only:
         bench.cells(calibration.machine)
-    page = out.with_suffix(".md")
-    page.write_text(report(results.header, results.rows), encoding="utf-8")
-    print(f"wrote {out} and {page.name}")
-    return 0
+    write_page(results.path, report(results.header, results.rows))
 
 
 class Bench:
@@ -188,4 +178,4 @@ def _cell_row(cell: Measured, decoded: Decoded, text: Sequence[int], predicted: 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

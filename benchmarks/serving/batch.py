@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.commands import RESULTS, show_log
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
 from benchmarks.setup import FULL, MINI, WIDE, Setup
 from parlay import threads
-from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.provenance import provenance
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt
 from parlay.types import SamplingParams
@@ -120,9 +121,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     add_threads_flag(parser)
     add_cache_flag(parser)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "batch.jsonl", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=RESULTS / "batch.jsonl", metavar="FILE")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    show_log()
     threads.use(options.threads)
     model = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
     logging.info("%s widened is at %s", MINI, model.name)

@@ -22,9 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
-from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.provenance import provenance
 from parlay.demo_prompts import EDIT, PROSE
 
 MINI = "parlay-mini"
@@ -168,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", action="append", default=[], help="a model beside the built-in one; may come again")
     parser.add_argument("--rounds", type=int, default=4, help="how many (default: 4)")
     parser.add_argument("--quick", action="store_true", help="one round; no page")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "fairness.md", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fairness.md", metavar="FILE")
     options = parser.parse_args(arguments)
     sources = [MINI, *options.model]
     done: list[Round] = []

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.hostile_bodies import Hostile, Maker
 from benchmarks.serving.served import served
-from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.provenance import provenance
 
 CLIENTS = 4
 GOAL = 0.1
@@ -165,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     result = run(options.model, options.requests, options.seed)
     print(json.dumps(result, indent=1))
-    out = options.out or (ROOT / "benchmarks" / "results" / "hostile.md" if options.requests >= 10_000 else None)
+    out = options.out or (RESULTS / "hostile.md" if options.requests >= 10_000 else None)
     if out is not None:
         header = provenance(f"python -m benchmarks.serving.hostile --requests {options.requests}")
         out.write_text(page(header, result), encoding="utf-8")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
@@ -142,9 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.serving.lm_eval_run", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="of its own environment")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", default=ROOT / "benchmarks" / "results" / "lm-eval.md", help="the page"
-    )
+    parser.add_argument("--out", type=Path, metavar="FILE", default=RESULTS / "lm-eval.md", help="the page")
     options = parser.parse_args(words)
     try:
         version = version_of(options.lm_eval)

@@ -21,12 +21,11 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.serving.load_page import EDITOR, LOAD, page
 from benchmarks.serving.served import served
 from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
-from parlay import threads
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.llm import DEFAULT_STRATEGY
 
@@ -168,22 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    begin(options)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    threads.use(options.threads)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # for the server's process
-    out = options.out or ROOT / "benchmarks" / "results" / f"load{'-quick' if options.quick else ''}.jsonl"
     command = f"python -m benchmarks.serving.load --vllm PYTHON{' --quick' if options.quick else ''}"
-    try:
-        results = Results(out, provenance(command), fresh=options.fresh)
+    with one_line_errors("serving.load"):
+        results = open_results(options, "load", command)
         setup = Setup(QUICK if options.quick else FULL, None, options.cache)
         for model in options.models:
             measure(results, setup, model, options)
-    except ValueError as error:
-        print(f"benchmarks.serving.load: {error}", file=sys.stderr)
-        return 1
-    out.with_suffix(".md").write_text(page(results.header, results.rows), encoding="utf-8")
-    print(f"wrote {out} and {out.with_suffix('.md').name}")
+    write_page(results.path, page(results.header, results.rows))
     return 0
 
 

@@ -6,17 +6,14 @@ Strategies run interleaved, tokens before any loop count only, and every text is
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.pages import HOW, about, number, shown, table
 from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
-from parlay import threads
 from parlay.bench.prepare import lasting
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import PLAIN, Results
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import Measurements
@@ -82,25 +79,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> int:
+def main() -> None:
     """Measure, and write the page."""
     options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    threads.use(options.threads)
-    out = options.out or ROOT / "benchmarks" / "results" / f"prediction{'-quick' if options.quick else ''}.jsonl"
+    begin(options)
     setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
     command = f"python -m benchmarks.serving.prediction{' --data DIR' if options.data else ''}"
-    try:
-        results = Results(out, provenance(command), fresh=options.fresh)
+    with one_line_errors("serving.prediction"):
+        results = open_results(options, "prediction", command)
         for model in options.models:
             measure(setup, results, model, QUICK.prompts if options.quick else options.count)
-    except ValueError as error:
-        print(f"benchmarks.serving.prediction: {error}", file=sys.stderr)
-        return 1
-    out.with_suffix(".md").write_text(report(results), encoding="utf-8")
-    print(f"wrote {out} and {out.with_suffix('.md').name}")
-    return 0
+    write_page(results.path, report(results))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

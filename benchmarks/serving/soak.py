@@ -21,12 +21,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import RESULTS, show_log
 from benchmarks.options import add_threads_flag
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
-from benchmarks.serving.tally import Tally, report, resident, summary
+from benchmarks.serving.tally import Tally, report, summary
 from parlay import LLM, ParlayError, RequestOutput, SamplingParams, threads
 from parlay.aio import AsyncLLM, JobStream
-from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.memory import resident_bytes
+from parlay.bench.provenance import provenance
 from parlay.requests import RequestOptions
 from parlay.types import Exactness
 
@@ -142,8 +144,8 @@ class Soak:
             self.tally.wrong.append(f"after {done} requests: {error}")
         gc.collect()
         self.tally.checks += 1
-        self.tally.memory[done] = resident()
-        logger.info("%d requests, %d wrong, %d MiB", done, len(self.tally.wrong), resident() >> 20)
+        self.tally.memory[done] = resident_bytes()
+        logger.info("%d requests, %d wrong, %d MiB", done, len(self.tally.wrong), resident_bytes() >> 20)
 
     def _wrong(self, number: int, case: Case, what: str) -> None:
         self.tally.wrong.append(f"request {number} ({case.kind}, {case.options.strategy}): {what}")
@@ -227,7 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     count = 60 if options.quick else options.requests
     result = asyncio.run(soak(count, options.concurrency, options.seed, options.quick))
     print(json.dumps(result), flush=True)
-    out = options.out or (None if options.quick else ROOT / "benchmarks" / "results" / "soak.md")
+    out = options.out or (None if options.quick else RESULTS / "soak.md")
     if out is not None:
         out.write_text(report(result), encoding="utf-8")
         out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -235,6 +237,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    show_log()
     logging.getLogger("parlay").setLevel(logging.ERROR)  # drafters are made to fail
     sys.exit(main())

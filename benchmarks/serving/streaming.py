@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.pages import about, failures, same, shown, table
 from benchmarks.serving import over_api
 from benchmarks.serving.over_api import API, CLIENT, STREAMED, WHOLE
 from benchmarks.serving.served import served
 from benchmarks.setup import FULL, MINI, QUICK, Setup
-from parlay import threads
-from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.bench.summary import Measurements, ratio, whole_rate
 from parlay.llm import DEFAULT_STRATEGY, LLM
@@ -97,28 +95,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the page."""
     options = parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    threads.use(options.threads)
-    out = options.out or ROOT / "benchmarks" / "results" / f"streaming{'-quick' if options.quick else ''}.jsonl"
+    begin(options)
     words = [Path(model).name for model in options.models]
     command = f"python -m benchmarks.serving.streaming --models {' '.join(words)}"
-    try:
-        results = Results(out, provenance(command), fresh=options.fresh)
-    except ValueError as error:
-        print(f"benchmarks.serving.streaming: {error}", file=sys.stderr)
-        return 1
+    with one_line_errors("serving.streaming"):
+        results = open_results(options, "streaming", command)
     setup = Setup(QUICK if options.quick else FULL, None, options.cache)
     rounds = options.rounds or (2 if options.quick else ROUNDS)
     for model in options.models:
         measure(results, setup, model, tokens=32 if options.quick else TOKENS, rounds=rounds)
-    text = page(results.header, results.rows)
-    out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
-    return 0
+    write_page(results.path, page(results.header, results.rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 GROWTH = 0.02
@@ -29,11 +27,6 @@ class Tally:
     memory: dict[int, int] = field(default_factory=dict)
     """Resident bytes after so many requests."""
     wrong: list[str] = field(default_factory=list)
-
-
-def resident() -> int:
-    """Bytes of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def growth(memory: dict[int, int]) -> float | None:

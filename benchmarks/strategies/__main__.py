@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.commands import one_line_errors, open_results, show_log, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from benchmarks.strategies.guide import guide
@@ -15,8 +14,7 @@ from benchmarks.strategies.replays import replays
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
 from parlay import threads
-from parlay.bench.provenance import ROOT, provenance
-from parlay.bench.records import Results, read
+from parlay.bench.records import read
 from parlay.strategies.catalogue import catalogue
 
 PARTS = ("replay", "speed")
@@ -37,18 +35,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main() -> int:
+def main() -> None:
     """Measure, and write the report."""
     options = parse()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    name = "strategies-quick" if options.quick else "strategies"
-    out = options.out or ROOT / "benchmarks" / "results" / f"{name}.jsonl"
-    words = ["python -m benchmarks.strategies", *(["--data DIR"] if options.data else [])]
-    try:
-        results = Results(out, provenance(" ".join(words)), fresh=options.fresh)
-    except ValueError as error:
-        print(f"benchmarks.strategies: {error}", file=sys.stderr)
-        return 1
+    show_log()
+    with one_line_errors("strategies"):
+        command = f"python -m benchmarks.strategies{' --data DIR' if options.data else ''}"
+        results = open_results(options, "strategies", command)
     asked = replace(FULL, wide_prompts=options.prompts, wide_rounds=options.rounds, tokens=options.tokens)
     scale = QUICK if options.quick else asked
     setup = Setup(scale, options.data, options.cache)
@@ -59,12 +52,10 @@ def main() -> int:
     threads.use(options.threads)
     if "speed" in options.only:
         speed(setup, results, SMOLLM2, options.strategies or everything())
-    out.with_suffix(".md").write_text(report(results.header, results.rows), encoding="utf-8")
+    write_page(results.path, report(results.header, results.rows))
     if options.guide is not None:
-        others = [read(path)[1] for path in sorted(out.parent.glob(f"{out.stem}-*.jsonl"))]
+        others = [read(path)[1] for path in sorted(results.path.parent.glob(f"{results.path.stem}-*.jsonl"))]
         options.guide.write_text(guide(results.header, [results.rows, *others], SMOLLM2), encoding="utf-8")
-    print(f"wrote {out} and {out.with_suffix('.md').name}")
-    return 0
 
 
 def everything() -> list[str]:
@@ -79,4 +70,4 @@ def without_models() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from benchmarks.serving.cases import FAILING
 from parlay import RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.requests import RequestOptions
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
-FAILING = "benchmarks.serving.failing:Failing"
 STRATEGIES = ["none", "prompt-lookup", "draft-model", "union", "suffix-decoding"]
 SAMPLING = [
     SamplingParams(temperature=0, max_tokens=16),

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from parlay.bench.workloads import Item, Workload
 from parlay.llm import LLM
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import letters
 
 ALPHABET = (string.ascii_letters + string.digits + " \n.")[:VOCAB_SIZE]
+
+LETTERS = Workload("letters", tuple(Item(id=str(at), prompt=text, max_tokens=12) for at, text in enumerate("abc")))
 
 
 @pytest.fixture(scope="session")

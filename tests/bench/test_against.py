@@ -12,10 +12,9 @@ from parlay.bench.readme import HEAD, readme_table
 from parlay.bench.records import OURS, Cell, Results, Row, System
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import summarise
-from parlay.bench.workloads import Item, Workload
 from parlay.llm import LLM
+from tests.bench.conftest import LETTERS
 
-LETTERS = Workload("letters", tuple(Item(id=str(at), prompt=text, max_tokens=12) for at, text in enumerate("abc")))
 PLAN = BenchPlan(
     model="tiny",
     strategies=("prompt-lookup",),

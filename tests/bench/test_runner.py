@@ -18,8 +18,8 @@ from parlay.bench.wave import Ask, Wave, Waves
 from parlay.bench.workloads import Item, Message, Workload
 from parlay.energy import Counter, EnergyMeter
 from parlay.llm import LLM
+from tests.bench.conftest import LETTERS
 
-LETTERS = Workload("letters", tuple(Item(id=str(at), prompt=text, max_tokens=12) for at, text in enumerate("abc")))
 PLAN = BenchPlan(
     model="tiny", strategies=("prompt-lookup:policy=fixed",), workloads=(LETTERS,), rounds=2, keep_loops=True
 )

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from parlay.bench.memory import resident_bytes
 from parlay.cache import buffers
 
 CPU = torch.device("cpu")
 MEBI = 1 << 20
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
@@ -32,9 +27,9 @@ def test_a_buffer_is_zeros_that_can_be_written(size: tuple[int, ...], dtype: tor
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the C library is trusted with it")
 def test_what_is_let_go_is_not_resident_any_more_whatever_lies_around_it() -> None:
     held = [buffers.zeros((2 + place % 3, MEBI), torch.uint8, CPU).fill_(1) for place in range(60)]
-    before = resident()
+    before = resident_bytes()
     freed = sum(buffer.numel() for buffer in held[::2])
     part = held[0][:, 5:]  # a view keeps its buffer
     del held[::2]
-    assert before - resident() > 0.9 * (freed - 2 * MEBI)
+    assert before - resident_bytes() > 0.9 * (freed - 2 * MEBI)
     assert part.all()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from parlay.bench.memory import resident_bytes
 from parlay.cache import CacheShape, Store
 from parlay.cache.pages import Page, Pool
 
 CPU = torch.device("cpu")
 LARGE = CacheShape(num_layers=4, num_kv_heads=4, head_dim=64, dtype=torch.float32, device=CPU)
 SMALL = CacheShape(num_layers=1, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=CPU)
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
@@ -73,13 +68,13 @@ def test_the_check_finds_what_is_lost_and_what_is_given_twice() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the C library is trusted with it")
 def test_memory_of_slabs_without_a_page_in_use_is_not_resident_any_more() -> None:
     store = Store(LARGE, 16 * 384)
-    before = resident()
+    before = resident_bytes()
     for name in range(2):
         store.open(name, [name])
         assert store.reserve(name, 16 * 192)  # three slabs
         for page in store._live[name].table:
             page.rows.fill_(1)
-    assert resident() - before > 0.9 * store.held
+    assert resident_bytes() - before > 0.9 * store.held
     store.release(0)
     assert store.held == 192 * LARGE.page_bytes
-    assert resident() - before < 1.1 * store.held
+    assert resident_bytes() - before < 1.1 * store.held

@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from parlay.cli import main
+
+SNAPSHOTS = Path(__file__).parent / "help"
+NO_MODEL = ("--model", "/nowhere/at/all")
+"""Naming it proves that a mistake was found before any model was looked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,7 @@ import pytest
 
 from parlay.bench.records import Results, Row, read
 from parlay.bench.runner import Bench
-from tests.cli.conftest import Cli
-
-NO_MODEL = ("--model", "/nowhere/at/all")
+from tests.cli.conftest import NO_MODEL, Cli
 
 MISTAKES = {
     "unknown workload": (["--workloads", "edits"], "no workload 'edits'"),

@@ -15,11 +15,10 @@ from parlay import corpus
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
-from tests.cli.conftest import Cli, Result
+from tests.cli.conftest import SNAPSHOTS, Cli, Result
 from tests.cli.test_generate import Screen
 
 FOX = "the quick brown fox jumps over the lazy dog and runs away into the dark green forest"
-SNAPSHOTS = Path(__file__).parent / "help"
 
 
 def written(cli: Cli, folder: Path, *words: str, stdin: bytes = b"") -> list[str]:

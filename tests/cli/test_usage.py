@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,7 @@ import parlay
 from parlay.cli import COMMANDS
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP
 from parlay.types import SamplingParams
-from tests.cli.conftest import Cli
-
-SNAPSHOTS = Path(__file__).parent / "help"
-NO_MODEL = ("--model", "/nowhere/at/all")
-"""Naming it proves that a mistake was found before any model was looked for."""
+from tests.cli.conftest import NO_MODEL, SNAPSHOTS, Cli
 
 MISTAKES = {
     "unknown command": (["genrate"], "did you mean generate"),

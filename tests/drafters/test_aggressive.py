@@ -14,18 +14,14 @@ from parlay.drafters.copying.aggressive import AggressiveOptions as Options
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Request
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from parlay.types import NO_DRAFT, Request
+from tests.drafters.sight import GREEDY, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=500, open_runner=no_runner)
 
 
 def correcting(*source: int) -> Request:
-    return replace(REQUEST, references=(source,))
-
-
-def propose(drafter: Aggressive, tokens: Sequence[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request, len(request.prompt))], [budget])[0]
+    return replace(GREEDY, references=(source,))
 
 
 def decode(request: Request, answer: Sequence[int], budget: int) -> list[int]:
@@ -33,7 +29,7 @@ def decode(request: Request, answer: Sequence[int], budget: int) -> list[int]:
     drafter, tokens, accepted = Aggressive(RESOURCES, Options()), list(request.prompt), []
     while len(tokens) < len(request.prompt) + len(answer):
         left = answer[len(tokens) - len(request.prompt) :]
-        draft = propose(drafter, tokens, budget, request).tree.tokens
+        draft = drafted(drafter, tokens, budget, request).tree.tokens
         same = next((at for at, token in enumerate(draft) if left[at : at + 1] != [token]), len(draft))
         tokens += left[: same + 1]
         accepted.append(same)
@@ -62,46 +58,46 @@ def test_insertions_and_deletions_are_found_again_too() -> None:
 
 def test_what_the_source_has_twice_is_no_reason_to_jump() -> None:
     request = correcting(1, 2, 3, 4, 2, 3, 5)
-    assert propose(Aggressive(RESOURCES, Options()), [0, 9, 2], 5, request) == NO_DRAFT
-    assert propose(Aggressive(RESOURCES, Options()), [0, 9, 2, 3], 5, request) == NO_DRAFT
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 9, 2], 5, request) == NO_DRAFT
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 9, 2, 3], 5, request) == NO_DRAFT
 
 
 def test_the_shortest_unique_suffix_decides() -> None:
     request = correcting(1, 2, 3, 4, 2, 5)
-    assert propose(Aggressive(RESOURCES, Options()), [0, 9, 4, 2], 5, request).tree.tokens == (5,)
-    assert propose(Aggressive(RESOURCES, Options()), [0, 9, 1, 2], 5, request).tree.tokens == (3, 4, 2, 5)
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 9, 4, 2], 5, request).tree.tokens == (5,)
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 9, 1, 2], 5, request).tree.tokens == (3, 4, 2, 5)
 
 
 def test_the_search_stops_at_a_suffix_that_the_source_lacks() -> None:
     """2 is ambiguous and 9 2 unknown: what stands before them is not asked."""
-    assert propose(Aggressive(RESOURCES, Options()), [0, 9, 1, 9, 2], 5, correcting(1, 2, 3, 4, 2, 5)) == NO_DRAFT
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 9, 1, 9, 2], 5, correcting(1, 2, 3, 4, 2, 5)) == NO_DRAFT
 
 
 def test_a_suffix_at_the_end_of_the_source_counts_as_an_occurrence() -> None:
-    assert propose(Aggressive(RESOURCES, Options()), [0, 9, 2], 5, correcting(1, 2, 3, 2)) == NO_DRAFT
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 9, 2], 5, correcting(1, 2, 3, 2)) == NO_DRAFT
 
 
 def test_longer_suffixes_than_asked_for_are_not_looked_at() -> None:
     """Only 4 2 3 is unique, its shorter ends are not."""
     request = correcting(4, 2, 3, 8, 4, 2, 7, 1, 2, 3, 9)
-    assert propose(Aggressive(RESOURCES, Options(ngram=3)), [0, 50, 4, 2, 3], 2, request).tree.tokens == (
+    assert drafted(Aggressive(RESOURCES, Options(ngram=3)), [0, 50, 4, 2, 3], 2, request).tree.tokens == (
         8,
         4,
     )
-    assert propose(Aggressive(RESOURCES, Options(ngram=2)), [0, 50, 4, 2, 3], 2, request) == NO_DRAFT
+    assert drafted(Aggressive(RESOURCES, Options(ngram=2)), [0, 50, 4, 2, 3], 2, request) == NO_DRAFT
 
 
 def test_the_source_is_the_prompt_where_there_are_no_references() -> None:
-    request = replace(REQUEST, prompt=(5, 6, 7, 8))
-    assert propose(Aggressive(RESOURCES, Options()), [5, 6, 7, 8], 9, request).tree.tokens == (5, 6, 7, 8)
-    assert propose(Aggressive(RESOURCES, Options()), [5, 6, 7, 8, 6], 9, request).tree.tokens == (7, 8)
+    request = replace(GREEDY, prompt=(5, 6, 7, 8))
+    assert drafted(Aggressive(RESOURCES, Options()), [5, 6, 7, 8], 9, request).tree.tokens == (5, 6, 7, 8)
+    assert drafted(Aggressive(RESOURCES, Options()), [5, 6, 7, 8, 6], 9, request).tree.tokens == (7, 8)
 
 
 def test_it_starts_with_the_first_reference_and_never_copies_past_its_end() -> None:
-    request = replace(REQUEST, references=((1, 2), (3, 4, 5)))
-    assert propose(Aggressive(RESOURCES, Options()), [0], 9, request).tree.tokens == (1, 2)
-    assert propose(Aggressive(RESOURCES, Options()), [0, 1, 2], 9, request) == NO_DRAFT
-    assert propose(Aggressive(RESOURCES, Options()), [0, 1, 2, 3], 9, request).tree.tokens == (4, 5)
+    request = replace(GREEDY, references=((1, 2), (3, 4, 5)))
+    assert drafted(Aggressive(RESOURCES, Options()), [0], 9, request).tree.tokens == (1, 2)
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 1, 2], 9, request) == NO_DRAFT
+    assert drafted(Aggressive(RESOURCES, Options()), [0, 1, 2, 3], 9, request).tree.tokens == (4, 5)
 
 
 @given(
@@ -115,26 +111,26 @@ def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(
     live = [0]
     for cut, new in edits:
         live[1 + cut :] = new
-        draft = propose(drafter, live, 5, request)
-        assert draft == propose(Aggressive(RESOURCES, Options()), live, 5, request)
+        draft = drafted(drafter, live, 5, request)
+        assert draft == drafted(Aggressive(RESOURCES, Options()), live, 5, request)
         assert len(draft.scores) == len(draft.sources) == len(draft)
 
 
 def test_bad_input_gives_no_draft() -> None:
     drafter = Aggressive(RESOURCES, Options())
-    assert propose(drafter, [0], 0, correcting(1, 2)) == NO_DRAFT
-    assert propose(drafter, [0], 5, correcting()) == NO_DRAFT
-    assert propose(drafter, [0], 5, correcting(500, 1)) == NO_DRAFT, "an id that the target does not have"
-    assert propose(drafter, [0], 10**9, correcting(1, 2)).tree.tokens == (1, 2)
+    assert drafted(drafter, [0], 0, correcting(1, 2)) == NO_DRAFT
+    assert drafted(drafter, [0], 5, correcting()) == NO_DRAFT
+    assert drafted(drafter, [0], 5, correcting(500, 1)) == NO_DRAFT, "an id that the target does not have"
+    assert drafted(drafter, [0], 10**9, correcting(1, 2)).tree.tokens == (1, 2)
 
 
 def test_a_sequence_with_another_request_starts_over() -> None:
     drafter = Aggressive(RESOURCES, Options())
-    assert propose(drafter, [0, 1], 5, correcting(1, 2)).tree.tokens == (2,)
-    assert propose(drafter, [0, 1], 5, correcting(1, 3)).tree.tokens == (3,)
+    assert drafted(drafter, [0, 1], 5, correcting(1, 2)).tree.tokens == (2,)
+    assert drafted(drafter, [0, 1], 5, correcting(1, 3)).tree.tokens == (3,)
     drafter.release(0)
     drafter.release(7)
-    assert propose(drafter, [0], 5, correcting(4)).tree.tokens == (4,)
+    assert drafted(drafter, [0], 5, correcting(4)).tree.tokens == (4,)
 
 
 def test_levels_out_of_range_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from parlay.types import (
     NO_DRAFT,
     Draft,
     Needs,
-    NoiseKey,
     Observation,
     Request,
     SamplingParams,
@@ -30,22 +29,10 @@ from parlay.types import (
     Tree,
     Verdict,
 )
+from tests.drafters.sight import GREEDY, SAMPLED, MakeRunner, Sight, propose
 
 VOCAB = 12
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
-SAMPLED = replace(GREEDY, params=SamplingParams(temperature=0.8))
 EDITED = replace(GREEDY, params=SamplingParams(temperature=0.9, repetition_penalty=1.4, top_k=6))
-
-MakeRunner = Callable[..., Any]
-
-
-@dataclass
-class Sight:
-    sequence: int = 0
-    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
-    request: Request = GREEDY
-    prompt_length: int = 1
-    layers: None = None
 
 
 class Scripted:
@@ -94,12 +81,6 @@ def scripted(runner: Any, level: str = "min_p=0") -> tuple[Cascade, Scripted]:
     cascade = made(f"cascade:levels=toy_levels:Scripted(k=100)+draft-model(k=100,{level})", runner)
     assert isinstance(cascade, Cascade)
     return cascade, Scripted.last
-
-
-def propose(drafter: Any, view: Sight, budget: int) -> Draft:
-    draft = drafter.propose([view], [budget])[0]
-    assert isinstance(draft, Draft)
-    return draft
 
 
 def right(runner: Any, count: int) -> Callable[[SequenceView, int], Draft]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,21 +16,10 @@ from parlay.options import UsageError
 from parlay.sampling.sampler import sample
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
+from parlay.types import NO_DRAFT, Request
+from tests.drafters.sight import GREEDY, SAMPLED, MakeRunner, Sight, propose, token_paths
 
 VOCAB = 12
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
-SAMPLED = replace(GREEDY, params=SamplingParams(temperature=0.8))
-
-MakeRunner = Callable[..., Any]
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = GREEDY
-    prompt_length: int = field(default=1)
 
 
 def drafter_on(runner: Any, settings: str = "min_p=0") -> DraftModel:
@@ -38,10 +27,6 @@ def drafter_on(runner: Any, settings: str = "min_p=0") -> DraftModel:
     drafter = build(parse(f"draft-model:{settings}"), resources)
     assert isinstance(drafter, DraftModel)
     return drafter
-
-
-def propose(drafter: DraftModel, view: Sight, budget: int) -> Draft:
-    return drafter.propose([view], [budget])[0]
 
 
 def test_a_chain_is_what_the_model_itself_writes(toy_runner: MakeRunner) -> None:
@@ -154,11 +139,6 @@ def best_tree(runner: Any, tokens: Sequence[int], width: int, budget: int) -> se
                 grown.append(child)
         frontier = grown
     return {path for _, path in sorted(paths)[:budget]}
-
-
-def token_paths(draft: Draft) -> set[tuple[int, ...]]:
-    tree = draft.tree
-    return {tuple(tree.tokens[step] for step in trees.path_to(tree, node)) for node in range(len(tree))}
 
 
 @pytest.mark.parametrize("start", range(5))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
@@ -21,12 +20,12 @@ from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.types import Draft, NoiseKey, Request, SamplingParams
+from tests.drafters.sight import MakeRunner, propose
 
 VOCAB = 12
 SAMPLED = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0.8, top_k=6), key=NoiseKey(7))
 GREEDY = replace(SAMPLED, params=SamplingParams(temperature=0))
 
-MakeRunner = Callable[..., Any]
 
 EVERY = [
     "rule=rejection",
@@ -52,10 +51,6 @@ def drafter_on(runner: Any, settings: str) -> DraftModel:
     drafter = build(parse(f"draft-model:{text}"), Resources(VOCAB, lambda name: runner, default_draft="toy"))
     assert isinstance(drafter, DraftModel)
     return drafter
-
-
-def propose(drafter: DraftModel, view: Sight, budget: int) -> Draft:
-    return drafter.propose([view], [budget])[0]
 
 
 def same(one: Draft, other: Draft) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,28 +20,14 @@ from parlay.types import (
     NO_DRAFT,
     Draft,
     Needs,
-    NoiseKey,
     Observation,
-    Request,
-    SamplingParams,
     SequenceView,
     Tree,
     Verdict,
 )
+from tests.drafters.sight import MakeRunner, Sight, propose
 
 VOCAB = 12
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
-
-MakeRunner = Callable[..., Any]
-
-
-@dataclass
-class Sight:
-    sequence: int = 0
-    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
-    request: Request = GREEDY
-    prompt_length: int = 1
-    layers: None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +80,6 @@ def made(text: str, runner: Any = None) -> Any:
 
 def counting(*settings: str) -> Any:
     return made("horizontal:levels=" + "+".join(f"toy_levels:Counting({one})" for one in settings))
-
-
-def propose(drafter: Any, view: Sight, budget: int) -> Draft:
-    draft = drafter.propose([view], [budget])[0]
-    assert isinstance(draft, Draft)
-    return draft
 
 
 def test_each_level_goes_on_where_the_one_before_ends() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -19,28 +19,18 @@ from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import default_stages, run_check, subject_of
 from parlay.testing.conformance.stage import StageRequest, decode
-from parlay.testing.toys import RandomLogits, text_hash
+from parlay.testing.toys import text_hash
 from parlay.types import (
     Draft,
-    Exactness,
-    NoiseKey,
     Observation,
     Request,
     RunnerSpec,
     SamplingParams,
-    SequenceView,
     Skip,
     Verdict,
 )
-from tests.drafters.sight import no_runner
-
-VOCAB = 12
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
-SAMPLED = replace(GREEDY, params=SamplingParams(temperature=0.8))
-TARGET = RunnerSpec("six", VOCAB, 1000, "tree", Exactness.BITS, 8, 6, "cpu", "float32", "none", layer_skip=True)
-LOGITS = RandomLogits(VOCAB)
-
-LogitsOf = Callable[[Sequence[int], Skip], Tensor]
+from tests.drafters.own_layers import LOGITS, TARGET, VOCAB, LayeredSight, Layers
+from tests.drafters.sight import GREEDY, SAMPLED, no_runner
 
 
 def degraded(text: Sequence[int], skip: Skip) -> Tensor:
@@ -52,27 +42,9 @@ def degraded(text: Sequence[int], skip: Skip) -> Tensor:
     return logits_V
 
 
-class Layers:
-    def __init__(self, logits_of: LogitsOf = degraded) -> None:
-        self.logits_of = logits_of
-        self.calls: list[tuple[tuple[int, ...], Skip, int]] = []
-
-    def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
-    ) -> Tensor:
-        self.calls.append((tuple(view.sequence for view in views), skip, rows))
-        texts = [[*view.tokens, *path] for view, path in zip(views, paths, strict=True)]
-        ends = [text[:end] for text in texts for end in range(len(text) - rows + 1, len(text) + 1)]
-        return torch.stack([self.logits_of(text, skip) for text in ends])
-
-
 @dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    layers: Layers = field(default_factory=Layers)
-    request: Request = GREEDY
-    prompt_length: int = 1
+class Sight(LayeredSight):
+    layers: Layers = field(default_factory=lambda: Layers(degraded))
 
 
 def made(settings: str = "", target: RunnerSpec | None = TARGET) -> LayerSkip:

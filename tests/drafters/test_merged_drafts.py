@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +14,11 @@ from parlay.options import UsageError
 from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build, build_rule
 from parlay.strategies.spelling import parse
-from parlay.types import Draft, Exactness, NoiseKey, Request, SamplingParams
+from parlay.types import Exactness, NoiseKey, Request, SamplingParams
+from tests.drafters.sight import MakeRunner, propose
 
 VOCAB = 12
 SAMPLED = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(7))
-
-MakeRunner = Callable[..., Any]
 
 
 @dataclass
@@ -29,14 +27,6 @@ class Sight:
     tokens: list[int]
     request: Request = SAMPLED
     prompt_length: int = field(default=1)
-
-
-def propose(runners: dict[str, Any], view: Sight, budget: int, settings: str = "min_p=0") -> Draft:
-    drafter = build(
-        parse(f"merged-drafts:models={'+'.join(runners)},{settings}"), Resources(VOCAB, runners.__getitem__)
-    )
-    assert drafter is not None
-    return drafter.propose([view], [budget])[0]
 
 
 def two(toy_runner: MakeRunner) -> dict[str, Any]:

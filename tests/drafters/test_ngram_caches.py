@@ -17,18 +17,14 @@ from parlay.drafters.counting.ngram_caches import NgramCachesOptions as Options
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from parlay.types import NO_DRAFT, Observation, Request, Verdict
+from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 VOCAB = 500
 RESOURCES = Resources(VOCAB, no_runner)
 
 
-def propose(drafter: NgramCaches, tokens: Sequence[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request)], [budget])[0]
-
-
-def finish(drafter: NgramCaches, tokens: Sequence[int], request: Request = REQUEST) -> None:
+def finish(drafter: NgramCaches, tokens: Sequence[int], request: Request = GREEDY) -> None:
     """A request with this text is over."""
     drafter.observe([Observation(Sight(9, tokens, request), NO_DRAFT, Verdict((), (1,)))])
     drafter.release(9)
@@ -74,10 +70,10 @@ THRESHOLDS = [
 def test_each_threshold_holds_to_the_count(size: int, followers: tuple[int, ...], lax: bool, strict: bool) -> None:
     """Lax samples 2, 2, 1, 1 and percent 66, 50, 50, 50 in the context; strict 4, 3, 2, 2 and 75, 66, 66, 66."""
     text, gram = sightings(size, *followers)
-    assert (propose(NgramCaches(RESOURCES, Options()), [*text, 400, *gram], 1).tree.tokens == (1,)) == lax
+    assert (drafted(NgramCaches(RESOURCES, Options()), [*text, 400, *gram], 1).tree.tokens == (1,)) == lax
     drafter = NgramCaches(RESOURCES, Options())
     finish(drafter, text)
-    assert (propose(drafter, [400, *gram], 1).tree.tokens == (1,)) == strict
+    assert (drafted(drafter, [400, *gram], 1).tree.tokens == (1,)) == strict
 
 
 def test_the_context_is_believed_before_past_requests_and_these_before_the_corpus(tmp_path: Path) -> None:
@@ -86,12 +82,12 @@ def test_the_context_is_believed_before_past_requests_and_these_before_the_corpu
     drafter = NgramCaches(RESOURCES, Options(static=str(path)))
     now, gram = sightings(3, 1)
     before, _ = sightings(3, 2, 2)
-    assert propose(drafter, [5, 10, 11], 1).tree.tokens == (3,)
+    assert drafted(drafter, [5, 10, 11], 1).tree.tokens == (3,)
     finish(drafter, [token for token in before if token != 12])  # so 10 11 was followed by 2, twice
     finish(drafter, [token for token in before if token != 12])
-    assert propose(drafter, [5, 10, 11], 1).tree.tokens == (2,)
+    assert drafted(drafter, [5, 10, 11], 1).tree.tokens == (2,)
     context = [token for token in [*now, *now] if token != 12]
-    assert propose(drafter, [*context, 5, 10, 11], 1).tree.tokens == (1,)
+    assert drafted(drafter, [*context, 5, 10, 11], 1).tree.tokens == (1,)
     assert gram == [10, 11, 12]
 
 
@@ -101,10 +97,10 @@ def test_the_corpus_decides_between_equals_and_cannot_save_a_small_share(tmp_pat
     bigram_file.write(path, bigram_file.build([[10, 11, 2]], VOCAB))
     drafter = NgramCaches(RESOURCES, Options(static=str(path)))
     halves, gram = sightings(2, 2, 2, 1, 1)
-    assert propose(NgramCaches(RESOURCES, Options()), [*halves, 400, *gram], 1).tree.tokens == (1,)
-    assert propose(drafter, [*halves, 400, *gram], 1).tree.tokens == (2,)
+    assert drafted(NgramCaches(RESOURCES, Options()), [*halves, 400, *gram], 1).tree.tokens == (1,)
+    assert drafted(drafter, [*halves, 400, *gram], 1).tree.tokens == (2,)
     third, gram = sightings(2, 2, 1, 1)
-    assert propose(drafter, [*third, 400, *gram], 1) == NO_DRAFT
+    assert drafted(drafter, [*third, 400, *gram], 1) == NO_DRAFT
 
 
 @pytest.mark.parametrize(("followers", "expected"), [((3,), ()), ((3, 3), (3,)), ((3, 4), (3,)), ((3, 4, 5), ())])
@@ -113,7 +109,7 @@ def test_the_corpus_alone_must_pass_the_lax_bars_of_a_pair(
 ) -> None:
     path = tmp_path / "bigrams"
     bigram_file.write(path, bigram_file.build([[10, 11, token] for token in followers], VOCAB))
-    assert propose(NgramCaches(RESOURCES, Options(static=str(path))), [10, 11], 1).tree.tokens == expected
+    assert drafted(NgramCaches(RESOURCES, Options(static=str(path))), [10, 11], 1).tree.tokens == expected
 
 
 def test_the_corpus_is_asked_after_a_text_of_one_token_as_soon_as_one_is_drafted(tmp_path: Path) -> None:
@@ -122,12 +118,12 @@ def test_the_corpus_is_asked_after_a_text_of_one_token_as_soon_as_one_is_drafted
     drafter = NgramCaches(RESOURCES, Options(static=str(path)))
     for _ in range(8):
         finish(drafter, [10, 11])
-    assert propose(drafter, [10], 2).tree.tokens == (11, 3)
+    assert drafted(drafter, [10], 2).tree.tokens == (11, 3)
 
 
 def test_a_drafted_token_is_part_of_the_next_query() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8]
-    assert propose(NgramCaches(RESOURCES, Options()), [*text, 1, 2, 3], 9).tree.tokens == (
+    assert drafted(NgramCaches(RESOURCES, Options()), [*text, 1, 2, 3], 9).tree.tokens == (
         4,
         5,
         6,
@@ -186,9 +182,9 @@ def test_it_drafts_what_the_rule_says_when_said_slowly(
     for one in past:
         finish(drafter, one)
     live = [*text, *[2] * cut]
-    propose(drafter, live, 3)
+    drafted(drafter, live, 3)
     del live[len(text) :]
-    draft = propose(drafter, live, 6)
+    draft = drafted(drafter, live, 6)
     context, dynamic, query = Told([live], LAX), Told(past, STRICT), list(live)
     for token in (*draft.tree.tokens, None):
         total, followers = bigrams.followers(query[-2], query[-1]) if len(query) > 1 else (0, {})
@@ -206,67 +202,67 @@ TEXT = list(range(50, 70)) * 2
 
 def test_a_request_profits_from_those_before_it() -> None:
     drafter = NgramCaches(RESOURCES, Options())
-    assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
+    assert drafted(drafter, TEXT[:4], 3) == NO_DRAFT
     finish(drafter, TEXT)
-    assert propose(drafter, TEXT[:4], 3).tree.tokens == tuple(TEXT[4:7])
+    assert drafted(drafter, TEXT[:4], 3).tree.tokens == tuple(TEXT[4:7])
 
 
 def test_only_what_was_committed_when_the_request_ended_is_learned() -> None:
     """A proposal may be asked for on a text that is only drafted; it leaves nothing behind."""
     drafter = NgramCaches(RESOURCES, Options())
-    propose(drafter, TEXT, 3)
+    drafted(drafter, TEXT, 3)
     drafter.release(0)
-    assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
+    assert drafted(drafter, TEXT[:4], 3) == NO_DRAFT
     live = TEXT[:2]
     drafter.observe([Observation(Sight(9, live), NO_DRAFT, Verdict((), (1,)))])
     live += TEXT[2:]
     drafter.release(9)
-    assert len(propose(drafter, TEXT[:4], 3)) == 3
+    assert len(drafted(drafter, TEXT[:4], 3)) == 3
 
 
 def test_tenants_do_not_see_each_other() -> None:
     drafter = NgramCaches(RESOURCES, Options())
-    finish(drafter, TEXT, replace(REQUEST, salt="alice"))
-    assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
-    assert propose(drafter, TEXT[:4], 3, replace(REQUEST, salt="bob")) == NO_DRAFT
-    assert len(propose(drafter, TEXT[:4], 3, replace(REQUEST, salt="alice"))) == 3
+    finish(drafter, TEXT, replace(GREEDY, salt="alice"))
+    assert drafted(drafter, TEXT[:4], 3) == NO_DRAFT
+    assert drafted(drafter, TEXT[:4], 3, replace(GREEDY, salt="bob")) == NO_DRAFT
+    assert len(drafted(drafter, TEXT[:4], 3, replace(GREEDY, salt="alice"))) == 3
 
 
 def test_a_request_that_must_not_be_stored_leaves_nothing_but_may_read() -> None:
     drafter = NgramCaches(RESOURCES, Options())
-    private = replace(REQUEST, store=False)
+    private = replace(GREEDY, store=False)
     finish(drafter, TEXT, private)
-    assert propose(drafter, TEXT[:4], 3) == NO_DRAFT
+    assert drafted(drafter, TEXT[:4], 3) == NO_DRAFT
     finish(drafter, TEXT)
-    assert len(propose(drafter, TEXT[:4], 3, private)) == 3
+    assert len(drafted(drafter, TEXT[:4], 3, private)) == 3
 
 
 def test_the_oldest_texts_are_forgotten_beyond_the_room_that_all_tenants_share() -> None:
     drafter = NgramCaches(RESOURCES, Options(remember=100))
-    alice, bob = replace(REQUEST, salt="alice"), replace(REQUEST, salt="bob")
+    alice, bob = replace(GREEDY, salt="alice"), replace(GREEDY, salt="bob")
     finish(drafter, TEXT, alice)
     finish(drafter, [token + 100 for token in TEXT], alice)
-    assert len(propose(drafter, TEXT[:4], 3, alice)) == 3
+    assert len(drafted(drafter, TEXT[:4], 3, alice)) == 3
     finish(drafter, TEXT, bob)
-    assert propose(drafter, TEXT[:4], 3, alice) == NO_DRAFT
-    assert len(propose(drafter, [token + 100 for token in TEXT[:4]], 3, alice)) == 3
-    assert len(propose(drafter, TEXT[:4], 3, bob)) == 3
+    assert drafted(drafter, TEXT[:4], 3, alice) == NO_DRAFT
+    assert len(drafted(drafter, [token + 100 for token in TEXT[:4]], 3, alice)) == 3
+    assert len(drafted(drafter, TEXT[:4], 3, bob)) == 3
 
 
 def test_of_a_text_without_room_the_end_is_kept() -> None:
     drafter = NgramCaches(RESOURCES, Options(remember=40))
     finish(drafter, [*range(200, 300), *TEXT])
-    assert len(propose(drafter, TEXT[:4], 3)) == 3
+    assert len(drafted(drafter, TEXT[:4], 3)) == 3
     nothing = NgramCaches(RESOURCES, Options(remember=0))
     finish(nothing, TEXT)
-    assert propose(nothing, TEXT[:4], 3) == NO_DRAFT
+    assert drafted(nothing, TEXT[:4], 3) == NO_DRAFT
 
 
 def test_bad_input_gives_no_draft() -> None:
     drafter = NgramCaches(RESOURCES, Options())
-    assert propose(drafter, [1], 5) == NO_DRAFT
-    assert propose(drafter, [1, 1, 1, 1, 1], 0) == NO_DRAFT
-    assert len(propose(drafter, [1, 1, 1, 1, 1], 100_000)) == 100_000
+    assert drafted(drafter, [1], 5) == NO_DRAFT
+    assert drafted(drafter, [1, 1, 1, 1, 1], 0) == NO_DRAFT
+    assert len(drafted(drafter, [1, 1, 1, 1, 1], 100_000)) == 100_000
     drafter.release(77)
     drafter.observe([])
 

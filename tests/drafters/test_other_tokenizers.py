@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,10 +23,10 @@ from parlay.testing.conformance.compare import same_tokens
 from parlay.testing.conformance.stage import StageRequest, decode
 from parlay.testing.toy_tokenizers import byte_level, letters, sentence_pieces, toy_tokenizer
 from parlay.testing.toys import ToyRunner, text_hash
-from parlay.types import NO_DRAFT, Draft, Drafter, NoiseKey, Request, SamplingParams
+from parlay.types import NO_DRAFT, Drafter, Request, SamplingParams
+from tests.drafters.sight import GREEDY, MakeRunner, Sight, propose
 
 BOTH = ["universal-draft", "intersection-draft"]
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
 SAMPLED = replace(GREEDY, params=SamplingParams(temperature=0.8, top_k=8))
 ALPHABET = "abcdefghijkl"
 LINES = (
@@ -37,17 +37,6 @@ LINES = (
 OURS = byte_level(LINES, 330)
 THEIRS = byte_level([*LINES[:1], "a quick café 🙂 and lazy models verify the text"], 300, specials=["<end>"])
 PIECES = sentence_pieces(["▁", "▁the", "▁quick", "the", "▁dog", "qu", "ick", "br", "own", "▁🙂", "é", ",", "o"])
-
-MakeRunner = Callable[..., Any]
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = GREEDY
-    prompt_length: int = 1
-    layers: None = None
 
 
 def resources(runner: Any, ours: PreTrainedTokenizerFast, theirs: PreTrainedTokenizerFast) -> Resources:
@@ -64,10 +53,6 @@ def drafter_on(name: str, runner: Any, ours: PreTrainedTokenizerFast, theirs: Pr
     drafter = build(parse(f"{name}:min_p=0"), resources(runner, ours, theirs))
     assert drafter is not None
     return drafter
-
-
-def propose(drafter: Drafter, view: Sight, budget: int) -> Draft:
-    return drafter.propose([view], [budget])[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from parlay.drafters.stores.output_store import OutputStore, OutputStores, Store
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Observation, Request, Verdict
-from tests.drafters.sight import REQUEST, Sight
+from tests.drafters.sight import GREEDY, Sight
 
 OPTIONS = StoreOptions(max_tokens=1000, save_every=1)
 VOCAB = 50
@@ -27,7 +27,7 @@ def stores(path: Path | str = "", max_tokens: int = 1000, save_every: int = 1) -
     return OutputStores(8, StoreOptions(store=str(path), max_tokens=max_tokens, save_every=save_every), VOCAB, "made")
 
 
-def run(stores: OutputStores, output: Sequence[int], request: Request = REQUEST) -> None:
+def run(stores: OutputStores, output: Sequence[int], request: Request = GREEDY) -> None:
     """A request with that output, from its first step to its end."""
     view = Sight(7, [0], request)
     for token in output:
@@ -36,7 +36,7 @@ def run(stores: OutputStores, output: Sequence[int], request: Request = REQUEST)
     stores.release(7)
 
 
-def times(stores: OutputStores, wanted: Sequence[int], request: Request = REQUEST) -> int:
+def times(stores: OutputStores, wanted: Sequence[int], request: Request = GREEDY) -> int:
     suffixes = stores.of(request)
     return 0 if suffixes is None else occurrences(suffixes, wanted)
 
@@ -50,7 +50,7 @@ def test_an_output_joins_when_its_request_ends_and_its_prompt_never_does() -> No
     kept = stores()
     view = Sight(3, [0, 1, 2])
     kept.observe([Observation(view, NO_DRAFT, Verdict((), (1,)))])
-    assert kept.of(REQUEST) is None
+    assert kept.of(GREEDY) is None
     kept.release(3)
     assert times(kept, [1, 2]) == 1
     assert times(kept, [0]) == 0
@@ -62,33 +62,33 @@ def test_an_output_joins_when_its_request_ends_and_its_prompt_never_does() -> No
 def test_a_request_that_was_never_observed_is_not_learned() -> None:
     kept = stores()
     kept.release(3)
-    assert kept.of(REQUEST) is None
+    assert kept.of(GREEDY) is None
 
 
 def test_tenants_do_not_share_and_requests_may_opt_out() -> None:
     kept = stores()
-    run(kept, [1, 2], replace(REQUEST, salt="a"))
-    run(kept, [3, 4], replace(REQUEST, salt="a", store=False))
-    assert times(kept, [1, 2], replace(REQUEST, salt="a", store=False)) == 1
-    assert times(kept, [3, 4], replace(REQUEST, salt="a")) == 0
-    assert kept.of(REQUEST) is None
-    assert kept.of(replace(REQUEST, salt="b")) is None
+    run(kept, [1, 2], replace(GREEDY, salt="a"))
+    run(kept, [3, 4], replace(GREEDY, salt="a", store=False))
+    assert times(kept, [1, 2], replace(GREEDY, salt="a", store=False)) == 1
+    assert times(kept, [3, 4], replace(GREEDY, salt="a")) == 0
+    assert kept.of(GREEDY) is None
+    assert kept.of(replace(GREEDY, salt="b")) is None
 
 
 def test_an_output_ends_with_its_first_stop_token() -> None:
     kept = stores()
-    run(kept, [1, 2, 9, 3], replace(REQUEST, stop_ids=frozenset({9})))
+    run(kept, [1, 2, 9, 3], replace(GREEDY, stop_ids=frozenset({9})))
     assert times(kept, [1, 2, 9]) == 1
     assert times(kept, [3]) == 0
 
 
 def test_the_oldest_outputs_go_first_whoever_they_belong_to() -> None:
     kept = stores(max_tokens=6)
-    run(kept, [1, 1], replace(REQUEST, salt="a"))
+    run(kept, [1, 1], replace(GREEDY, salt="a"))
     run(kept, [2, 2])
     run(kept, [3, 3])
     run(kept, [4, 4])
-    assert kept.of(replace(REQUEST, salt="a")) is None
+    assert kept.of(replace(GREEDY, salt="a")) is None
     assert [times(kept, [token, token]) for token in (2, 3, 4)] == [1, 1, 1]
     run(kept, [5] * 5)
     assert [times(kept, [token]) for token in (2, 3, 4, 5)] == [0, 0, 0, 5]
@@ -111,7 +111,7 @@ def test_counts_are_those_of_what_is_kept_and_states_are_bounded(lengths: list[i
         outputs += [output[-bound:]] if output else []
         while sum(map(len, outputs)) > bound:
             outputs.pop(0)
-    suffixes = kept.of(REQUEST)
+    suffixes = kept.of(GREEDY)
     if suffixes is None:
         assert not outputs
         return
@@ -136,10 +136,10 @@ def test_what_is_learned_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "past.store"
     first = stores(path)
     run(first, [1, 2, 3])
-    run(first, [4, 5], replace(REQUEST, salt="a"))
+    run(first, [4, 5], replace(GREEDY, salt="a"))
     second = stores(path)
     assert times(second, [1, 2, 3]) == 1
-    assert times(second, [4, 5], replace(REQUEST, salt="a")) == 1
+    assert times(second, [4, 5], replace(GREEDY, salt="a")) == 1
     assert times(second, [4, 5]) == 0
     run(second, [1, 2])
     assert times(stores(path), [1, 2]) == 2

@@ -18,7 +18,7 @@ from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.toy_tokenizers import byte_level, sentence_pieces
 from parlay.types import NO_DRAFT, Draft, Request
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 LINES = (
     "def total(values):",
@@ -40,15 +40,11 @@ def resources(tokenizer: PreTrainedTokenizerFast | None = TOKENIZER, vocab_size:
 
 
 def predicted(ids: Sequence[int], *documents: Sequence[int]) -> Request:
-    return replace(REQUEST, references=(tuple(ids), *map(tuple, documents)))
+    return replace(GREEDY, references=(tuple(ids), *map(tuple, documents)))
 
 
 def ids_of(text: str) -> list[int]:
     return list(TOKENIZER.encode(text, add_special_tokens=False))
-
-
-def propose(drafter: Prediction, tokens: Sequence[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request)], [budget])[0]
 
 
 def accepted(draft: Draft, answer: Sequence[int]) -> int:
@@ -77,7 +73,7 @@ def steps(drafter: Prediction, request: Request, answer: Sequence[int], budget: 
     tokens, count = list(request.prompt), 0
     while len(tokens) < len(request.prompt) + len(answer):
         left = answer[len(tokens) - len(request.prompt) :]
-        draft = propose(drafter, tokens, budget, request)
+        draft = drafted(drafter, tokens, budget, request)
         assert len(draft) <= budget
         tokens += left[: accepted(draft, left) + 1]
         count += 1
@@ -113,7 +109,7 @@ def test_every_kind_of_edit_is_survived(answer: str, most: int) -> None:
 def test_a_prediction_that_is_the_answer_fills_every_step() -> None:
     ids = ids_of(TEXT)
     assert steps(made(resources()), predicted(ids), ids, 10) == -(-len(ids) // 11)
-    draft = propose(made(resources()), [0], 10, predicted(ids))
+    draft = drafted(made(resources()), [0], 10, predicted(ids))
     assert list(draft.tree.tokens) == ids[:10]
     assert set(draft.sources) == {SOURCE}
     assert list(draft.scores) == sorted(draft.scores)
@@ -123,7 +119,7 @@ def test_tokens_may_be_cut_elsewhere() -> None:
     """The target writes byte by byte what the prediction holds in long tokens: drafted is what it has not said yet."""
     drafter, request = made(resources()), predicted(ids_of("the values of value"))
     single = [ids_of(letter)[0] for letter in "the val"]
-    draft = propose(drafter, [0, *single], 20, request)
+    draft = drafted(drafter, [0, *single], 20, request)
     assert TOKENIZER.decode(list(draft.tree.tokens)) == "ues of value"
 
 
@@ -132,7 +128,7 @@ def test_inside_a_character_it_waits_for_its_end() -> None:
     smile = [single[chr(byte)] for byte in "🙂".encode()]
     drafter, request = made(resources()), predicted(ids_of("so 🙂 now"))
     start = [0, *ids_of("so"), *ids_of(" ")]
-    drafts = [propose(drafter, [*start, *smile[:count]], 9, request) for count in (0, 2, 4)]
+    drafts = [drafted(drafter, [*start, *smile[:count]], 9, request) for count in (0, 2, 4)]
     assert [TOKENIZER.decode(list(draft.tree.tokens)) for draft in drafts] == ["🙂 now", "", " now"]
 
 
@@ -148,14 +144,14 @@ def test_without_a_tokenizer_ids_are_aligned() -> None:
     request = predicted(range(100, 140))
     answer = [*range(100, 110), 7, *range(111, 120), 8, 9, *range(120, 125), *range(130, 140)]
     assert steps(drafter, request, answer) <= 7
-    assert propose(drafter, [0, 100, 101], 3, request).tree.tokens == (102, 103, 104)
+    assert drafted(drafter, [0, 100, 101], 3, request).tree.tokens == (102, 103, 104)
 
 
 def test_the_first_token_that_differs_stands_in_place_of_one() -> None:
     """So a substitution costs no step of its own; a second token that differs is another kind of change."""
     drafter, request = made(resources(None)), predicted(range(100, 140))
-    assert propose(drafter, [0, 100, 101, 7], 2, request).tree.tokens == (103, 104)
-    assert propose(drafter, [0, 100, 101, 7, 8], 2, request) == NO_DRAFT
+    assert drafted(drafter, [0, 100, 101, 7], 2, request).tree.tokens == (103, 104)
+    assert drafted(drafter, [0, 100, 101, 7, 8], 2, request) == NO_DRAFT
 
 
 def test_a_line_put_in_stands_before_the_next_one_that_is_indented_alike() -> None:
@@ -172,7 +168,7 @@ def test_special_tokens_are_no_text() -> None:
     end = TOKENIZER.convert_tokens_to_ids("<end>")
     spelled = [token for letter in "<end>" for token in ids_of(letter)]
     assert ids_of("a<end>b")[1] == end
-    assert propose(made(resources()), [0, *ids_of("a"), end], 5, predicted(ids_of("a<end>b"))).tree.tokens == (
+    assert drafted(made(resources()), [0, *ids_of("a"), end], 5, predicted(ids_of("a<end>b"))).tree.tokens == (
         ids_of("b")[0],
     )
     assert Letters(TOKENIZER).text(spelled) != Letters(TOKENIZER).of(end)
@@ -199,17 +195,17 @@ def test_where_the_place_is_a_guess_the_fallback_is_tried_beside_it() -> None:
 
 @pytest.mark.parametrize("references", [(), ((),), ((), (5, 6))])
 def test_without_a_prediction_the_fallback_drafts(references: tuple[tuple[int, ...], ...]) -> None:
-    request = replace(REQUEST, references=references)
-    assert propose(made(resources(None)), [0, 1, 2], 4, request) == NO_DRAFT
+    request = replace(GREEDY, references=references)
+    assert drafted(made(resources(None)), [0, 1, 2], 4, request) == NO_DRAFT
     drafter = made(resources(None), "prompt-lookup")
-    assert propose(drafter, [0, 1, 2, 0, 1], 4, request).tree.tokens[:1] == (2,)
+    assert drafted(drafter, [0, 1, 2, 0, 1], 4, request).tree.tokens[:1] == (2,)
 
 
 def test_budgets_from_none_to_absurd_and_ids_that_the_target_lacks() -> None:
     drafter = made(resources(None))
-    assert propose(drafter, [0, 1], 0, predicted([1, 2])) == NO_DRAFT
-    assert propose(drafter, [0, 1], 10**9, predicted([1, 2, 500, 3])).tree.tokens == (2,)
-    assert propose(drafter, [0, 1, 2, 500, 3], 5, predicted([1, 2, 500, 3])) == NO_DRAFT
+    assert drafted(drafter, [0, 1], 0, predicted([1, 2])) == NO_DRAFT
+    assert drafted(drafter, [0, 1], 10**9, predicted([1, 2, 500, 3])).tree.tokens == (2,)
+    assert drafted(drafter, [0, 1, 2, 500, 3], 5, predicted([1, 2, 500, 3])) == NO_DRAFT
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,7 +226,7 @@ def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(
     for cut, new in edits:
         live[1 + cut :] = new
         fresh = made(resources(tokenizer), fallback)
-        assert propose(drafter, live, 7, request) == propose(fresh, live, 7, request)
+        assert drafted(drafter, live, 7, request) == drafted(fresh, live, 7, request)
 
 
 def test_sequences_have_their_own_places_and_their_release_forgets_them() -> None:
@@ -239,7 +235,7 @@ def test_sequences_have_their_own_places_and_their_release_forgets_them() -> Non
     assert [draft.tree.tokens for draft in drafter.propose(views, [2, 2, 2])] == [(2, 3), (1, 2), (9,)]
     drafter.release(0)
     drafter.release(7)
-    assert propose(drafter, [0, 1, 2], 2, request).tree.tokens == (3, 4)
+    assert drafted(drafter, [0, 1, 2], 2, request).tree.tokens == (3, 4)
 
 
 def test_one_fallback_at_most() -> None:

@@ -14,14 +14,10 @@ from parlay.drafters.copying.prompt_lookup import PromptLookupOptions as Options
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.trees import is_chain
-from parlay.types import NO_DRAFT, Draft, Request
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from parlay.types import NO_DRAFT
+from tests.drafters.sight import EDITS, GREEDY, Sight, drafted, edit, no_runner
 
 RESOURCES = Resources(vocab_size=50, open_runner=no_runner)
-
-
-def propose(drafter: PromptLookup, tokens: Sequence[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request)], [budget])[0]
 
 
 def brute_force(
@@ -57,15 +53,15 @@ def test_it_finds_what_a_search_of_every_place_finds(
     shortest, longest = sizes
     pick = "leftmost" if leftmost else "recent"
     drafter = PromptLookup(RESOURCES, Options(max_ngram=longest, min_ngram=shortest, pick=pick))
-    request = replace(REQUEST, references=tuple(map(tuple, references)))
-    draft = propose(drafter, tokens, budget, request)
+    request = replace(GREEDY, references=tuple(map(tuple, references)))
+    draft = drafted(drafter, tokens, budget, request)
     expected, _ = brute_force([*references, tokens], longest, shortest, leftmost, budget)
     assert list(draft.tree.tokens) == expected
     assert is_chain(draft.tree)
     assert len(draft.scores) == len(draft.sources) == len(draft)
 
 
-edits = st.lists(st.tuples(st.sampled_from(["grow", "cut", "replace", "fork"]), letters), max_size=12)
+edits = st.lists(st.tuples(EDITS, letters), max_size=12)
 
 
 @given(edits=edits)
@@ -73,41 +69,34 @@ def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(edits: list
     drafter = PromptLookup(RESOURCES, Options())
     live = [0]
     for what, letters in edits:
-        if what == "grow":
-            live += letters
-        elif what == "cut":
-            del live[max(1, len(live) - len(letters)) :]
-        elif what == "replace":
-            live[:] = [0, *letters]
-        else:
-            live = [*live[: 1 + len(letters)], *letters]
-        assert propose(drafter, live, 5) == propose(PromptLookup(RESOURCES, Options()), live, 5)
+        live = edit(live, what, letters)
+        assert drafted(drafter, live, 5) == drafted(PromptLookup(RESOURCES, Options()), live, 5)
 
 
 def test_text_that_repeats_is_continued_by_the_whole_budget_after_one_period() -> None:
     period = list(range(10))
-    draft = propose(PromptLookup(RESOURCES, Options()), [*period, *period], 10)
+    draft = drafted(PromptLookup(RESOURCES, Options()), [*period, *period], 10)
     assert list(draft.tree.tokens) == period
 
 
 def test_a_long_match_is_surer_than_a_short_one_and_each_copied_token_adds_to_it() -> None:
     drafter = PromptLookup(RESOURCES, Options())
-    short = propose(drafter, [1, 2, 3, 9, 1], 2)
-    long = propose(drafter, [4, 5, 6, 7, 8, 4, 5, 6, 7], 2)
+    short = drafted(drafter, [1, 2, 3, 9, 1], 2)
+    long = drafted(drafter, [4, 5, 6, 7, 8, 4, 5, 6, 7], 2)
     assert short.tree.tokens == (2, 3)
     assert short.scores[0] < short.scores[1] < long.scores[0] < 1
 
 
 def test_it_never_copies_past_the_end_of_a_reference_nor_across_two() -> None:
-    request = replace(REQUEST, references=((1, 2, 3), (4, 5)))
-    assert propose(PromptLookup(RESOURCES, Options()), [9, 2], 5, request).tree.tokens == (3,)
-    assert propose(PromptLookup(RESOURCES, Options()), [9, 3], 5, request) == NO_DRAFT
+    request = replace(GREEDY, references=((1, 2, 3), (4, 5)))
+    assert drafted(PromptLookup(RESOURCES, Options()), [9, 2], 5, request).tree.tokens == (3,)
+    assert drafted(PromptLookup(RESOURCES, Options()), [9, 3], 5, request) == NO_DRAFT
 
 
 def test_an_old_long_match_is_found_behind_many_short_ones() -> None:
     old = [1, 2, 3, 4, 5, 6]
     chatter = [4, 7] * (2 * CANDIDATES)
-    draft = propose(PromptLookup(RESOURCES, Options()), [*old, *chatter, 1, 2, 3, 4], 2)
+    draft = drafted(PromptLookup(RESOURCES, Options()), [*old, *chatter, 1, 2, 3, 4], 2)
     assert draft.tree.tokens == (5, 6)
 
 

@@ -15,18 +15,14 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
 from parlay.trees import is_chain
-from parlay.types import NO_DRAFT, Draft, Request
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from parlay.types import NO_DRAFT, Request
+from tests.drafters.sight import GREEDY, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=500, open_runner=no_runner)
 
 
 def referring(*references: Sequence[int]) -> Request:
-    return replace(REQUEST, references=tuple(map(tuple, references)))
-
-
-def propose(drafter: ReferenceCopy, tokens: Sequence[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request, len(request.prompt))], [budget])[0]
+    return replace(GREEDY, references=tuple(map(tuple, references)))
 
 
 def decode(drafter: ReferenceCopy, request: Request, answer: Sequence[int], budget: int) -> list[int]:
@@ -34,7 +30,7 @@ def decode(drafter: ReferenceCopy, request: Request, answer: Sequence[int], budg
     tokens, committed = list(request.prompt), []
     while len(tokens) < len(request.prompt) + len(answer):
         left = answer[len(tokens) - len(request.prompt) :]
-        draft = propose(drafter, tokens, budget, request).tree.tokens
+        draft = drafted(drafter, tokens, budget, request).tree.tokens
         same = next((at for at, token in enumerate(draft) if left[at : at + 1] != [token]), len(draft))
         committed.append(len(left[: same + 1]))
         tokens += left[: same + 1]
@@ -64,7 +60,7 @@ def test_it_copies_what_follows_the_first_longest_match(
     references: list[list[int]], output: list[int], sizes: list[int], budget: int
 ) -> None:
     drafter = ReferenceCopy(RESOURCES, Options(min_ngram=sizes[0], max_ngram=sizes[1]))
-    draft = propose(drafter, [0, *output], budget, referring(*references))
+    draft = drafted(drafter, [0, *output], budget, referring(*references))
     assert list(draft.tree.tokens) == first_hit(references, output, sizes[1], sizes[0])[:budget]
     assert is_chain(draft.tree)
     assert len(draft.scores) == len(draft.sources) == len(draft)
@@ -80,22 +76,22 @@ def test_a_reference_that_is_the_answer_gives_a_block_per_step(block: int) -> No
 
 
 def test_without_references_nothing_is_drafted() -> None:
-    assert propose(ReferenceCopy(RESOURCES, Options()), [0, 1, 0, 1], 5) == NO_DRAFT
-    assert propose(ReferenceCopy(RESOURCES, Options()), [0, 1], 5, referring((), ())) == NO_DRAFT
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [0, 1, 0, 1], 5) == NO_DRAFT
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [0, 1], 5, referring((), ())) == NO_DRAFT
 
 
 def test_the_prompt_is_neither_matched_nor_copied_from() -> None:
     request = replace(referring((7, 8, 9)), prompt=(1, 2, 7))
-    assert propose(ReferenceCopy(RESOURCES, Options()), [1, 2, 7], 5, request) == NO_DRAFT
-    assert propose(ReferenceCopy(RESOURCES, Options()), [1, 2, 7, 1], 5, request) == NO_DRAFT
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [1, 2, 7], 5, request) == NO_DRAFT
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [1, 2, 7, 1], 5, request) == NO_DRAFT
 
 
 def test_a_match_at_the_end_of_a_document_gives_way_to_a_shorter_one_that_goes_on() -> None:
-    assert propose(ReferenceCopy(RESOURCES, Options()), [0, 1, 2], 5, referring((2, 3), (1, 2))).tree.tokens == (3,)
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [0, 1, 2], 5, referring((2, 3), (1, 2))).tree.tokens == (3,)
 
 
 def test_copies_end_with_their_document() -> None:
-    assert propose(ReferenceCopy(RESOURCES, Options()), [0, 1], 9, referring((1, 2, 3), (4, 5))).tree.tokens == (2, 3)
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [0, 1], 9, referring((1, 2, 3), (4, 5))).tree.tokens == (2, 3)
 
 
 RESYNC = {"resync": True}
@@ -105,7 +101,7 @@ LINE = [1, 2, 3, 4, 5, 6]
 def test_a_foretold_output_is_drafted_from_its_first_token() -> None:
     """The paper has nothing to match before there is output; a prediction says how the output begins."""
     answer = list(range(100, 140))
-    assert propose(ReferenceCopy(RESOURCES, Options()), [0], 5, referring(answer)) == NO_DRAFT
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [0], 5, referring(answer)) == NO_DRAFT
     assert decode(ReferenceCopy(RESOURCES, Options(resync=True)), referring(answer), answer, 9) == [
         10,
         10,
@@ -121,13 +117,13 @@ def test_after_a_change_it_goes_on_where_the_output_has_got_to() -> None:
     answer = [*source[:17], 99, *source[18:]]
     request = referring(source)
     changed = [0, *answer[:19]]
-    assert propose(ReferenceCopy(RESOURCES, Options(resync=True)), changed, 4, request).tree.tokens == (
+    assert drafted(ReferenceCopy(RESOURCES, Options(resync=True)), changed, 4, request).tree.tokens == (
         6,
         22,
         1,
         2,
     )
-    assert propose(ReferenceCopy(RESOURCES, Options()), changed, 4, request).tree.tokens == (6, 20, 1, 2)
+    assert drafted(ReferenceCopy(RESOURCES, Options()), changed, 4, request).tree.tokens == (6, 20, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +146,12 @@ def test_a_coincidence_does_not_move_the_place_that_the_output_had_come_to() -> 
     """Inserted tokens that happen to stand far ahead: the next sure match is still looked for at the break."""
     source = [*range(100, 110), *LINE, 50, *LINE, 51, 60, 61, *LINE, 52]
     output = [*range(100, 110), 60, 77, 1]
-    draft = propose(ReferenceCopy(RESOURCES, Options(resync=True)), [0, *output], 6, referring(source))
+    draft = drafted(ReferenceCopy(RESOURCES, Options(resync=True)), [0, *output], 6, referring(source))
     assert draft.tree.tokens == (2, 3, 4, 5, 6, 50)
 
 
 def test_what_stands_only_before_the_break_is_found_too() -> None:
-    draft = propose(ReferenceCopy(RESOURCES, Options(resync=True)), [0, 1, 2, 3, 4, 2], 2, referring((1, 2, 3, 4, 5)))
+    draft = drafted(ReferenceCopy(RESOURCES, Options(resync=True)), [0, 1, 2, 3, 4, 2], 2, referring((1, 2, 3, 4, 5)))
     assert draft.tree.tokens == (3, 4)
 
 
@@ -171,7 +167,7 @@ def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(
     live = [0]
     for cut, new in edits:
         live[1 + cut :] = new
-        assert propose(drafter, live, 5, request) == propose(
+        assert drafted(drafter, live, 5, request) == drafted(
             ReferenceCopy(RESOURCES, Options(resync=resync)), live, 5, request
         )
 
@@ -179,21 +175,21 @@ def test_whatever_happened_before_it_proposes_what_a_fresh_one_would(
 @pytest.mark.parametrize("resync", [False, True])
 def test_a_sequence_with_another_request_starts_over(resync: bool) -> None:
     drafter = ReferenceCopy(RESOURCES, Options(resync=resync))
-    assert propose(drafter, [0, 1], 5, referring((1, 2))).tree.tokens == (2,)
-    assert propose(drafter, [0, 1], 5, referring((1, 3))).tree.tokens == (3,)
+    assert drafted(drafter, [0, 1], 5, referring((1, 2))).tree.tokens == (2,)
+    assert drafted(drafter, [0, 1], 5, referring((1, 3))).tree.tokens == (3,)
     drafter.release(0)
     drafter.release(7)
-    assert propose(drafter, [0, 1], 5) == NO_DRAFT
+    assert drafted(drafter, [0, 1], 5) == NO_DRAFT
 
 
 def test_budgets_from_none_to_absurd() -> None:
     drafter = ReferenceCopy(RESOURCES, Options())
-    assert propose(drafter, [0, 1], 0, referring((1, 2))) == NO_DRAFT
-    assert propose(drafter, [0, 1], 10**9, referring((1, 2))).tree.tokens == (2,)
+    assert drafted(drafter, [0, 1], 0, referring((1, 2))) == NO_DRAFT
+    assert drafted(drafter, [0, 1], 10**9, referring((1, 2))).tree.tokens == (2,)
 
 
 def test_ids_that_the_target_does_not_have_are_never_drafted() -> None:
-    assert propose(ReferenceCopy(RESOURCES, Options()), [0, 1], 5, referring((1, 2, 500, 3))).tree.tokens == (2,)
+    assert drafted(ReferenceCopy(RESOURCES, Options()), [0, 1], 5, referring((1, 2, 500, 3))).tree.tokens == (2,)
 
 
 def test_contradicting_sizes_are_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,23 +20,11 @@ from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
+from parlay.types import NO_DRAFT, Draft, Observation, Request, Tree, Verdict
+from tests.drafters.sight import GREEDY, SAMPLED, MakeRunner, Sight, propose
 
 VOCAB = 12
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
-SAMPLED = replace(GREEDY, params=SamplingParams(temperature=0.8))
 RANKS = (0.55, 0.2, 0.08, 0.03)
-
-MakeRunner = Callable[..., Any]
-
-
-@dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    request: Request = GREEDY
-    prompt_length: int = 1
-    layers: None = None
 
 
 def drafter_on(runner: Any, settings: str = "level_cost=0") -> Sequoia:
@@ -44,10 +32,6 @@ def drafter_on(runner: Any, settings: str = "level_cost=0") -> Sequoia:
     drafter = build(parse(f"sequoia:{settings}"), resources)
     assert isinstance(drafter, Sequoia)
     return drafter
-
-
-def propose(drafter: Sequoia, view: Sight, budget: int) -> Draft:
-    return drafter.propose([view], [budget])[0]
 
 
 def every_tree(nodes: int) -> Iterator[tuple[int, ...]]:
@@ -159,11 +143,6 @@ def test_the_record_finds_the_shares_of_ranks_by_depth() -> None:
     assert second[0] == pytest.approx(0.2, abs=0.08)
     assert second[1] <= second[0]
     assert third[0] == pytest.approx(0.5, abs=0.1)
-
-
-def token_paths(draft: Draft) -> set[tuple[int, ...]]:
-    tree = draft.tree
-    return {tuple(tree.tokens[step] for step in trees.path_to(tree, node)) for node in range(len(tree))}
 
 
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED])

@@ -23,16 +23,11 @@ from parlay.types import (
     Drafter,
     Needs,
     Observation,
-    Request,
     Verdict,
 )
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=100, open_runner=no_runner)
-
-
-def propose(drafter: Drafter, tokens: list[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request)], [budget])[0]
 
 
 def learn(drafter: Drafter, *outputs: Sequence[int]) -> None:
@@ -58,8 +53,8 @@ def test_it_copies_from_the_leftmost_of_the_longest_matches(
                 length += 1
             if length > best[0]:
                 best = (length, document[place : place + budget])
-    request = replace(REQUEST, references=tuple(map(tuple, references)))
-    draft = propose(SuffixAutomaton(RESOURCES, Options()), tokens, budget, request)
+    request = replace(GREEDY, references=tuple(map(tuple, references)))
+    draft = drafted(SuffixAutomaton(RESOURCES, Options()), tokens, budget, request)
     assert list(draft.tree.tokens) == best[1]
     assert trees.is_chain(draft.tree)
 
@@ -69,22 +64,22 @@ def test_past_outputs_are_copied_only_if_their_match_is_longer_by_more_than_the_
     for matching in range(1, 9):
         drafter = SuffixAutomaton(RESOURCES, Options(bias=3))
         learn(drafter, past)
-        draft = propose(drafter, [0, *own, 99, *past[8 - matching : 8]], 1)
+        draft = drafted(drafter, [0, *own, 99, *past[8 - matching : 8]], 1)
         assert draft.tree.tokens == ((50,) if matching - 3 > 1 else (60,))
 
 
 def test_past_outputs_are_followed_along_what_came_most_often() -> None:
     drafter = SuffixAutomaton(RESOURCES, Options(bias=0))
     learn(drafter, [1, 2, 3, 9], [1, 2, 4, 5], [7, 1, 2, 4, 6], [8, 1, 2, 4, 6])
-    assert propose(drafter, [0, 1, 2], 4).tree.tokens == (4, 6)
+    assert drafted(drafter, [0, 1, 2], 4).tree.tokens == (4, 6)
 
 
 def test_a_match_at_the_very_end_of_an_output_leaves_the_draft_to_its_shorter_ends() -> None:
     drafter = SuffixAutomaton(RESOURCES, Options(bias=0))
     learn(drafter, [5, 6, 7], [7, 8])
-    assert propose(drafter, [0, 5, 6, 7], 4).tree.tokens == (8,)
+    assert drafted(drafter, [0, 5, 6, 7], 4).tree.tokens == (8,)
     learn(other := SuffixAutomaton(RESOURCES, Options(bias=0)), [5, 6, 7])
-    assert propose(other, [0, 5, 6, 7], 4) == NO_DRAFT
+    assert drafted(other, [0, 5, 6, 7], 4) == NO_DRAFT
 
 
 class Counting:
@@ -97,7 +92,7 @@ class Counting:
         self.seen: list[Observation] = []
         self.released: list[int] = []
 
-    def propose(self, views: Sequence[Sight], budgets: Sequence[int]) -> list[Draft]:
+    def drafted(self, views: Sequence[Sight], budgets: Sequence[int]) -> list[Draft]:
         self.asked.append([view.sequence for view in views])
         return [trees.chain([90], "counting", [0.5]) for _ in views]
 
@@ -125,21 +120,21 @@ def test_short_matches_are_left_to_the_fallback_for_all_sequences_at_once() -> N
 
 
 def test_without_a_fallback_short_matches_are_copied_all_the_same() -> None:
-    assert propose(SuffixAutomaton(RESOURCES, Options()), [0, 1, 2, 1], 3).tree.tokens == (2, 1)
+    assert drafted(SuffixAutomaton(RESOURCES, Options()), [0, 1, 2, 1], 3).tree.tokens == (2, 1)
 
 
 def test_copies_end_with_a_stop_token_and_with_the_reference() -> None:
-    request = replace(REQUEST, stop_ids=frozenset({4}), references=((7, 8),))
-    assert propose(SuffixAutomaton(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 1, 2], 9, request).tree.tokens == (3, 4)
-    assert propose(SuffixAutomaton(RESOURCES, Options()), [0, 7], 9, request).tree.tokens == (8,)
+    request = replace(GREEDY, stop_ids=frozenset({4}), references=((7, 8),))
+    assert drafted(SuffixAutomaton(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 1, 2], 9, request).tree.tokens == (3, 4)
+    assert drafted(SuffixAutomaton(RESOURCES, Options()), [0, 7], 9, request).tree.tokens == (8,)
     drafter = SuffixAutomaton(RESOURCES, Options(bias=0))
     learn(drafter, [1, 2, 3, 4, 5])
-    assert propose(drafter, [0, 1, 2], 9, replace(REQUEST, stop_ids=frozenset({4}))).tree.tokens == (3, 4)
+    assert drafted(drafter, [0, 1, 2], 9, replace(GREEDY, stop_ids=frozenset({4}))).tree.tokens == (3, 4)
 
 
 def test_text_that_repeats_is_continued_by_the_whole_budget_however_long_the_match() -> None:
     period = list(range(10))
-    draft = propose(SuffixAutomaton(RESOURCES, Options()), period * 20, 40)
+    draft = drafted(SuffixAutomaton(RESOURCES, Options()), period * 20, 40)
     assert list(draft.tree.tokens) == period * 4
     assert 0.9 < draft.scores[0] < 1
 
@@ -153,7 +148,7 @@ def test_sequences_are_told_apart_forgotten_and_survive_cuts() -> None:
     assert drafter.propose(views[:1], [2])[0].tree.tokens == (5, 6)
     for sequence in (0, 0, 7):
         drafter.release(sequence)
-    assert propose(drafter, [7], 4) == NO_DRAFT
+    assert drafted(drafter, [7], 4) == NO_DRAFT
 
 
 def test_fallbacks_that_make_no_sense_are_refused() -> None:

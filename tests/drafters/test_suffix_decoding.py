@@ -21,17 +21,13 @@ from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from parlay.types import NO_DRAFT, Observation, Request, Verdict
+from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=50, open_runner=no_runner)
 
 
-def propose(drafter: SuffixDecoding, tokens: list[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request)], [budget])[0]
-
-
-def learn(drafter: SuffixDecoding, output: Sequence[int], request: Request = REQUEST) -> None:
+def learn(drafter: SuffixDecoding, output: Sequence[int], request: Request = GREEDY) -> None:
     view = Sight(9, [0, *output], request)
     drafter.observe([Observation(view, NO_DRAFT, Verdict((), tuple(output[-1:])))])
     drafter.release(9)
@@ -142,27 +138,27 @@ def test_a_longer_match_gets_a_larger_budget() -> None:
     for matching in range(1, 6):
         tokens = [0, *text, 40, *text[:matching]]
         drafts = [
-            propose(SuffixDecoding(RESOURCES, Options(**options)), tokens, 10) for options in ({}, {"factor": 2.0})
+            drafted(SuffixDecoding(RESOURCES, Options(**options)), tokens, 10) for options in ({}, {"factor": 2.0})
         ]
         assert [len(draft) for draft in drafts] == [matching, 2 * matching]
-    assert len(propose(SuffixDecoding(RESOURCES, Options(offset=3.0)), [0, *text, 40, 1], 10)) == 4
-    assert len(propose(SuffixDecoding(RESOURCES, Options()), [0, *text, *text[:9]], 4)) == 4
+    assert len(drafted(SuffixDecoding(RESOURCES, Options(offset=3.0)), [0, *text, 40, 1], 10)) == 4
+    assert len(drafted(SuffixDecoding(RESOURCES, Options()), [0, *text, *text[:9]], 4)) == 4
 
 
 def test_tree_and_path_and_probabilities_worked_by_hand() -> None:
     """After 1 2 came 3 twice and 4 once; after 3 came 5 each time."""
     tokens = [0, 1, 2, 3, 5, 6, 1, 2, 4, 7, 1, 2, 3, 5, 8, 1, 2]
-    tree = propose(SuffixDecoding(RESOURCES, Options(offset=1.0)), tokens, 3)
+    tree = drafted(SuffixDecoding(RESOURCES, Options(offset=1.0)), tokens, 3)
     assert (tree.tree.tokens, tree.tree.parents) == ((3, 5, 4), (-1, 0, -1))
-    path = propose(SuffixDecoding(RESOURCES, Options(offset=1.0, shape="path")), tokens, 3)
+    path = drafted(SuffixDecoding(RESOURCES, Options(offset=1.0, shape="path")), tokens, 3)
     assert path.tree.tokens[:2] == (3, 5)
     assert trees.is_chain(path.tree)
-    assert len(propose(SuffixDecoding(RESOURCES, Options(offset=1.0, min_prob=0.5)), tokens, 3)) == 2
+    assert len(drafted(SuffixDecoding(RESOURCES, Options(offset=1.0, min_prob=0.5)), tokens, 3)) == 2
 
 
 def test_scores_are_shares_tempered_by_how_long_the_text_agrees() -> None:
-    sure = propose(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 6, 1, 2, 3], 3)
-    split = propose(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 3)
+    sure = drafted(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 6, 1, 2, 3], 3)
+    split = drafted(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 3)
     assert sure.scores == (3 / 5, 4 / 6, 5 / 7)
     assert split.scores[0] == 3 / 5 / 2
 
@@ -170,7 +166,7 @@ def test_scores_are_shares_tempered_by_how_long_the_text_agrees() -> None:
 def test_match_and_draft_stay_within_the_depth() -> None:
     text = list(range(1, 30))
     for matching in range(1, 12):
-        draft = propose(SuffixDecoding(RESOURCES, Options(depth=8, factor=8.0)), [0, *text, *text[:matching]], 30)
+        draft = drafted(SuffixDecoding(RESOURCES, Options(depth=8, factor=8.0)), [0, *text, *text[:matching]], 30)
         assert 1 <= len(draft) < 8
 
 
@@ -178,27 +174,27 @@ def test_a_very_long_match_still_leaves_room_for_a_draft() -> None:
     """As long as the whole depth, it would leave one token; half as long a match has the same continuations."""
     text = list(range(1, 50)) * 4
     for budget in (1, 8, 32):
-        assert list(propose(SuffixDecoding(RESOURCES, Options()), text, budget).tree.tokens) == text[:budget]
+        assert list(drafted(SuffixDecoding(RESOURCES, Options()), text, budget).tree.tokens) == text[:budget]
 
 
 def test_references_and_own_text_come_before_equal_past_outputs() -> None:
     drafter = SuffixDecoding(RESOURCES, Options())
     learn(drafter, [1, 2, 3])
-    assert propose(drafter, [0, 1, 2], 4).tree.tokens == (3,)
-    assert propose(drafter, [0, 1, 2, 4, 5, 1, 2], 4).tree.tokens == (4, 5)
-    request = replace(REQUEST, references=((1, 2, 6, 7),))
+    assert drafted(drafter, [0, 1, 2], 4).tree.tokens == (3,)
+    assert drafted(drafter, [0, 1, 2, 4, 5, 1, 2], 4).tree.tokens == (4, 5)
+    request = replace(GREEDY, references=((1, 2, 6, 7),))
     assert drafter.propose([Sight(1, [0, 1, 2], request)], [4])[0].tree.tokens == (6, 7)
 
 
 def test_a_surer_past_output_beats_the_own_text() -> None:
     drafter = SuffixDecoding(RESOURCES, Options())
     learn(drafter, [1, 2, 3, 4, 5])
-    assert propose(drafter, [0, 3, 9, 1, 2, 3], 8).tree.tokens == (4, 5)
+    assert drafted(drafter, [0, 3, 9, 1, 2, 3], 8).tree.tokens == (4, 5)
 
 
 def test_nothing_is_drafted_below_a_stop_token() -> None:
-    request = replace(REQUEST, stop_ids=frozenset({5}))
-    assert propose(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 8, request).tree.tokens == (
+    request = replace(GREEDY, stop_ids=frozenset({5}))
+    assert drafted(SuffixDecoding(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3], 8, request).tree.tokens == (
         4,
         5,
     )
@@ -207,12 +203,12 @@ def test_nothing_is_drafted_below_a_stop_token() -> None:
 def test_drafts_name_their_source_and_keep_to_their_budget() -> None:
     tokens = [0, 1, 2, 1, 3, 1, 2, 1, 3, 1] * 3
     for budget in range(9):
-        draft = propose(SuffixDecoding(RESOURCES, Options(factor=9.0)), tokens, budget)
+        draft = drafted(SuffixDecoding(RESOURCES, Options(factor=9.0)), tokens, budget)
         assert len(draft) <= budget
         assert set(draft.sources) <= {"suffix-decoding"}
         assert all(0 <= score <= 1 for score in draft.scores)
         assert all(parent < node for node, parent in enumerate(draft.tree.parents))
-    assert len(propose(SuffixDecoding(RESOURCES, Options(factor=64.0)), tokens, 1024)) <= 1024
+    assert len(drafted(SuffixDecoding(RESOURCES, Options(factor=64.0)), tokens, 1024)) <= 1024
 
 
 def test_sequences_are_told_apart_and_forgotten() -> None:
@@ -233,7 +229,7 @@ def test_the_store_named_by_the_user_is_loaded_and_saved(tmp_path: Path) -> None
         learn(first, [1, 2, 3])
     second = build(spec, RESOURCES)
     assert isinstance(second, SuffixDecoding)
-    assert propose(second, [0, 1, 2], 4).tree.tokens == (3,)
+    assert drafted(second, [0, 1, 2], 4).tree.tokens == (3,)
     with pytest.raises(UsageError, match="vocabulary of 50, this target has 51"):
         build(spec, replace(RESOURCES, vocab_size=51))
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.stores.suffixes import END, LiveText, Suffixes
+from tests.drafters.sight import EDITS, edit
 
 letters = st.lists(st.integers(0, 2), max_size=14)
 texts = st.lists(letters, min_size=1, max_size=5)
@@ -99,7 +100,7 @@ def test_the_first_copy_is_the_leftmost_of_the_longest_earlier_matches(
     assert (length, place) == ((best[0], -best[1]) if best[0] else (0, -1))
 
 
-edits = st.lists(st.tuples(st.sampled_from(["grow", "cut", "replace", "fork"]), letters), max_size=10)
+edits = st.lists(st.tuples(EDITS, letters), max_size=10)
 
 
 @given(edits=edits)
@@ -107,14 +108,7 @@ def test_whatever_happened_before_a_live_text_holds_what_a_fresh_one_does(edits:
     kept = LiveText(6, ((0, 1, 0),))
     live = [0]
     for what, letters in edits:
-        if what == "grow":
-            live += letters
-        elif what == "cut":
-            del live[max(1, len(live) - len(letters)) :]
-        elif what == "replace":
-            live[:] = [0, *letters]
-        else:
-            live = [*live[: 1 + len(letters)], *letters]
+        live = edit(live, what, letters)
         known = substrings([[0, 1, 0], live], 6)
         suffixes = kept.follow(live)
         assert all(count(suffixes, wanted) == times for wanted, times in known.items())

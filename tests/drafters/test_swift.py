@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -20,28 +20,19 @@ from parlay.strategies.spelling import parse
 from parlay.testing.conformance import default_stages, subject_of
 from parlay.testing.conformance.recorder import Recorder, Texts
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady
-from parlay.testing.toys import RandomLogits, text_hash
+from parlay.testing.toys import text_hash
 from parlay.types import (
     NO_DRAFT,
     Drafter,
-    Exactness,
-    NoiseKey,
-    Request,
     RunnerSpec,
     SamplingParams,
-    SequenceView,
     Skip,
 )
-from tests.drafters.sight import no_runner
+from tests.drafters.own_layers import LOGITS, TARGET, VOCAB, LayeredSight, Layers
+from tests.drafters.sight import GREEDY, no_runner
 
-VOCAB = 12
-GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
-TARGET = RunnerSpec("six", VOCAB, 1000, "tree", Exactness.BITS, 8, 6, "cpu", "float32", "none", layer_skip=True)
-LOGITS = RandomLogits(VOCAB)
 GOOD: Skip = frozenset({("attention", 1), ("attention", 4), ("mlp", 2), ("mlp", 3)})
 """What `only_one_is_good` can do without."""
-
-LogitsOf = Callable[[Sequence[int], Skip], Tensor]
 
 
 def only_one_is_good(text: Sequence[int], skip: Skip) -> Tensor:
@@ -50,31 +41,9 @@ def only_one_is_good(text: Sequence[int], skip: Skip) -> Tensor:
     return -LOGITS(text) if wrong else LOGITS(text)
 
 
-class Layers:
-    def __init__(self, logits_of: LogitsOf = only_one_is_good) -> None:
-        self.logits_of = logits_of
-        self.calls: list[tuple[Skip, int]] = []
-
-    def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
-    ) -> Tensor:
-        self.calls.append((skip, rows))
-        texts = [[*view.tokens, *path] for view, path in zip(views, paths, strict=True)]
-        ends = [text[:end] for text in texts for end in range(len(text) - rows + 1, len(text) + 1)]
-        return torch.stack([self.logits_of(text, skip) for text in ends])
-
-    @property
-    def tried(self) -> list[Skip]:
-        return [skip for skip, rows in self.calls if rows > 1]
-
-
 @dataclass
-class Sight:
-    sequence: int
-    tokens: list[int]
-    layers: Layers = field(default_factory=Layers)
-    request: Request = GREEDY
-    prompt_length: int = 1
+class Sight(LayeredSight):
+    layers: Layers = field(default_factory=lambda: Layers(only_one_is_good))
 
 
 def made(settings: str = "", target: RunnerSpec | None = TARGET, name: str = "swift") -> Drafter:
@@ -97,10 +66,10 @@ def test_the_search_finds_the_set_ends_and_serves_later_requests() -> None:
     drafter, view = made("every=2"), Sight(0, [3])
     generate(drafter, view, 200)
     assert len(view.layers.tried) < 150, "the search goes on although a set agrees entirely"
-    assert view.layers.calls[-1] == (GOOD, 1)
+    assert view.layers.calls[-1][1:] == (GOOD, 1)
     later = Sight(1, [7, 7])
     generate(drafter, later, 60)
-    assert {skip for skip, _ in later.layers.calls} == {GOOD}
+    assert {skip for _, skip, _ in later.layers.calls} == {GOOD}
     assert not later.layers.tried
 
 
@@ -113,7 +82,7 @@ def test_sets_are_tried_one_per_step_at_the_papers_size_and_on_the_window() -> N
     assert len(view.layers.tried) == 10
     assert {len(skip) for skip in view.layers.tried} == {4}
     assert all(0 < layer < 5 for skip in view.layers.tried for _, layer in skip)
-    assert {rows for _, rows in view.layers.calls} == {1, 33}
+    assert {rows for _, _, rows in view.layers.calls} == {1, 33}
 
 
 @pytest.mark.parametrize(("settings", "probes"), [("probes=7", 7), ("probes=0", 0), ("patience=5", 5 + 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,29 +17,19 @@ from parlay.drafters.stores.token_recycling import TokenRecyclingOptions as Opti
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, Tree, Verdict
-from tests.drafters.sight import no_runner
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, Verdict
+from tests.drafters.sight import GREEDY, Sight, no_runner
 
 VOCAB = 1000
 RESOURCES = Resources(vocab_size=VOCAB, open_runner=no_runner)
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
 
 
-@dataclass
-class Sight:
-    sequence: int = 0
-    tokens: list[int] = field(default_factory=lambda: [0])
-    request: Request = REQUEST
-    prompt_length: int = 1
-    layers: None = None
-
-
-def propose(drafter: TokenRecycling, token: int, budget: int, request: Request = REQUEST, sequence: int = 5) -> Draft:
+def propose(drafter: TokenRecycling, token: int, budget: int, request: Request = GREEDY, sequence: int = 5) -> Draft:
     return drafter.propose([Sight(sequence, [0, token], request)], [budget])[0]
 
 
 def teach(
-    drafter: TokenRecycling, rows: Mapping[int, Sequence[int]], request: Request = REQUEST, sequence: int = 0
+    drafter: TokenRecycling, rows: Mapping[int, Sequence[int]], request: Request = GREEDY, sequence: int = 0
 ) -> None:
     """One step per row in which nothing was drafted."""
     for token, choices in rows.items():
@@ -145,27 +135,27 @@ def test_rows_without_choices_change_nothing() -> None:
 def test_nothing_is_drafted_below_a_stop_token() -> None:
     drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {1: [2], 2: [3]})
-    assert propose(drafter, 1, 9, replace(REQUEST, stop_ids=frozenset({2}))).tree.tokens == (2,)
+    assert propose(drafter, 1, 9, replace(GREEDY, stop_ids=frozenset({2}))).tree.tokens == (2,)
 
 
 def test_tenants_do_not_share() -> None:
     drafter = TokenRecycling(RESOURCES, Options())
-    teach(drafter, {1: [2]}, replace(REQUEST, salt="a"))
+    teach(drafter, {1: [2]}, replace(GREEDY, salt="a"))
     assert propose(drafter, 1, 1) == NO_DRAFT
-    assert propose(drafter, 1, 1, replace(REQUEST, salt="a")).tree.tokens == (2,)
+    assert propose(drafter, 1, 1, replace(GREEDY, salt="a")).tree.tokens == (2,)
 
 
 def test_the_tenant_without_requests_for_longest_is_forgotten() -> None:
     drafter = TokenRecycling(RESOURCES, Options(tenants=2))
     for salt in ("a", "b", "a", "c"):
-        teach(drafter, {1: [2]}, replace(REQUEST, salt=salt))
-    known = [bool(len(propose(drafter, 1, 1, replace(REQUEST, salt=salt)))) for salt in ("a", "b", "c")]
+        teach(drafter, {1: [2]}, replace(GREEDY, salt=salt))
+    known = [bool(len(propose(drafter, 1, 1, replace(GREEDY, salt=salt)))) for salt in ("a", "b", "c")]
     assert known == [True, False, True]
 
 
 def test_a_request_that_opts_out_reads_the_store_and_learns_for_itself_alone() -> None:
     drafter = TokenRecycling(RESOURCES, Options())
-    private = replace(REQUEST, store=False)
+    private = replace(GREEDY, store=False)
     teach(drafter, {1: [2]})
     teach(drafter, {1: [3], 4: [5]}, private, sequence=8)
     assert propose(drafter, 1, 1).tree.tokens == (2,)
@@ -182,12 +172,12 @@ def test_the_matrix_outlives_the_process(tmp_path: Path) -> None:
     teach(first, {1: [2, 0, 4]}, sequence=1)
     first.release(1)
     assert not path.exists()
-    teach(first, {VOCAB - 1: [VOCAB - 1]}, replace(REQUEST, salt="a"), sequence=2)
+    teach(first, {VOCAB - 1: [VOCAB - 1]}, replace(GREEDY, salt="a"), sequence=2)
     first.release(2)
     first.release(2)
     second = TokenRecycling(RESOURCES, Options(store=str(path)))
     for salt, token in (("", 1), ("a", VOCAB - 1), ("a", 1)):
-        request = replace(REQUEST, salt=salt)
+        request = replace(GREEDY, salt=salt)
         assert propose(second, token, 80, request) == propose(first, token, 80, request)
     with pytest.raises(UsageError, match="vocabulary of 1000, this target has 999"):
         TokenRecycling(replace(RESOURCES, vocab_size=999), Options(store=str(path)))

@@ -17,16 +17,12 @@ from parlay.drafters.stores.trie_lookahead import TrieLookaheadOptions as Option
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
-from tests.drafters.sight import REQUEST, Sight, no_runner
+from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=100, open_runner=no_runner)
 
 
-def propose(drafter: TrieLookahead, tokens: list[int], budget: int, request: Request = REQUEST) -> Draft:
-    return drafter.propose([Sight(0, tokens, request)], [budget])[0]
-
-
-def learn(drafter: TrieLookahead, *outputs: Sequence[int], request: Request = REQUEST) -> None:
+def learn(drafter: TrieLookahead, *outputs: Sequence[int], request: Request = GREEDY) -> None:
     for output in outputs:
         drafter.observe([Observation(Sight(9, [0, *output], request), NO_DRAFT, Verdict((), tuple(output[-1:])))])
         drafter.release(9)
@@ -64,7 +60,7 @@ def test_the_branches_taken_are_the_most_frequent_ones(
     """Half the budget by mixed frequency; the rest by output frequency, below what is in the tree or its root."""
     drafter = TrieLookahead(RESOURCES, Options(max_query=1, branch_length=4, output_weight=weight))
     learn(drafter, *outputs)
-    taken = branches(propose(drafter, prompt, budget))
+    taken = branches(drafted(drafter, prompt, budget))
     inputs, past = frequencies([prompt], prompt[-1:], 4), frequencies(outputs, prompt[-1:], 4)
     mixed = {branch: (1 - weight) * inputs[branch] + weight * past[branch] for branch in {*inputs, *past}}
     assert taken <= mixed.keys()
@@ -78,13 +74,13 @@ def test_the_branches_taken_are_the_most_frequent_ones(
 def test_a_longer_query_is_enough_if_it_fills_half_the_budget() -> None:
     tokens = [0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 9, 1, 2]
     longer = TrieLookahead(RESOURCES, Options(branch_length=3))
-    assert branches(propose(longer, tokens, 4)) == {(3,), (3, 4), (3, 4, 5)}
-    assert branches(propose(longer, tokens, 8)) >= {(3,), (3, 4), (3, 4, 5), (9,), (9, 1), (9, 1, 2)}
+    assert branches(drafted(longer, tokens, 4)) == {(3,), (3, 4), (3, 4, 5)}
+    assert branches(drafted(longer, tokens, 8)) >= {(3,), (3, 4), (3, 4, 5), (9,), (9, 1), (9, 1, 2)}
 
 
 def test_a_shorter_query_adds_to_what_the_longer_one_found_and_repeats_nothing() -> None:
     drafter = TrieLookahead(RESOURCES, Options())
-    draft = propose(drafter, [0, 1, 2, 3, 8, 2, 3, 9, 2, 4, 1, 2], 60)
+    draft = drafted(drafter, [0, 1, 2, 3, 8, 2, 3, 9, 2, 4, 1, 2], 60)
     found = [tuple(draft.tree.tokens[above] for above in trees.path_to(draft.tree, node)) for node in range(len(draft))]
     assert len(found) == len(set(found))
     assert found[0] == (3,)
@@ -94,41 +90,41 @@ def test_a_shorter_query_adds_to_what_the_longer_one_found_and_repeats_nothing()
 def test_branches_have_at_most_their_length() -> None:
     text = list(range(1, 60))
     for length in (1, 5, 12):
-        draft = propose(TrieLookahead(RESOURCES, Options(branch_length=length)), [0, *text, 1], 63)
+        draft = drafted(TrieLookahead(RESOURCES, Options(branch_length=length)), [0, *text, 1], 63)
         assert max(trees.depths(draft.tree)) == length
 
 
 def test_request_comes_first_and_half_the_budget_goes_to_past_outputs() -> None:
     drafter = TrieLookahead(RESOURCES, Options(max_query=1, branch_length=4))
     learn(drafter, [1, 20, 21, 22, 23], [1, 20, 21, 22, 23])
-    draft = propose(drafter, [0, 1, 2, 3, 4, 5, 6, 1], 6)
+    draft = drafted(drafter, [0, 1, 2, 3, 4, 5, 6, 1], 6)
     assert branches(draft) == {(2,), (2, 3), (2, 3, 4), (20,), (20, 21), (20, 21, 22)}
     assert draft.tree.tokens[:3] == (2, 3, 4)
 
 
 def test_input_frequencies_are_gone_when_the_request_ends() -> None:
     drafter = TrieLookahead(RESOURCES, Options())
-    assert propose(drafter, [0, 1, 2, 3, 1, 2], 4).tree.tokens[0] == 3
+    assert drafted(drafter, [0, 1, 2, 3, 1, 2], 4).tree.tokens[0] == 3
     drafter.release(0)
-    assert propose(drafter, [0, 1, 2], 4) == NO_DRAFT
+    assert drafted(drafter, [0, 1, 2], 4) == NO_DRAFT
 
 
 def test_the_oldest_outputs_go_when_the_store_is_full() -> None:
     drafter = TrieLookahead(RESOURCES, Options(max_tokens=6))
     learn(drafter, [1, 2, 3], [1, 2, 4], [1, 2, 5])
-    assert branches(propose(drafter, [0, 1, 2], 9)) == {(4,), (5,)}
+    assert branches(drafted(drafter, [0, 1, 2], 9)) == {(4,), (5,)}
 
 
 def test_one_branch_is_a_chain() -> None:
     drafter = TrieLookahead(RESOURCES, Options(shape="path"))
-    draft = propose(drafter, [0, 1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 5, 7, 1, 2], 8)
+    draft = drafted(drafter, [0, 1, 2, 3, 4, 1, 2, 5, 6, 1, 2, 5, 7, 1, 2], 8)
     assert trees.is_chain(draft.tree)
     assert draft.tree.tokens[0] == 5
 
 
 def test_nothing_is_drafted_below_a_stop_token() -> None:
-    request = replace(REQUEST, stop_ids=frozenset({4}))
-    assert branches(propose(TrieLookahead(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 1, 2], 9, request)) == {
+    request = replace(GREEDY, stop_ids=frozenset({4}))
+    assert branches(drafted(TrieLookahead(RESOURCES, Options()), [0, 1, 2, 3, 4, 5, 1, 2], 9, request)) == {
         (3,),
         (3, 4),
     }
@@ -138,7 +134,7 @@ def test_budgets_are_kept_and_scores_are_chances() -> None:
     drafter = TrieLookahead(RESOURCES, Options())
     learn(drafter, [place % 7 for place in range(300)], [place * place % 11 for place in range(300)])
     for budget in (0, 1, 2, 7, 63, 1024):
-        draft = propose(drafter, [0, *range(1, 9), 1, 2], budget)
+        draft = drafted(drafter, [0, *range(1, 9), 1, 2], budget)
         assert len(draft) <= budget
         assert all(0 < score < 1 for score in draft.scores)
         assert len(draft.scores) == len(draft.sources) == len(draft)

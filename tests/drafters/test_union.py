@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,18 +15,8 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Needs, NoiseKey, Observation, Request, SamplingParams, SequenceView, Verdict
-from tests.drafters.sight import no_runner
-
-REQUEST = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class Sight:
-    sequence: int = 0
-    tokens: list[int] = field(default_factory=lambda: [0])
-    request: Request = REQUEST
-    prompt_length: int = 1
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Verdict
+from tests.drafters.sight import Sight, no_runner
 
 
 class Counter:

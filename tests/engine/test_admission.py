@@ -16,11 +16,10 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
-from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.testing.toys import ToyRunner
 from parlay.types import Draft, Event, NoiseKey, Output, Request, SamplingParams, Segment, SequenceView, Strategy, Tree
+from tests.engine.toy_engine import LOGITS, VOCAB
 
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
 GRAMMAR_40 = ToyGrammar(VOCAB, length=40, seed=7)
 TREE = Draft(Tree((1, 2, 3, 4, 5), (-1, -1, 1, 2, 2)), sources=("me",) * 5, scores=(0.1, 0.9, 0.9, 0.9, 0.1))
 """Its best chain is 2, 3, 4."""

@@ -13,7 +13,7 @@ from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
-from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.testing.toys import ToyRunner
 from parlay.types import (
     NO_DRAFT,
     NO_SKIP,
@@ -32,9 +32,8 @@ from parlay.types import (
     Strategy,
     Verdict,
 )
+from tests.engine.toy_engine import LOGITS, VOCAB, committed
 
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
 POISON = 13
 
 
@@ -103,12 +102,8 @@ def run(runner: ToyRunner, asks: list[tuple[Request, Strategy]]) -> dict[str, li
     return events
 
 
-def text(events: list[Event]) -> list[int]:
-    return [one.token for event in events for one in event.committed]
-
-
 def outcome(events: list[Event]) -> tuple[object, ...]:
-    return text(events), events[-1].finish_reason, events[-1].prompt_logprobs
+    return committed(events), events[-1].finish_reason, events[-1].prompt_logprobs
 
 
 WELL = [request("a", 1, 2, 3), request("c", 4, 5), request("d", 6, 7, 8, 9)]

@@ -9,7 +9,7 @@ from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
-from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.testing.toys import ToyRunner
 from parlay.types import (
     NO_DRAFT,
     Budgets,
@@ -23,9 +23,7 @@ from parlay.types import (
     Spent,
     Strategy,
 )
-
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
+from tests.engine.toy_engine import LOGITS, VOCAB
 
 
 class Drowsy(Fixed):

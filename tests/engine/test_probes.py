@@ -11,10 +11,9 @@ from parlay import trees
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
-from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_drafters import ToyDrafter, gold
-from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.testing.toys import ToyRunner
 from parlay.types import (
     NO_SKIP,
     Draft,
@@ -29,10 +28,8 @@ from parlay.types import (
     Strategy,
     Tree,
 )
+from tests.engine.toy_engine import ANSWER, LOGITS, VOCAB
 
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
-ANSWER = toy_drafters.answer_by(LOGITS)
 PROBES = 6
 
 

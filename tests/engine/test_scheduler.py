@@ -7,17 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from parlay.engine import Engine, Limits
-from parlay.router.policies import Fixed, Plain
+from parlay.engine import Engine
+from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
-from parlay.testing.conformance.stage import Steady
-from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.testing.toys import ToyRunner
 from parlay.types import NO_SKIP, Event, NoiseKey, Output, Request, SamplingParams, Segment, Skip, Strategy
+from tests.engine.toy_engine import LOGITS, PLAIN, VOCAB, committed, engine
 
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
-PLAIN = Strategy("none", None, SharedNoise(), Plain())
 ORACLE = Strategy("oracle", toy_drafters.oracle(toy_drafters.answer_by(LOGITS)), SharedNoise(), Fixed(4))
 
 
@@ -33,10 +30,6 @@ class Watched(ToyRunner):
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         self.opened += 1
         return super().open(sequence, tokens, salt)
-
-
-def engine(runner: ToyRunner | None = None, **limits: int) -> Engine:
-    return Engine(runner or ToyRunner(LOGITS, VOCAB), Steady(), Limits(**limits))
 
 
 def request(name: str, prompt: int = 3, tokens: int = 4, *, priority: int = 0, group: str = "") -> Request:
@@ -55,10 +48,6 @@ def urgent(target: Engine, keep: int) -> Iterator[list[Event]]:
         events = target.step()
         ended += sum(event.finish_reason is not None and event.request.startswith("u") for event in events)
         yield events
-
-
-def committed(events: list[Event]) -> list[int]:
-    return [one.token for event in events for one in event.committed]
 
 
 def run(target: Engine, most: int = 2000) -> dict[str, list[int]]:

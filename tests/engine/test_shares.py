@@ -10,15 +10,10 @@ import pytest
 from parlay.engine import Engine, Limits
 from parlay.engine.paces import Paces
 from parlay.engine.shares import divided
-from parlay.router.policies import Plain
-from parlay.sampling.rules import SharedNoise
 from parlay.testing.conformance.stage import Steady
-from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import NO_SKIP, NoiseKey, Output, Request, SamplingParams, Segment, Skip, Strategy
-
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
-PLAIN = Strategy("none", None, SharedNoise(), Plain())
+from parlay.testing.toys import ToyRunner
+from parlay.types import NO_SKIP, NoiseKey, Output, Request, SamplingParams, Segment, Skip
+from tests.engine.toy_engine import LOGITS, PLAIN, VOCAB
 
 
 class Steep(Steady):

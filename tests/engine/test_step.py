@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from parlay.engine import Engine, Limits
-from parlay.router.policies import Fixed, Plain
+from parlay.engine import Engine
+from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
-from parlay.testing.conformance.stage import Steady
-from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
+from parlay.testing.toys import ToyRunner, nan_after
 from parlay.types import (
     NO_DRAFT,
     NO_SKIP,
@@ -31,15 +30,7 @@ from parlay.types import (
     Strategy,
     Tree,
 )
-
-VOCAB = 16
-LOGITS = RandomLogits(VOCAB, seed=3)
-ANSWER = toy_drafters.answer_by(LOGITS)
-PLAIN = Strategy("none", None, SharedNoise(), Plain())
-
-
-def engine(runner: ToyRunner | None = None, **limits: int) -> Engine:
-    return Engine(runner or ToyRunner(LOGITS, VOCAB), Steady(), Limits(**limits))
+from tests.engine.toy_engine import ANSWER, LOGITS, PLAIN, VOCAB, committed, engine
 
 
 def request(name: str, prompt: int = 3, tokens: int = 8, **fields: object) -> Request:
@@ -61,14 +52,10 @@ def run(target: Engine, most: int = 500) -> dict[str, list[Event]]:
     raise AssertionError("the engine makes no progress")
 
 
-def tokens(events: list[Event]) -> list[int]:
-    return [one.token for event in events for one in event.committed]
-
-
 def alone(one: Request, strategy: Strategy = PLAIN) -> list[int]:
     target = engine()
     target.add(one, strategy)
-    return tokens(run(target)[one.id])
+    return committed(run(target)[one.id])
 
 
 def test_the_step_reads_on_half_a_screen() -> None:
@@ -156,7 +143,7 @@ def test_preemption_loses_no_token_and_the_oldest_is_spared() -> None:
         target.add(one, PLAIN)
     finished = run(target)
     assert target.scheduler.preemptions > 0
-    assert {name: tokens(events) for name, events in finished.items()} == {one.id: alone(one) for one in wanted}
+    assert {name: committed(events) for name, events in finished.items()} == {one.id: alone(one) for one in wanted}
     assert next(iter(finished)) == "0"
     assert list(finished["0"][-1].committed)
 
@@ -166,7 +153,7 @@ def test_what_can_never_fit_is_refused_by_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"prompt's 4 tokens and max_tokens 18 make 22 tokens, .* holds 21: shorten"):
         target.add(request("big", prompt=4, tokens=18), PLAIN)
     target.add(request("just", prompt=4, tokens=17), PLAIN)  # the last token is never cached
-    assert len(tokens(run(target)["just"])) == 17
+    assert len(committed(run(target)["just"])) == 17
     assert target.longest == 21
 
 
@@ -186,7 +173,7 @@ def test_a_drafter_that_raises_costs_its_requests_nothing(where: str) -> None:
     target = engine()
     target.add(one, drafting(toy_drafters.Raising(toy_drafters.oracle(ANSWER), at=1, where=where)))
     events = run(target)["a"]
-    assert tokens(events) == alone(one)
+    assert committed(events) == alone(one)
     assert events[-1].metrics is not None
     assert events[-1].metrics.drafter_faults == 1
 
@@ -223,7 +210,7 @@ def test_a_draft_that_no_forward_or_rule_could_take_is_the_drafters_fault(draft:
     target = engine()
     target.add(one, drafting(toy_drafters.ToyDrafter(lambda view, budget: draft)))
     events = run(target)["a"]
-    assert tokens(events) == alone(one)
+    assert committed(events) == alone(one)
     assert events[-1].metrics is not None
     assert events[-1].metrics.drafter_faults == 1
 
@@ -282,7 +269,7 @@ def test_context_ends_a_request_by_length() -> None:
     target = engine(max_context=10)
     target.add(request("a", prompt=4, tokens=50), drafting(toy_drafters.oracle(ANSWER), budget=8))
     events = run(target)["a"]
-    assert len(tokens(events)) == 6
+    assert len(committed(events)) == 6
     assert events[-1].finish_reason == "length"
 
 

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parlay import trees
 from parlay.cost.measured import MeasuredCost
 from parlay.router.policies import Adaptive
-from parlay.types import NoiseKey, Request, SamplingParams, Spent
+from parlay.types import Spent
+from tests.router.views import SequenceView
 
 Delay = Callable[[int, random.Random], float]
 """By which factor something takes longer in this step. It is asked for the forward and for drafting separately."""
 
-REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
 STALL = 0.3  # of a forward: what one hold-up of something short takes, times the factor
-
-
-@dataclass
-class SequenceView:
-    sequence: int
-    request: Request = REQUEST
-    tokens: list[int] = field(default_factory=lambda: [1])
-    prompt_length: int = 1
 
 
 def steep(rows: int) -> float:

@@ -10,7 +10,8 @@ import pytest
 
 from parlay import trees
 from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Policy, Request, SamplingParams, Spent, Tree
+from parlay.types import NO_DRAFT, Draft, Policy, Spent, Tree
+from tests.router.views import SequenceView
 
 Forward = Callable[[int], float]
 
@@ -50,17 +51,6 @@ class TableCost:
 
     def record(self, rows: int, context: int, seconds: float) -> None:
         raise AssertionError("the engine records, not the policy")
-
-
-REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class SequenceView:
-    sequence: int
-    request: Request = REQUEST
-    tokens: list[int] = field(default_factory=lambda: [1])
-    prompt_length: int = 1
 
 
 @dataclass

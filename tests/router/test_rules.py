@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 
 from parlay import trees
 from parlay.router.policies import BY_NAME, Confidence, Heuristic, Risk, make_policy
 from parlay.router.stopping import best_threshold
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Policy, Request, SamplingParams, Spent, Tree
-
-REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
-
-
-@dataclass
-class SequenceView:
-    sequence: int
-    request: Request = REQUEST
-    tokens: list[int] = field(default_factory=lambda: [1])
-    prompt_length: int = 1
+from parlay.types import NO_DRAFT, Draft, Policy, Spent, Tree
+from tests.router.views import SequenceView
 
 
 class Flat:

@@ -1,7 +1,8 @@
-"""The most memory that this process, or its accelerator, has held since it was last asked to forget."""
+"""Memory of this process: resident now, and at most since it was last asked to forget; or of its accelerator."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def peak_bytes(device: str) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return _largest_ever()
+
+
+def resident_bytes() -> int:
+    """Of this process, now, on Linux."""
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _largest_ever() -> int:

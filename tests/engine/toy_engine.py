@@ -1,0 +1,28 @@
+"""What tests of the engine share: a toy target, the drafter that knows its answers, an engine on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parlay.engine import Engine, Limits
+from parlay.router.policies import Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
+from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.types import Event, Strategy
+
+VOCAB = 16
+LOGITS = RandomLogits(VOCAB, seed=3)
+ANSWER = toy_drafters.answer_by(LOGITS)
+PLAIN = Strategy("none", None, SharedNoise(), Plain())
+
+
+def engine(runner: ToyRunner | None = None, **limits: int) -> Engine:
+    """On a toy runner, unless another is given."""
+    return Engine(runner or ToyRunner(LOGITS, VOCAB), Steady(), Limits(**limits))
+
+
+def committed(events: Iterable[Event]) -> list[int]:
+    """The tokens of these events, one after another."""
+    return [one.token for event in events for one in event.committed]

@@ -1,0 +1,19 @@
+"""A sequence as policies see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from parlay.types import NoiseKey, Request, SamplingParams
+
+REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
+
+
+@dataclass
+class SequenceView:
+    """The real one, whose tokens the test sets."""
+
+    sequence: int
+    request: Request = REQUEST
+    tokens: list[int] = field(default_factory=lambda: [1])
+    prompt_length: int = 1
