@@ -42,15 +42,13 @@ class Spread:
 class Summary:
     """All rounds of one cell. ``rows`` are those that measured something; without any, ``note`` or ``error`` says why.
 
-    ``ratio`` is decoding speed over that of plain decoding in the same round, ``total_ratio`` the same of whole
-    requests, prompts included.
+    ``ratio`` is decoding speed over that of plain decoding in the same round.
     """
 
     cell: Cell
     rows: tuple[Row, ...]
     speed: Spread | None
     ratio: Spread | None
-    total_ratio: Spread | None
     note: str
     error: str
 
@@ -162,7 +160,6 @@ def summary(rows: Sequence[Row], base: Sequence[Row]) -> Summary:
         own,
         Spread.of(row.tokens_per_second for row in own if row.tokens_per_second),
         ratio(own, base, decode_rate),
-        ratio(own, base, whole_rate),
         next((row.note for row in rows if row.note), ""),
         next((row.error for row in rows if row.error), ""),
     )

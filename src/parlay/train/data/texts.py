@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -50,19 +50,9 @@ def load_shard(path: Path) -> list[Text]:
     return list(_split(ids, lengths, answers))
 
 
-def load_texts(folder: Path) -> list[Text]:
-    """The texts of all shards in ``folder``, in order."""
-    return [text for path in shards(folder) for text in load_shard(path)]
-
-
 def shards(folder: Path) -> list[Path]:
     """The shards that are there, by number."""
     return sorted(folder.glob("texts-*.npz"))
-
-
-def count_tokens(paths: Iterable[Path]) -> int:
-    """How many tokens the shards hold."""
-    return sum(len(text.ids) for path in paths for text in load_shard(path))
 
 
 def _split(

@@ -63,14 +63,14 @@ class Writer:
     def shard(self, number: int) -> list[Text]:
         """The conversations of shard ``number``."""
         rng = random.Random(self._plan.seed * 1_000_003 + number)
-        given = self._given(number, rng)
+        given = self._given(number)
         prompts = [*given, *self._own(_SHARD - len(given), rng)]
         params = [self._answer_params(rng) for _ in prompts]
         outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
         texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
         return [Text((*prompt, *answer), len(prompt)) for prompt, answer in texts]
 
-    def _given(self, number: int, rng: random.Random) -> list[tuple[int, ...]]:
+    def _given(self, number: int) -> list[tuple[int, ...]]:
         """This shard's part of the given prompts, which are dealt out in a random order, again and again."""
         plan = self._plan
         if not plan.prompts:
