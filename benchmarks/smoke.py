@@ -21,7 +21,7 @@ from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Results
 from parlay.bench.runner import Bench, BenchPlan
-from parlay.bench.summary import Summary, summarise
+from parlay.bench.summary import CellSummary, summarise
 from parlay.bench.table import table
 from parlay.llm import LLM
 
@@ -50,7 +50,7 @@ class Bounds:
         return Bounds(plan, least)
 
 
-def failures(bounds: Bounds, summaries: Sequence[Summary]) -> list[str]:
+def failures(bounds: Bounds, summaries: Sequence[CellSummary]) -> list[str]:
     """A line for each cell that did not run, whose text differs, or whose median ratio is below its bound."""
     found: list[str] = []
     for each in summaries:

@@ -11,7 +11,7 @@ from benchmarks.pages import HOW, about, number, same, shown, table
 from parlay.bench.against import AS_IT_COMES, NAME
 from parlay.bench.prepare import LOOPS
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
-from parlay.bench.summary import Measurements, Spread, Summary, geometric_means, plain_of, ratio
+from parlay.bench.summary import CellSummary, Measurements, Spread, geometric_means, plain_of, ratio
 from parlay.llm import DEFAULT_STRATEGY
 
 Line = Sequence[str]
@@ -108,7 +108,7 @@ def strategy_tables(found: Measurements) -> list[str]:
     return lines
 
 
-def summaries_of(found: Measurements, system: System) -> list[Summary]:
+def summaries_of(found: Measurements, system: System) -> list[CellSummary]:
     """One for each cell of a system."""
     cells = of_system(found, system).cells
     return [each for cell in cells if (each := found.summary(cell)) is not None]
@@ -120,7 +120,7 @@ def left_out(found: Measurements) -> list[str]:
     return [f"{'; '.join(notes)}.", ""] if notes else []
 
 
-def strategy_line(each: Summary) -> Line:
+def strategy_line(each: CellSummary) -> Line:
     """One strategy on one kind of text."""
     kind = each.cell.workload
     if each.error:
@@ -174,7 +174,7 @@ def versus(found: Measurements) -> list[str]:
     return lines
 
 
-def versus_line(found: Measurements, each: Summary) -> Line:
+def versus_line(found: Measurements, each: CellSummary) -> Line:
     """One workload."""
     beside = found.only(lambda cell: plain_of(cell) == plain_of(each.cell) and cell.engine == NAME)
     best = max(beside.cells, key=lambda cell: rate_of(found, cell), default=None)

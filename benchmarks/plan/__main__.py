@@ -23,7 +23,7 @@ from parlay.bench.forwards import FORWARD
 from parlay.bench.records import Cell as Measured
 from parlay.bench.records import Results, Row
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
-from parlay.cost.roofline import Machine, ModelShape, Workload
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.cost.speed import Setting, Speed, predict
 from parlay.options import LoadOptions
 from parlay.plan.machine import calibrate_here, open_random
@@ -141,7 +141,7 @@ class Bench:
     def _sized(self, shape: ModelShape) -> ModelShape:
         return replace(_TINY, num_layers=min(shape.num_layers, 3)) if self._quick else shape
 
-    def _works(self, works: Sequence[Workload]) -> list[Workload]:
+    def _works(self, works: Sequence[ForwardShape]) -> list[ForwardShape]:
         return [replace(work, context=work.context // 16) for work in works] if self._quick else list(works)
 
     def _cell(self, cell: Cell) -> Cell:
@@ -153,7 +153,7 @@ def _room(cells: Sequence[tuple[int, Cell]]) -> tuple[int, int]:
     return max(cell.context + cell.tokens for _, cell in cells), max(cell.batch for _, cell in cells)
 
 
-def _forward_row(cell: Measured, work: Workload, measured: float, predicted: float) -> Row:
+def _forward_row(cell: Measured, work: ForwardShape, measured: float, predicted: float) -> Row:
     return Row(
         cell=replace(cell, workload=f"rows {work.rows}", context=work.context),
         values={"rows": work.rows, "context": work.context, "measured": measured, "predicted": predicted},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parlay.cost.roofline import ModelShape, Workload
+from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.cost.speed import DraftPlan
 
 _BASE = ModelShape(
@@ -35,7 +35,7 @@ HELD_OUT = {
 """Shapes that are predicted and timed, by their parameters; heads from all alike to groups of seven."""
 
 HELD_OUT_WORKS = tuple(
-    Workload(rows=rows, context=context) for context in (256, 1024, 4096) for rows in (1, 2, 4, 8, 12, 16)
+    ForwardShape(rows=rows, context=context) for context in (256, 1024, 4096) for rows in (1, 2, 4, 8, 12, 16)
 )
 """Verifies that are predicted and timed for each of them."""
 

@@ -10,7 +10,7 @@ from benchmarks.strategies.replays import PART as REPLAY
 from benchmarks.strategies.speed import DRAFT_STEPS, IDEAL
 from benchmarks.strategies.speed import PART as SPEED
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
-from parlay.bench.summary import Measurements, Summary, geometric_means
+from parlay.bench.summary import CellSummary, Measurements, geometric_means
 
 EXPLAIN = 0.15
 """A gap between ideal and measured speed that is to be explained."""
@@ -84,7 +84,7 @@ def ratio_cell(found: Measurements, own: Measurements, kind: str) -> str:
     return f"{each.ratio.median:.2f} ({each.tokens_per_step or 0:.1f})" if each and each.ratio else ""
 
 
-def summary_of(found: Measurements, own: Measurements, kind: str) -> Summary | None:
+def summary_of(found: Measurements, own: Measurements, kind: str) -> CellSummary | None:
     cell: Cell | None = next((cell for cell in own.cells if cell.workload == kind), None)
     return found.summary(cell) if cell else None
 

@@ -17,7 +17,7 @@ from parlay.bench.conversations import conversation_ids, text_ids
 from parlay.bench.loops import FEWEST_TOKENS, first_loop
 from parlay.bench.records import OURS, PLAIN, Cell, Row
 from parlay.bench.rounds import Rounds
-from parlay.bench.summary import Summary, summary
+from parlay.bench.summary import CellSummary, summary
 from parlay.bench.wave import Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Message
 from parlay.demo_prompts import CALL, COPY, EDIT, PROSE, DemoPrompt
@@ -105,7 +105,7 @@ class Race:
     fast: list[Row]
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> CellSummary:
         """Of the strategy, beside plain decoding."""
         return summary(self.fast, self.plain)
 
@@ -204,5 +204,5 @@ def _results(race: Race) -> str:
     return f"{_speed(found)}{ratio:>8.2f}x{found.tokens_per_step or 0:>9.2f}{same:>7}"
 
 
-def _speed(found: Summary) -> str:
+def _speed(found: CellSummary) -> str:
     return f"{found.speed.median if found.speed else 0:>9.0f}"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from parlay.chat.commands import COMMANDS, AnswerAgain, Leave, State, run_command
-from parlay.chat.conversation import Conversation, Settings, read_conversation
+from parlay.chat.conversation import ChatSettings, Conversation, read_conversation
 from parlay.types import ParlayError, SamplingParams
 
 
 @pytest.fixture
 def state() -> State:
-    return State(Conversation(), Settings(SamplingParams(max_tokens=8)))
+    return State(Conversation(), ChatSettings(SamplingParams(max_tokens=8)))
 
 
 def test_set_changes_one_number_and_checks_its_range(state: State) -> None:

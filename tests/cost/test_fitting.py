@@ -12,7 +12,7 @@ import pytest
 
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, measure, with_engine
 from parlay.cost.fitting import TimedForward, fit, median_error
-from parlay.cost.roofline import Machine, ModelShape, Overheads, Workload
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_SKIP, Output, ParlayError, Runner, Segment, Skip
 
@@ -114,7 +114,10 @@ class Watched(ToyRunner):
 def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> None:
     runner = Watched()
     works = [
-        Workload(batch=batch, rows=rows, context=context) for context in (16, 40) for batch in (1, 3) for rows in (1, 4)
+        ForwardShape(batch=batch, rows=rows, context=context)
+        for context in (16, 40)
+        for batch in (1, 3)
+        for rows in (1, 4)
     ]
     timed = dict(measure(runner, works, rounds=2))
     assert timed.keys() == set(works)
@@ -125,7 +128,7 @@ def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> Non
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
-    works = [Workload(batch=batch, rows=rows, context=16) for batch in (1, 2) for rows in (1, 2, 4, 8)]
+    works = [ForwardShape(batch=batch, rows=rows, context=16) for batch in (1, 2) for rows in (1, 2, 4, 8)]
 
     def open_runner(shape: ModelShape) -> tuple[Runner, ModelShape]:
         return Watched(), shape
@@ -143,7 +146,7 @@ def test_a_runner_without_room_is_named() -> None:
     runner.open(7, ())
     runner.reserve(7, 24)
     with pytest.raises(ParlayError, match="no room for 20 tokens"):
-        list(measure(runner, [Workload(rows=4, context=16)]))
+        list(measure(runner, [ForwardShape(rows=4, context=16)]))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +172,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_the_error_that_is_told_is_that_of_the_fit() -> None:
     samples = [
-        TimedForward(TINY, Workload(rows=rows), MACHINE.forward(TINY, Workload(rows=rows)) / 1.1) for rows in (1, 2, 3)
+        TimedForward(TINY, ForwardShape(rows=rows), MACHINE.forward(TINY, ForwardShape(rows=rows)) / 1.1)
+        for rows in (1, 2, 3)
     ]
     assert Calibration(MACHINE, {}, tuple(samples)).median_error == pytest.approx(0.1)

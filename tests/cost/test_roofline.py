@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from parlay.cache import Budget
 from parlay.cost.devices import DEVICES, machine
-from parlay.cost.roofline import Machine, ModelShape, Workload, flops, moved_bytes, operators
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes, operators
 from parlay.models import load
 from parlay.models.config import read_config
 from parlay.options import LoadOptions
@@ -42,11 +42,11 @@ SHAPE = ModelShape(
     kv_bytes=4,
 )
 WORKS = {
-    "prefill": Workload(batch=2, rows=9, logits=1),
-    "prefill, second chunk": Workload(rows=6, context=9, logits=1),
-    "decode": Workload(batch=3, context=7),
-    "verify": Workload(batch=2, rows=5, context=7),
-    "tree": Workload(rows=6, context=7, leaves=3),
+    "prefill": ForwardShape(batch=2, rows=9, logits=1),
+    "prefill, second chunk": ForwardShape(rows=6, context=9, logits=1),
+    "decode": ForwardShape(batch=3, context=7),
+    "verify": ForwardShape(batch=2, rows=5, context=7),
+    "tree": ForwardShape(rows=6, context=7, leaves=3),
 }
 
 
@@ -55,7 +55,7 @@ def shape(model: PreTrainedModel, folder: Path) -> ModelShape:
     return shape_of(read_config(folder), weight_bytes=4, kv_bytes=4)
 
 
-def counted(model: PreTrainedModel, work: Workload) -> int:
+def counted(model: PreTrainedModel, work: ForwardShape) -> int:
     """FLOPs of the forward as torch counts them; a tree is a mask and positions like any other."""
     with torch.no_grad():
         ids = torch.ones(work.batch, work.context, dtype=torch.long)
@@ -95,13 +95,13 @@ def test_bytes_of_keys_and_values_are_those_of_the_cache(dtype: str, tmp_path: P
     runner.open(0, (0,))
     runner.reserve(0, tokens)
     assert budget.total - budget.free == tokens * kept.token_bytes
-    moved = {operator.name: operator.bytes for operator in operators(kept, Workload(context=180, rows=2))}
+    moved = {operator.name: operator.bytes for operator in operators(kept, ForwardShape(context=180, rows=2))}
     assert moved["attention"] == (180 + 2 + 2) * kept.token_bytes
 
 
 def test_weights_are_read_once_however_many_rows_there_are() -> None:
     """The bytes of two rows are those of one and a few more; a batch twice as large is no second reading."""
-    one, two = (moved_bytes(SHAPE, Workload(rows=rows)) for rows in (1, 2))
+    one, two = (moved_bytes(SHAPE, ForwardShape(rows=rows)) for rows in (1, 2))
     assert one > SHAPE.num_layers * SHAPE.hidden_size * SHAPE.intermediate_size * 3 * SHAPE.weight_bytes
     assert two < 1.05 * one
 
@@ -113,7 +113,7 @@ def test_parameters_are_those_of_the_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("field", ["batch", "rows", "context"])
 def test_time_flops_and_bytes_rise_with_everything(field: str) -> None:
-    base = Workload(batch=2, rows=3, context=100)
+    base = ForwardShape(batch=2, rows=3, context=100)
     values = (1, 2, 3, 5, 8, 16, 33, 64, 200, 1000)
     works = [replace(base, **{field: value}) for value in values]
     for measure in (lambda work: MACHINE.forward(SHAPE, work), lambda work: flops(SHAPE, work)):
@@ -124,20 +124,20 @@ def test_a_forward_is_bound_by_memory_first_and_by_arithmetic_later() -> None:
     """Rows are next to free up to the machine's balance, and proportional beyond: why drafts stop paying in batches."""
     big = replace(SHAPE, hidden_size=2048, intermediate_size=8192, num_heads=16)
     quiet = replace(machine("h200", "bfloat16"), layer_seconds=0.0, attend_seconds=0.0, forward_seconds=0.0)
-    one, eight, many, more = (quiet.forward(big, Workload(batch=rows, context=1)) for rows in (1, 8, 4000, 8000))
+    one, eight, many, more = (quiet.forward(big, ForwardShape(batch=rows, context=1)) for rows in (1, 8, 4000, 8000))
     assert eight < 1.1 * one
     assert more > 1.9 * many
 
 
 def test_a_model_that_fits_into_the_cache_is_read_from_there() -> None:
     cached = replace(MACHINE, cached_bandwidth=1e11, cached_rate=MACHINE.rate, cache_bytes=SHAPE.read_bytes)
-    assert cached.forward(SHAPE, Workload()) < MACHINE.forward(SHAPE, Workload())
+    assert cached.forward(SHAPE, ForwardShape()) < MACHINE.forward(SHAPE, ForwardShape())
     larger = replace(SHAPE, num_layers=5)
-    assert cached.forward(larger, Workload()) == MACHINE.forward(larger, Workload())
+    assert cached.forward(larger, ForwardShape()) == MACHINE.forward(larger, ForwardShape())
 
 
 def test_prefill_is_the_sum_of_its_chunks() -> None:
-    chunks = [Workload(rows=512, logits=0), Workload(rows=88, context=512, logits=1)]
+    chunks = [ForwardShape(rows=512, logits=0), ForwardShape(rows=88, context=512, logits=1)]
     assert MACHINE.prefill(SHAPE, 600) == pytest.approx(sum(MACHINE.forward(SHAPE, work) for work in chunks))
     assert MACHINE.prefill(SHAPE, 600, batch=3) == pytest.approx(3 * MACHINE.prefill(SHAPE, 600))
 
@@ -145,7 +145,7 @@ def test_prefill_is_the_sum_of_its_chunks() -> None:
 def test_every_known_device_predicts_something_sane() -> None:
     """Bandwidth-bound at one row: faster memory, faster decoding; and half the bytes are faster than single ones."""
     big = replace(SHAPE, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8)
-    seconds = {name: machine(name, "bfloat16").forward(big, Workload(context=1024)) for name in DEVICES}
+    seconds = {name: machine(name, "bfloat16").forward(big, ForwardShape(context=1024)) for name in DEVICES}
     assert seconds["h200"] < seconds["h100-sxm"] < seconds["a100-80gb"] < seconds["l4"]
     assert all(machine(name, "float32").rate < machine(name, "bfloat16").rate for name in DEVICES)
 
@@ -158,4 +158,4 @@ def test_an_unknown_device_is_an_error_that_names_the_known_ones() -> None:
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"rows": 0}, {"context": -1}, {"rows": 2, "leaves": 3}])
 def test_work_that_can_not_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="work needs"):
-        Workload(**wrong)
+        ForwardShape(**wrong)

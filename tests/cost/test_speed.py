@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.cost.roofline import Machine, ModelShape, Overheads, Workload
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.cost.speed import DraftPlan, Setting, best_tree, choose, crossover, predict
 from tests.cost.test_roofline import MACHINE, SHAPE
 
@@ -73,8 +73,8 @@ def test_speed_is_tokens_over_verify_drafting_and_the_engine() -> None:
     machine = replace(MACHINE, engine=engine)
     here = setting(batch=4, machine=machine)
     speed = predict(here, DraftPlan(name="drafts", nodes=3, ranks=(0.6,), drafter=SMALL, adapts=False))
-    verify = machine.forward(SHAPE, Workload(batch=4, rows=4, context=256))
-    draft = 3 * (machine.forward(SMALL, Workload(batch=4, context=256)) + 3e-4 + 4 * 4e-5)
+    verify = machine.forward(SHAPE, ForwardShape(batch=4, rows=4, context=256))
+    draft = 3 * (machine.forward(SMALL, ForwardShape(batch=4, context=256)) + 3e-4 + 4 * 4e-5)
     tokens = (1 - 0.6**4) / 0.4
     assert speed.step_seconds == pytest.approx(verify + draft + 2e-4 + 4 * (1e-5 + 2e-5 + 3 * 1e-6))
     plain = predict(here, DraftPlan(name="none"))
@@ -106,8 +106,8 @@ def test_the_crossover_batch_is_where_brute_force_finds_it(nodes: int, context: 
     tokens = sum(chance**level for level in range(nodes + 1))
 
     def wins(batch: int) -> bool:
-        plain = MACHINE.forward(SHAPE, Workload(batch=batch, context=context))
-        verify = MACHINE.forward(SHAPE, Workload(batch=batch, rows=nodes + 1, context=context))
+        plain = MACHINE.forward(SHAPE, ForwardShape(batch=batch, context=context))
+        verify = MACHINE.forward(SHAPE, ForwardShape(batch=batch, rows=nodes + 1, context=context))
         return tokens / verify > 1 / plain
 
     expected = next((batch for batch in range(1, 129) if not wins(batch)), None)

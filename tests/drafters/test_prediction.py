@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from parlay.drafters.copying.prediction import SOURCE, Prediction
+from parlay.drafters.copying.prediction import SOURCE, PredictedOutput
 from parlay.drafters.other_vocabularies.letters import Letters, readable
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
@@ -62,13 +62,13 @@ def _arrays(draft: Draft) -> tuple[Sequence[int], Sequence[int]]:
     return draft.tree.tokens, draft.tree.parents
 
 
-def made(resources: Resources, fallback: str = "") -> Prediction:
+def made(resources: Resources, fallback: str = "") -> PredictedOutput:
     drafter = build(parse(f"prediction:fallback={fallback}"), resources)
-    assert isinstance(drafter, Prediction)
+    assert isinstance(drafter, PredictedOutput)
     return drafter
 
 
-def steps(drafter: Prediction, request: Request, answer: Sequence[int], budget: int = 31) -> int:
+def steps(drafter: PredictedOutput, request: Request, answer: Sequence[int], budget: int = 31) -> int:
     """How many steps a target takes that writes ``answer``."""
     tokens, count = list(request.prompt), 0
     while len(tokens) < len(request.prompt) + len(answer):

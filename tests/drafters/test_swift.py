@@ -18,7 +18,7 @@ from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import default_stages, subject_of
-from parlay.testing.conformance.recorder import Recorder, Texts
+from parlay.testing.conformance.recorder import RecordingRunner, Texts
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady
 from parlay.testing.toys import text_hash
 from parlay.types import (
@@ -114,7 +114,7 @@ def test_requests_that_no_store_may_learn_from_are_not_looked_at() -> None:
 def steps(spec: str, stage: str) -> tuple[list[int], Texts]:
     """The text and every row of logits that the target gave, by the text before it."""
     here = default_stages()[stage]
-    recorder = Recorder(here.open_runner(4096))
+    recorder = RecordingRunner(here.open_runner(4096))
     engine = Engine(recorder, Steady())
     tokens: list[int] = []
     strategy = (subject_of(spec) if spec else PLAIN).strategy(here, 5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cost.roofline import ModelShape, Workload
+from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.testing.checkpoints import save_random
 
 TINY = ModelShape(
@@ -22,7 +22,7 @@ TINY = ModelShape(
     tie_embeddings=True,
 )
 WORKS = tuple(
-    Workload(batch=batch, rows=rows, context=context) for context in (16, 32) for batch in (1, 2) for rows in (1, 4)
+    ForwardShape(batch=batch, rows=rows, context=context) for context in (16, 32) for batch in (1, 2) for rows in (1, 4)
 )
 
 

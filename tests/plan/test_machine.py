@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cost.roofline import Workload
+from parlay.cost.roofline import ForwardShape
 from parlay.models.resolving import resolve_config
 from parlay.options import LoadOptions
 from parlay.plan.machine import cache_bytes, calibrate_here, calibration_path, config_of, read_model, shape_of
@@ -24,7 +24,7 @@ def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     engine = made.machine.engine
     assert 0 < engine.of_step(1) <= engine.of_step(4) <= engine.of_step(4, 16)
     assert engine.of_level(8) >= engine.of_level(1) >= 0
-    assert made.machine.forward(TINY, Workload(context=16)) > 0
+    assert made.machine.forward(TINY, ForwardShape(context=16)) > 0
     assert {"device", "processor", "dtype", "threads", "kernels", "torch", "date"} <= made.provenance.keys()
     assert (made.provenance["device"], made.provenance["dtype"]) == ("cpu", "float32")
     assert lines[-1] == "timing steps of the engine"

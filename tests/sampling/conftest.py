@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import NoiseKey, Request, SamplingParams
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def view() -> MakeView:
         output: Sequence[int] = (),
         seed: int = 0,
         stop_ids: Sequence[int] = (),
-    ) -> Text:
+    ) -> ReferenceText:
         request = Request(
             id="test", prompt=tuple(prompt), params=params, key=NoiseKey(seed), stop_ids=frozenset(stop_ids)
         )
-        return Text(request, [*prompt, *output], len(prompt))
+        return ReferenceText(request, [*prompt, *output], len(prompt))
 
     return make

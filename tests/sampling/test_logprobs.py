@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs, token_logprobs
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import SamplingParams
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 
 @pytest.mark.parametrize("size", [30, 9000])

@@ -12,11 +12,11 @@ import torch
 from transformers.generation import logits_process as hf
 
 from parlay.sampling.processors import process, validate
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import ParlayError, SamplingParams
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 
 def random_rows(count: int = 20, size: int = 40, scale: float = 3.0) -> torch.Tensor:
@@ -121,7 +121,7 @@ def test_filters_apply_one_after_another(view: MakeView) -> None:
     assert kept(process(logits_V, view(SamplingParams(top_k=3, top_p=0.8, min_p=0.61)), ())) == [0]
 
 
-def constrained(view: Text, grammar: ToyGrammar, committed: Sequence[int] = ()) -> Text:
+def constrained(view: ReferenceText, grammar: ToyGrammar, committed: Sequence[int] = ()) -> ReferenceText:
     constraint = ToyConstraint(grammar)
     for token in committed:
         constraint.commit(token)

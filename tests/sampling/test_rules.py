@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from parlay import trees
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import Draft, Fault, NoiseKey, Request, SamplingParams, Tree, Verdict
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 VOCAB = 4
 
@@ -64,7 +64,7 @@ def drafts(draw: st.DrawFn) -> Draft:
     return replace(draft, probes=draw(st.integers(0, leaves)))
 
 
-def rows_of(text: Text, draft: Draft) -> torch.Tensor:
+def rows_of(text: ReferenceText, draft: Draft) -> torch.Tensor:
     """Logits of the root and of every node, each after its own path."""
     paths = [(), *(trees.path_to(draft.tree, node) for node in range(len(draft)))]
     return torch.stack([logits_of([*text.tokens, *(draft.tree.tokens[node] for node in path)]) for path in paths])
@@ -87,7 +87,7 @@ def test_a_walk_commits_the_tokens_of_step_by_step_decoding(jobs: list[tuple[Dra
         prompt = (seed % VOCAB, 1)
         stop_ids = frozenset({2})  # masked for requests with min_tokens; the rule itself stops for nothing
         request = Request(id="test", prompt=prompt, params=params, key=NoiseKey(seed), stop_ids=stop_ids)
-        texts.append(Text(request, [*prompt, 3], 2))
+        texts.append(ReferenceText(request, [*prompt, 3], 2))
         roots.append(sum(len(part) for part in rows) + 2)
         rows += [torch.full((2, VOCAB), torch.nan), rows_of(texts[-1], draft)]
     verdicts = SharedNoise().accept(texts, [draft for draft, _, _ in jobs], torch.cat(rows), roots)
@@ -102,7 +102,9 @@ def test_chains_whose_rows_are_truncated_together_give_the_tokens_of_step_by_ste
     """However deep the first wrong node lies, and beside a sequence that ends at once."""
     texts, drafts, rows, roots = [], [], [], []
     for seed, (params, right) in enumerate(product(TRUNCATED, (wrong, 0))):
-        text = Text(Request(id="test", prompt=(seed % VOCAB,), params=params, key=NoiseKey(seed)), [seed % VOCAB], 1)
+        text = ReferenceText(
+            Request(id="test", prompt=(seed % VOCAB,), params=params, key=NoiseKey(seed)), [seed % VOCAB], 1
+        )
         plain = plain_tokens(text, params, 20)
         tokens = [token if place < right else (token + 1) % VOCAB for place, token in enumerate(plain)]
         drafts.append(trees.chain(tokens, "test"))
@@ -121,9 +123,9 @@ TRUNCATED = [
 ]
 
 
-def plain_tokens(text: Text, params: SamplingParams, count: int) -> list[int]:
+def plain_tokens(text: ReferenceText, params: SamplingParams, count: int) -> list[int]:
     """What the reference decoder says after the text's tokens; it stops for nothing."""
-    unended = Text(
+    unended = ReferenceText(
         replace(text.request, params=replace(params, max_tokens=None)), list(text.tokens), text.prompt_length
     )
     while len(unended.tokens) < len(text.tokens) + count:

@@ -20,10 +20,10 @@ from parlay.sampling.rules.rejection import Rejection
 from parlay.sampling.rules.threshold import Threshold
 from parlay.sampling.rules.typical import Typical
 from parlay.sampling.rules.without_replacement import WithoutReplacement
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import NO_DRAFT, Draft, Exactness, Fault, NoiseKey, SamplingParams, Tree, Verdict
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 V = 4
 DRAWN: list[DistributionRule] = [Rejection(), WithoutReplacement(), KSeq(), Block()]

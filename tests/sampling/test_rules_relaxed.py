@@ -11,10 +11,10 @@ import torch
 from parlay import trees
 from parlay.sampling.rules.threshold import Threshold
 from parlay.sampling.rules.typical import Typical, entropy
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 
 def rows(*distributions: list[float]) -> torch.Tensor:

@@ -11,10 +11,10 @@ import torch
 from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
 from parlay.testing import reference
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import Fault, SamplingParams
 
-MakeView = Callable[..., Text]
+MakeView = Callable[..., ReferenceText]
 
 LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.9, -3.0, 1.9, 0.0])
 
@@ -100,7 +100,7 @@ def test_a_row_draws_the_reference_token_whatever_is_beside_it(size: int, dtype:
     together = sample(logits_RV, views, paths)
     for row, (one, path) in enumerate(zip(views, paths, strict=True)):
         assert sample(logits_RV[row : row + 1], [one], [path]) == [together[row]]
-        along = Text(one.request, [*one.tokens, *path], one.prompt_length)
+        along = ReferenceText(one.request, [*one.tokens, *path], one.prompt_length)
         assert reference.draw(process(logits_RV[row], along, ()), along) == together[row]
 
 

@@ -15,7 +15,7 @@ from parlay.options import LoadOptions, UsageError
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
-from parlay.train.data.texts import Text, save_shard, shard_path
+from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.train.heads import Eagle3TrainOptions, fit
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts that count upwards, each from another token on, and the target's features of them."""
     folder = tmp_path_factory.mktemp("work")
-    texts = [Text(tuple((start + step) % VOCAB_SIZE for step in range(24)), 2) for start in range(40)]
+    texts = [TrainingText(tuple((start + step) % VOCAB_SIZE for step in range(24)), 2) for start in range(40)]
     save_shard(shard_path(folder, 0), texts)
     runner = models.load(str(model), LoadOptions(dtype="float32", device="cpu"))
     FeatureStore(folder, Target.named(str(model)).usual_taps()).compute(runner)
@@ -95,7 +95,7 @@ def test_broken_prompts_are_named_and_counted(tmp_path: Path) -> None:
 
 def test_damaged_features_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
     store = FeatureStore(tmp_path, (0, 1, 2))
-    save_shard(shard_path(tmp_path, 0), [Text((1, 2, 3), 1)])
+    save_shard(shard_path(tmp_path, 0), [TrainingText((1, 2, 3), 1)])
     (tmp_path / "features-0-1-2-00000.safetensors").write_bytes(b"cut short")
     with pytest.raises(ParlayError, match="is damaged"):
         store.load()

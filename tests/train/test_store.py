@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parlay.train.store import Batches, Stream, make_stream, write_stream
+from parlay.train.store import Batches, TokenStream, make_stream, write_stream
 from parlay.train.tokenizer import train_tokenizer
 
 TEXTS = [f"Document number {n} has words of its own. " * (3 + n % 5) for n in range(60)]
@@ -30,6 +30,6 @@ def test_labels_are_the_next_tokens() -> None:
 
 def test_a_stream_survives_the_disk(tmp_path: Path) -> None:
     assert write_stream(tmp_path, "x", TEXTS, TOKENIZER) == len(STREAM.tokens)
-    loaded = Stream.load(tmp_path, "x")
+    loaded = TokenStream.load(tmp_path, "x")
     text = TOKENIZER.decode(loaded.tokens.tolist(), skip_special_tokens=False)
     assert text == "".join(f"{each}<|endoftext|>" for each in TEXTS)

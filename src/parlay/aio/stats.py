@@ -9,7 +9,7 @@ from parlay.engine import Engine
 from parlay.types import EngineStats, Event, FinishReason
 
 
-class Ledger:
+class StatsCollector:
     """Counts how samples end, and reads the rest off the engine. Engine thread only.
 
     A sample whose step failed ends with an error here, while the engine only knows that it was taken out.

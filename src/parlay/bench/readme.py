@@ -9,12 +9,12 @@ from parlay.bench.against import NAME
 from parlay.bench.records import OURS, PLAIN
 from parlay.bench.report.markdown import markdown
 from parlay.bench.report.pieces import Table
-from parlay.bench.summary import Summary, plain_of
+from parlay.bench.summary import CellSummary, plain_of
 
 HEAD = ("workload", "strategy", "against plain", "against `transformers` at its best", "tokens per step", "same text")
 
 
-def readme_table(summaries: Sequence[Summary]) -> str:
+def readme_table(summaries: Sequence[CellSummary]) -> str:
     """Markdown, a line for each strategy and workload. Of `transformers` the fastest mode that was measured counts.
 
     Cells in which it can't be measured are left out: it decodes greedily, one request at a time.
@@ -25,7 +25,7 @@ def readme_table(summaries: Sequence[Summary]) -> str:
     return markdown(Table(HEAD, tuple(_line(each, others) for each in alike)))
 
 
-def _line(each: Summary, others: Iterable[Summary]) -> tuple[str, ...]:
+def _line(each: CellSummary, others: Iterable[CellSummary]) -> tuple[str, ...]:
     beside = [other for other in others if plain_of(other.cell) == plain_of(each.cell)]
     best = _against_best(each, beside)
     return (
@@ -38,7 +38,7 @@ def _line(each: Summary, others: Iterable[Summary]) -> tuple[str, ...]:
     )
 
 
-def _against_best(each: Summary, others: Iterable[Summary]) -> float | None:
+def _against_best(each: CellSummary, others: Iterable[CellSummary]) -> float | None:
     """Median over rounds of its speed over the highest of theirs in the same round; None where there are none."""
     best: dict[int, float] = {}
     for other in others:

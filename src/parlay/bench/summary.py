@@ -39,7 +39,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class CellSummary:
     """All rounds of one cell. ``rows`` are those that measured something; without any, ``note`` or ``error`` says why.
 
     ``ratio`` is decoding speed over that of plain decoding in the same round.
@@ -129,7 +129,7 @@ class Measurements:
         """What differs between the cells, each value once, in order."""
         return list(dict.fromkeys(map(value, self._by_cell)))
 
-    def summary(self, cell: Cell) -> Summary | None:
+    def summary(self, cell: Cell) -> CellSummary | None:
         """None where the cell has no rows."""
         rows = self.of(cell)
         return summary(rows, self.of(plain_of(cell))) if rows else None
@@ -144,7 +144,7 @@ def plain_of(cell: Cell) -> Cell:
     return replace(cell, engine=OURS, strategy=PLAIN)
 
 
-def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[Summary]:
+def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[CellSummary]:
     """A summary for each cell that has rows, of those named, or else of all in the order of their first rows."""
     own: dict[Cell, list[Row]] = {}
     for row in rows:
@@ -152,10 +152,10 @@ def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[
     return [summary(own[cell], own.get(plain_of(cell), ())) for cell in cells or own if cell in own]
 
 
-def summary(rows: Sequence[Row], base: Sequence[Row]) -> Summary:
+def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
     """The rows of one cell, beside those of what it is held against."""
     own = measured(rows)
-    return Summary(
+    return CellSummary(
         rows[0].cell,
         own,
         Spread.of(row.tokens_per_second for row in own if row.tokens_per_second),
@@ -188,7 +188,7 @@ def whole_rate(row: Row) -> float:
     return row.tokens / row.seconds if row.seconds > 0 else 0.0
 
 
-def geometric_means(summaries: Iterable[Summary]) -> dict[str, tuple[float, int]]:
+def geometric_means(summaries: Iterable[CellSummary]) -> dict[str, tuple[float, int]]:
     """Of the ratios of each system but plain decoding, by its name, over so many cells."""
     ratios: dict[str, list[float]] = {}
     for each in summaries:

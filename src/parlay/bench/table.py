@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from parlay.bench.records import PLAIN
-from parlay.bench.summary import Spread, Summary, geometric_means
+from parlay.bench.summary import CellSummary, Spread, geometric_means
 from parlay.terminal import aligned
 
 ABSENT = "-"
@@ -16,10 +16,10 @@ class Column(NamedTuple):
     """Its head, and what it says of a summary."""
 
     head: str
-    text: Callable[[Summary], str]
+    text: Callable[[CellSummary], str]
 
 
-def table(summaries: Sequence[Summary], price_per_hour: float | None = None) -> str:
+def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None) -> str:
     """A line for each summary, then what there is to say of single cells, then geometric means of the ratios."""
     columns = [*_what(summaries), *_measures(summaries, price_per_hour)]
     rows = [[column.head for column in columns]]
@@ -32,7 +32,7 @@ def table(summaries: Sequence[Summary], price_per_hour: float | None = None) -> 
     return "\n".join([*aligned(rows, rows[0].index("strategy") + 1), *([""] if notes or means else []), *notes, *means])
 
 
-def _what(summaries: Sequence[Summary]) -> list[Column]:
+def _what(summaries: Sequence[CellSummary]) -> list[Column]:
     """What tells the cells apart; of the rest only what is not the same everywhere."""
     columns = [
         Column("model", lambda each: each.cell.model),
@@ -47,7 +47,7 @@ def _what(summaries: Sequence[Summary]) -> list[Column]:
     return [column for column in columns if column.head in always or len({column.text(each) for each in summaries}) > 1]
 
 
-def _measures(summaries: Sequence[Summary], price_per_hour: float | None) -> list[Column]:
+def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) -> list[Column]:
     columns = [
         Column("tok/s", lambda each: _spread(each.speed, ".0f")),
         Column("ratio", lambda each: _spread(each.ratio, ".2f")),
@@ -67,7 +67,7 @@ def _measures(summaries: Sequence[Summary], price_per_hour: float | None) -> lis
     return columns
 
 
-def _remarks(summaries: Sequence[Summary]) -> list[str]:
+def _remarks(summaries: Sequence[CellSummary]) -> list[str]:
     """Each thing that is to be said once, with the workloads it is said of: errors of a strategy, notes of them all."""
     workloads: dict[tuple[str, str], list[str]] = {}
     for each in summaries:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parlay.chat.conversation import Conversation, Settings, read_conversation
+from parlay.chat.conversation import ChatSettings, Conversation, read_conversation
 from parlay.options import nearest
 from parlay.types import ParlayError, SamplingParams
 
@@ -26,11 +26,11 @@ class State:
     """What commands may change."""
 
     conversation: Conversation
-    settings: Settings
+    settings: ChatSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ChatCommand:
     """``run(state, argument)`` gives the line to show. It raises ParlayError or ValueError with what is wrong."""
 
     name: str
@@ -145,16 +145,16 @@ def _exit(state: State, argument: str) -> str:
 COMMANDS = {
     each.name: each
     for each in (
-        Command("help", "", "list the commands", _help),
-        Command("strategy", "[NAME]", "decode with another strategy, or show which one it is", _strategy),
-        Command("system", "[TEXT]", "set the system message, or remove it", _system),
-        Command("set", "[NAME VALUE]", "set a sampling parameter, as in /set temperature 0, or show them", _set),
-        Command("seed", "[N]", "the same seed gives the same answer; without N a new one each time", _seed),
-        Command("retry", "", "answer the last message again", _retry),
-        Command("save", "FILE", "write the conversation to a JSON file", _save),
-        Command("load", "FILE", "go on with a saved conversation", _load),
-        Command("clear", "", "begin a new conversation", _clear),
-        Command("exit", "", "leave; Ctrl-D does too", _exit),
+        ChatCommand("help", "", "list the commands", _help),
+        ChatCommand("strategy", "[NAME]", "decode with another strategy, or show which one it is", _strategy),
+        ChatCommand("system", "[TEXT]", "set the system message, or remove it", _system),
+        ChatCommand("set", "[NAME VALUE]", "set a sampling parameter, as in /set temperature 0, or show them", _set),
+        ChatCommand("seed", "[N]", "the same seed gives the same answer; without N a new one each time", _seed),
+        ChatCommand("retry", "", "answer the last message again", _retry),
+        ChatCommand("save", "FILE", "write the conversation to a JSON file", _save),
+        ChatCommand("load", "FILE", "go on with a saved conversation", _load),
+        ChatCommand("clear", "", "begin a new conversation", _clear),
+        ChatCommand("exit", "", "leave; Ctrl-D does too", _exit),
     )
 }
 """By name, in the order of the list."""

@@ -66,7 +66,7 @@ def _is_message(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChatSettings:
     """How answers are decoded. ``strategy`` None: the LLM's own."""
 
     params: SamplingParams

@@ -43,12 +43,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from parlay.chat.commands import State
-    from parlay.chat.conversation import Conversation, Settings, read_conversation
+    from parlay.chat.conversation import ChatSettings, Conversation, read_conversation
     from parlay.models.pulled import usual
     from parlay.models.sampling_defaults import sampling_defaults
 
     options.model = options.model or usual()
-    settings = Settings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
+    settings = ChatSettings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
     conversation = read_conversation(options.load) if options.load else Conversation()
     if options.system:
         conversation.system = options.system

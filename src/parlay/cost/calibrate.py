@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parlay.cost.fitting import TimedForward, fit, median_error
-from parlay.cost.roofline import Machine, ModelShape, Overheads, Workload
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.types import ParlayError, Runner, Segment, Tree
 
 FORMAT = 1
@@ -44,12 +44,12 @@ SHAPES = (
 
 WORKS = (
     *(
-        Workload(batch=batch, rows=rows, context=context)
+        ForwardShape(batch=batch, rows=rows, context=context)
         for context in (256, 2048)
         for batch in (1, 4)
         for rows in (1, 4, 16)
     ),
-    *(Workload(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
+    *(ForwardShape(rows=rows, context=4096) for rows in (1, 16)),  # longer than caches
 )
 """Fourteen forwards for each shape."""
 
@@ -104,7 +104,7 @@ def _machine(fields: Mapping[str, Any]) -> Machine:
 
 
 def _sample(fields: Mapping[str, Any]) -> TimedForward:
-    return TimedForward(ModelShape(**fields["shape"]), Workload(**fields["work"]), fields["seconds"])
+    return TimedForward(ModelShape(**fields["shape"]), ForwardShape(**fields["work"]), fields["seconds"])
 
 
 def calibrate(
@@ -112,7 +112,7 @@ def calibrate(
     provenance: Provenance,
     *,
     shapes: Sequence[ModelShape] = SHAPES,
-    works: Sequence[Workload] = WORKS,
+    works: Sequence[ForwardShape] = WORKS,
     cache_bytes: float = 0.0,
 ) -> Calibration:
     """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
@@ -132,8 +132,8 @@ def with_engine(calibration: Calibration, engine: Overheads) -> Calibration:
 
 
 def measure(
-    runner: Runner, works: Sequence[Workload], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
-) -> Iterator[tuple[Workload, float]]:
+    runner: Runner, works: Sequence[ForwardShape], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
+) -> Iterator[tuple[ForwardShape, float]]:
     """The least seconds of each work's forward, a root and a chain below it: delays only ever add.
 
     Works of one context and batch take turns, so that a slow moment hits them alike, ``rounds`` times or until
@@ -170,8 +170,8 @@ def _reserve(runner: Runner, sequence: int, tokens: int) -> None:
 
 
 def _take_turns(
-    runner: Runner, works: Sequence[Workload], rounds: int, seconds: float
-) -> Iterator[tuple[Workload, float]]:
+    runner: Runner, works: Sequence[ForwardShape], rounds: int, seconds: float
+) -> Iterator[tuple[ForwardShape, float]]:
     until = time.perf_counter() + seconds
     best = dict.fromkeys(works, float("inf"))
     for turn in range(rounds + 1):
@@ -184,7 +184,7 @@ def _take_turns(
     yield from best.items()
 
 
-def _time_forward(runner: Runner, work: Workload) -> float:
+def _time_forward(runner: Runner, work: ForwardShape) -> float:
     drafted = tuple(node % runner.spec.vocab_size for node in range(work.rows - 1))
     chain = Tree(drafted, tuple(range(-1, len(drafted) - 1)))
     segments = [Segment(sequence, (0,), chain) for sequence in range(work.batch)]

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.cost.roofline import Machine, ModelShape, Workload, operators
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, operators
 
 Array = NDArray[np.float64]
 Ratios = tuple[float, float, float]
@@ -33,7 +33,7 @@ class TimedForward:
     """A forward that was timed."""
 
     shape: ModelShape
-    work: Workload
+    work: ForwardShape
     seconds: float
 
 

@@ -57,7 +57,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class ForwardShape:
     """One forward: each of ``batch`` sequences feeds ``rows`` new tokens behind ``context`` cached ones.
 
     Plain decoding has one row, the verify of k nodes k + 1, a prefill chunk all of its tokens. ``logits`` rows of each
@@ -85,7 +85,7 @@ class Operator:
     bytes: int
 
 
-def operators(shape: ModelShape, work: Workload) -> Iterator[Operator]:
+def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
     """The operators of a forward, those of all layers taken together.
 
     FLOPs are those of eager attention, which computes every row against all cached and all new keys and masks some
@@ -120,12 +120,12 @@ def _linear(name: str, weight_bytes: int, rows: int, sizes: tuple[int, int], cou
     return Operator(name, "linear", 2 * count * rows * inputs * outputs, count * moved * weight_bytes)
 
 
-def flops(shape: ModelShape, work: Workload) -> int:
+def flops(shape: ModelShape, work: ForwardShape) -> int:
     """Floating-point operations of a forward's products."""
     return sum(operator.flops for operator in operators(shape, work))
 
 
-def moved_bytes(shape: ModelShape, work: Workload) -> int:
+def moved_bytes(shape: ModelShape, work: ForwardShape) -> int:
     """Bytes that a forward reads and writes."""
     return sum(operator.bytes for operator in operators(shape, work))
 
@@ -177,7 +177,7 @@ class Machine:
     cache_bytes: float = 0.0
     engine: Overheads = Overheads()
 
-    def forward(self, shape: ModelShape, work: Workload) -> float:
+    def forward(self, shape: ModelShape, work: ForwardShape) -> float:
         """Seconds of one forward."""
         started = self.layer_seconds + self.attend_seconds * work.batch * work.leaves
         return self.forward_seconds + shape.num_layers * started + self._busy(shape, work)
@@ -188,12 +188,12 @@ class Machine:
         Prompts are fed one after another, in chunks of at most ``chunk`` rows, as the engine does.
         """
         works = [
-            Workload(rows=min(chunk, tokens - begin), context=begin, logits=int(begin + chunk >= tokens))
+            ForwardShape(rows=min(chunk, tokens - begin), context=begin, logits=int(begin + chunk >= tokens))
             for begin in range(0, tokens, chunk)
         ]
         return batch * sum(self.forward(shape, work) for work in works)
 
-    def _busy(self, shape: ModelShape, work: Workload) -> float:
+    def _busy(self, shape: ModelShape, work: ForwardShape) -> float:
         """Seconds of all operators."""
         cached = shape.read_bytes <= self.cache_bytes
         reached = {

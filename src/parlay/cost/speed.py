@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from parlay.cost.roofline import Machine, ModelShape, Workload
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ def _rate(speed: Speed) -> float:
 
 
 def _speed(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
-    work = Workload(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
+    work = ForwardShape(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
     draft = 0.0
     if plan.drafter is not None and tree.nodes:
         width = max(1, round(tree.nodes / tree.depth))
-        level = Workload(batch=setting.batch, rows=width, context=setting.context, leaves=width)
+        level = ForwardShape(batch=setting.batch, rows=width, context=setting.context, leaves=width)
         seconds = setting.machine.forward(plan.drafter, level) + setting.machine.engine.of_level(setting.batch)
         draft = tree.depth * seconds
     step = draft + verify + setting.machine.engine.of_step(setting.batch, tree.nodes)

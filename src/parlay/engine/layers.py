@@ -29,7 +29,7 @@ class _Loan:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _Recomputation:
     """Hidden states that a drafter lacks: those of the rows from ``first`` on that a copy of the sequence runs."""
 
     name: int
@@ -88,9 +88,9 @@ class TargetLayers:
                 self._runner.release(reading.name)
         return [reading.states for reading in readings]
 
-    def _reading(self, loan: _Loan, start: int, most: int) -> _Reading:
+    def _reading(self, loan: _Loan, start: int, most: int) -> _Recomputation:
         """A copy of the sequence, cut back to ``start``, with memory for at most so many of its cached tokens."""
-        reading = _Reading(next(self._names), loan)
+        reading = _Recomputation(next(self._names), loan)
         tokens = loan.sequence.tokens
         end = min(start + most, loan.sequence.cached)
         if start < end:
@@ -107,7 +107,7 @@ class TargetLayers:
         except OutOfRoom:
             return False
 
-    def _read(self, readings: list[_Reading], taps: Seq[int]) -> None:
+    def _read(self, readings: list[_Recomputation], taps: Seq[int]) -> None:
         if not readings:
             return
         began = time.perf_counter()

@@ -28,7 +28,7 @@ _BATCHED_ROWS = 32
 
 
 @dataclass(slots=True)
-class _Step:
+class _LastForward:
     """What the last forward left: the cache after all its rows, and the one before its tree where that was taken.
 
     ``after`` may be shared by a batch; ``index`` is ours in it, and ``slots`` say where in it each row lies.
@@ -46,7 +46,7 @@ class _Sequence:
     cache: DynamicCache
     cached: int = 0
     reserved: int = 0
-    step: _Step | None = None
+    step: _LastForward | None = None
 
 
 class AdapterRunner:
@@ -195,7 +195,7 @@ class AdapterRunner:
         batch = [CallRows.of(segment, state.cached) for segment, state in zip(segments, states, strict=True)]
         results = self._call.branched(batch, joined, hidden)
         for index, (segment, state) in enumerate(zip(segments, states, strict=True)):
-            state.step = _Step(segment, joined, _slots(segment, state.cached, max(lengths)), index=index)
+            state.step = _LastForward(segment, joined, _slots(segment, state.cached, max(lengths)), index=index)
         return {
             segment.sequence: CallResult(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
             for segment, result in zip(segments, results, strict=True)
@@ -215,7 +215,7 @@ class AdapterRunner:
             return CallResult(result.logits_RV, tuple(states_NH[segment.base :] for states_NH in result.hidden))
         state, seen = self._sequences[segment.sequence], self._seen(segment)
         slots = _slots(segment, state.cached, state.cached + segment.base)
-        state.step = step = _Step(segment, seen, slots)
+        state.step = step = _LastForward(segment, seen, slots)
         wanted = segment.end - segment.logits_from
         if segment.base or not trees.is_chain(segment.tree):
             assert self._ability.tree == "tree", f"{self._call.name} verifies chains only"
@@ -228,7 +228,7 @@ class AdapterRunner:
         tokens = (*segment.pending, *segment.tree.tokens)
         return self._call.chain(CallRows(tokens, state.cached), step.after, wanted, hidden)
 
-    def _run_in_two(self, step: _Step, cached: int, hidden: bool) -> CallResult:
+    def _run_in_two(self, step: _LastForward, cached: int, hidden: bool) -> CallResult:
         """Pending, then tree: so that tokens fed again after a partial acceptance are never fed a third time."""
         segment, pending = step.segment, len(step.segment.pending)
         wanted = max(pending - segment.logits_from, 0)

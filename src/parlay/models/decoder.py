@@ -22,7 +22,7 @@ from parlay.types import Skip
 
 
 @dataclass(frozen=True, slots=True)
-class RmsNorm:
+class PrescaledRmsNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight).
 
     ``floor`` ``[]`` is sqrt(n eps), and ``weight`` ``[n]`` or ``[heads, n]`` carries sqrt(n).
@@ -45,11 +45,11 @@ class RmsNorm:
 class DecoderLayer:
     """One layer; query, key and value weights form one product, gate and up another."""
 
-    attention_norm: RmsNorm
+    attention_norm: PrescaledRmsNorm
     qkv: Linear
-    qk_norm: RmsNorm | None
+    qk_norm: PrescaledRmsNorm | None
     attention_out: Linear
-    mlp_norm: RmsNorm
+    mlp_norm: PrescaledRmsNorm
     gate_up: Linear
     down: Linear
 
@@ -65,9 +65,9 @@ class TorchDecoder:
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
-    norm: RmsNorm
+    norm: PrescaledRmsNorm
     head: Linear
-    beside_norm: RmsNorm | None = None
+    beside_norm: PrescaledRmsNorm | None = None
     """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
     raw_tap: bool = False
 
@@ -143,17 +143,17 @@ def build(
     def tensor(weight: Operand) -> Tensor:
         return as_tensor(weight, dtype).to(device)
 
-    def norm(weight: Tensor) -> RmsNorm:
+    def norm(weight: Tensor) -> PrescaledRmsNorm:
         """Of ``weight`` ``[n]`` or ``[heads, n]``."""
         floor = (weight.shape[-1] * config.rms_norm_eps) ** 0.5
-        return RmsNorm(torch.tensor(floor, dtype=compute, device=device), weight.to(device))
+        return PrescaledRmsNorm(torch.tensor(floor, dtype=compute, device=device), weight.to(device))
 
     def paired(parts: Sequence[Tensor]) -> Tensor:
         """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
         turned = [interleave(part, config.head_dim) for part in parts[:2]]
         return torch.cat([*turned, parts[2]])
 
-    def qk_norm(layer: LayerWeights) -> RmsNorm | None:
+    def qk_norm(layer: LayerWeights) -> PrescaledRmsNorm | None:
         if layer.qk_norm is None:
             return None
         counts = (config.num_heads, config.num_kv_heads)

@@ -15,7 +15,7 @@ from parlay import __version__, models, threads
 from parlay.bench.provenance import cpu_model
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
-from parlay.cost.roofline import ModelShape, Workload
+from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.models.config import DecoderConfig
 from parlay.models.kernels import choose_dtype
 from parlay.models.loading import read_config
@@ -113,7 +113,7 @@ def calibrate_here(
     options: LoadOptions,
     *,
     shapes: Sequence[ModelShape] = SHAPES,
-    works: Sequence[Workload] = WORKS,
+    works: Sequence[ForwardShape] = WORKS,
     log: Log = lambda line: None,
 ) -> Calibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.

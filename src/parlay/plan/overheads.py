@@ -10,7 +10,7 @@ from parlay import trees
 from parlay.cost.calibrate import measure
 from parlay.cost.fitting import nonnegative
 from parlay.cost.measured import MeasuredCost
-from parlay.cost.roofline import Overheads, Workload
+from parlay.cost.roofline import ForwardShape, Overheads
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.draft_models.options import DraftModelOptions
 from parlay.drafters.resources import Resources
@@ -79,7 +79,7 @@ def _besides(metrics: Metrics) -> float:
 def _level(runner: Runner, batch: int) -> float:
     """Of one level of a draft, besides its forward."""
     metrics = _decode(runner, _writer(runner), batch, _LEVELS)
-    work = Workload(batch=batch, context=_PROMPT + _TOKENS // 2)
+    work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
     ((_, forward),) = measure(runner, [work])
     return max(0.0, metrics.draft_seconds / metrics.steps / _LEVELS - forward)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.cost.roofline import Machine, ModelShape, Workload, flops, moved_bytes
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes
 from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, predict
 
 
@@ -59,13 +59,15 @@ def case(
         context=context,
         batch=batch,
         prefill_seconds=machine.prefill(shape, context, batch=batch) if context else 0.0,
-        verifies=tuple(_verify(machine, shape, Workload(batch=batch, rows=count, context=context)) for count in rows),
+        verifies=tuple(
+            _verify(machine, shape, ForwardShape(batch=batch, rows=count, context=context)) for count in rows
+        ),
         offers=tuple(offers),
         pick=choose(speeds).name,
     )
 
 
-def _verify(machine: Machine, shape: ModelShape, work: Workload) -> Verify:
-    plain = machine.forward(shape, Workload(batch=work.batch, context=work.context))
+def _verify(machine: Machine, shape: ModelShape, work: ForwardShape) -> Verify:
+    plain = machine.forward(shape, ForwardShape(batch=work.batch, context=work.context))
     seconds = machine.forward(shape, work)
     return Verify(work.rows, seconds, seconds / plain, flops(shape, work), moved_bytes(shape, work))

@@ -63,7 +63,7 @@ class _Table(NamedTuple):
     chains: Counter[tuple[int, int]]
 
 
-class Calibration:
+class ScoreCalibration:
     """Acceptance by score, over all sequences of a strategy."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from parlay import trees
-from parlay.router.acceptance import UNSCORED, Calibration, Outcome, Record, walk
+from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
@@ -47,7 +47,7 @@ class Adaptive:
         self._cost = cost
         self._max_budget = max_budget
         self._sizes = sizes(max_budget)
-        self._calibration = Calibration()
+        self._calibration = ScoreCalibration()
         self._record = Record()
         self._draft_seconds = DraftSeconds()
         self._prompts = Account(PROMPTS)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.router.acceptance import UNSCORED, Calibration, walk
+from parlay.router.acceptance import UNSCORED, ScoreCalibration, walk
 from parlay.types import Budgets, Draft, SequenceView, Spent
 
 _RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
@@ -84,7 +84,7 @@ class Risk:
     def __init__(self, budget: int, most: float = 0.3) -> None:
         self._budget = budget
         self._most = most
-        self._calibration = Calibration()
+        self._calibration = ScoreCalibration()
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
         return Budgets([self._budget] * len(views))

@@ -18,7 +18,7 @@ LogitsOf = Callable[[Sequence[int]], Tensor]
 
 
 @dataclass(slots=True)
-class Text:
+class ReferenceText:
     """What a request has come to so far: a `SequenceView` without an engine."""
 
     request: Request
@@ -34,12 +34,12 @@ class Text:
         return self.tokens[self.prompt_length :]
 
 
-def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) -> Text:
+def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) -> ReferenceText:
     """Recompute the logits of the whole text for each token. Uses up the request's stop checker and constraint.
 
     Raises ParlayError where the target can't go on (NaN, everything masked, a processor that raises).
     """
-    text = Text(request, list(request.prompt), len(request.prompt))
+    text = ReferenceText(request, list(request.prompt), len(request.prompt))
     if request.params.max_tokens == 0:
         text.finish_reason = "length"
     while text.finish_reason is None:
@@ -54,7 +54,7 @@ def decode(logits_of: LogitsOf, request: Request, max_context: int = 1 << 30) ->
     return text
 
 
-def draw(processed_V: Tensor, text: Text) -> int:
+def draw(processed_V: Tensor, text: ReferenceText) -> int:
     """The lowest id whose logit is highest, with noise for every token unless the request is greedy."""
     if not text.request.params.greedy:
         state = noise.stream(text.request.key, len(text.tokens))
@@ -63,7 +63,7 @@ def draw(processed_V: Tensor, text: Text) -> int:
     return int((processed_V == processed_V.max()).nonzero()[0])
 
 
-def _finish(text: Text, token: int, max_context: int) -> FinishReason | None:
+def _finish(text: ReferenceText, token: int, max_context: int) -> FinishReason | None:
     request, length = text.request, len(text.output)
     complete = request.constraint is not None and request.constraint.commit(token)
     stopped = request.stop_checker is not None and request.stop_checker.push(token)

@@ -11,7 +11,7 @@ import torch
 from parlay import trees
 from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
-from parlay.testing.reference import LogitsOf, Text, draw
+from parlay.testing.reference import LogitsOf, ReferenceText, draw
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, SequenceView, Tree
 
 Answer = Callable[[SequenceView, Sequence[int]], int]
@@ -194,7 +194,7 @@ class RejectedReader(ToyDrafter):
 
     def _two_best(self, request: Request, tokens: list[int]) -> tuple[int, ...]:
         """By the slow sampler: its choice, and its choice without that one."""
-        text = Text(request, tokens, len(request.prompt))
+        text = ReferenceText(request, tokens, len(request.prompt))
         processed_V = process(self._logits_of(tokens), text, ()).clone()
         first = draw(processed_V, text)
         processed_V[first] = -torch.inf

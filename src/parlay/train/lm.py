@@ -56,7 +56,7 @@ class TrainOptions(Options):
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainState:
     """What a run has done so far."""
 
     step: int = 0
@@ -65,7 +65,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Run:
+class Trainer:
     """A run under way: model, optimizers, data, clock and progress."""
 
     def __init__(self, options: TrainOptions) -> None:
@@ -83,7 +83,7 @@ class Run:
         self.batches = Batches(load_stream(options.work, TRAINING, options.context), options.seed)
         self.check_length = min(CHECK_LENGTH, options.context)
         self.heldout = Batches(load_stream(options.work, HELDOUT, self.check_length), options.seed)
-        self.progress = Progress()
+        self.progress = TrainState()
         self.state_path = options.work / f"state-{options.shape}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
         self.loss = self.compiled(make_loss(self.model, self.load_teacher()))
@@ -110,7 +110,7 @@ class Run:
         state = torch.load(self.state_path, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
-        self.progress = Progress(**state["progress"])
+        self.progress = TrainState(**state["progress"])
         return float(state["elapsed"])
 
     def save(self) -> None:
@@ -176,7 +176,7 @@ def train(options: TrainOptions) -> Path:
         ValueError: for options or a data directory that can't be used.
     """
     prepare(options.data, options.work, vocab_size=options.vocab_size)
-    run = Run(options)
+    run = Trainer(options)
     log(f"{run.model.num_parameters():,} parameters, {options.hours} hours, step {run.progress.step}")
     try:
         loop(run)
@@ -191,7 +191,7 @@ def train(options: TrainOptions) -> Path:
     return options.out
 
 
-def loop(run: Run) -> None:
+def loop(run: Trainer) -> None:
     """Updates until the time is used up, with logs, states, checks and exports in between."""
     due = {"log": 0.0, "save": SAVE_MINUTES * 60, "check": run.options.check_minutes * 60, "export": 60.0}
     every = {"log": LOG_SECONDS, "save": due["save"], "check": due["check"], "export": run.options.export_minutes * 60}
@@ -213,7 +213,7 @@ def loop(run: Run) -> None:
             due[name] = run.clock.elapsed + every[name]
 
 
-def log_progress(run: Run) -> None:
+def log_progress(run: Trainer) -> None:
     """One line: share of time, tokens, loss, rate, time left."""
     seconds = max(run.clock.elapsed, 1e-9)
     left = 60 * run.options.hours - seconds / 60

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from parlay.models.user_cache import written_whole
 from parlay.options import Options, option
-from parlay.train.data.batches import Batch, endless, in_order
+from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
 from parlay.train.optimizers import adam, muon
 from parlay.train.recipes.recipe import Recipe
@@ -94,7 +94,7 @@ class Loop:
             best = max(best, progress.acceptance, key=sum)
         return progress
 
-    def _train(self, batches: Iterator[Batch]) -> None:
+    def _train(self, batches: Iterator[TrainingBatch]) -> None:
         """One interval."""
         self._recipe.module.train()
         losses: list[float] = []
@@ -105,7 +105,7 @@ class Loop:
             self._seconds += time.monotonic() - began
         self._loss = sum(losses) / len(losses)
 
-    def _update(self, batch: Batch) -> float:
+    def _update(self, batch: TrainingBatch) -> float:
         with torch.autocast("cpu", torch.bfloat16):
             loss = self._recipe.loss(batch)
         value = float(loss.detach())

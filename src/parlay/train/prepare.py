@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from parlay import corpus
-from parlay.train.store import Stream, write_stream
+from parlay.train.store import TokenStream, write_stream
 from parlay.train.tokenizer import END_OF_TEXT, train_tokenizer
 
 HELDOUT_ONE_IN = 20
@@ -43,9 +43,9 @@ def prepare(data: Path, work: Path, *, vocab_size: int) -> None:
     ready.write_text(json.dumps({"options": wanted, "tokens": counts, "files": hashes}, indent=1))
 
 
-def load_stream(work: Path, name: str, longest: int) -> Stream:
+def load_stream(work: Path, name: str, longest: int) -> TokenStream:
     """A stream that `prepare` wrote. Raises ValueError where it has too few tokens for rows of ``longest``."""
-    stream = Stream.load(work, name)
+    stream = TokenStream.load(work, name)
     if len(stream.tokens) <= longest:
         raise ValueError(f"only {len(stream.tokens)} tokens of {name} text: more text, or a shorter context, is needed")
     return stream

@@ -17,13 +17,13 @@ CHUNK = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class TokenStream:
     """Documents end to end, each closed by the end-of-text token."""
 
     tokens: npt.NDArray[np.uint16]
 
     @classmethod
-    def load(cls, folder: Path, name: str) -> Stream:
+    def load(cls, folder: Path, name: str) -> TokenStream:
         """Maps a stream written by `write_stream`."""
         return cls(np.load(folder / f"{name}.tokens.npy", mmap_mode="r"))
 
@@ -32,14 +32,14 @@ class Stream:
         return self.tokens[start : start + length].astype(np.int64)
 
 
-def make_stream(texts: Sequence[str], tokenizer: Tokenizer) -> Stream:
+def make_stream(texts: Sequence[str], tokenizer: Tokenizer) -> TokenStream:
     """Tokenises ``texts``."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     pieces = [np.empty(0, dtype=np.uint16)]
     for start in range(0, len(texts), CHUNK):
         encoded = tokenizer.encode_batch_fast(texts[start : start + CHUNK], add_special_tokens=False)
         pieces.extend(np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encoded)
-    return Stream(np.concatenate(pieces))
+    return TokenStream(np.concatenate(pieces))
 
 
 def write_stream(folder: Path, name: str, texts: Sequence[str], tokenizer: Tokenizer) -> int:
@@ -53,7 +53,7 @@ def write_stream(folder: Path, name: str, texts: Sequence[str], tokenizer: Token
 class Batches:
     """Rows of tokens; a batch is a pure function of (seed, step), so a resumed run sees the same ones."""
 
-    stream: Stream
+    stream: TokenStream
     seed: int
 
     def draw(self, step: int, rows: int, length: int) -> tuple[Ids, Ids]:

@@ -8,7 +8,7 @@ from parlay.bench.forwards import is_forward
 from parlay.bench.records import Row
 from parlay.bench.report.numbers import Conditions, all_conditions, conditions_of, decoded, ratio, system
 from parlay.bench.report.pieces import Section, Table
-from parlay.bench.summary import Spread, Summary, summarise
+from parlay.bench.summary import CellSummary, Spread, summarise
 
 TITLE = "Every cell"
 TEXT = (
@@ -49,22 +49,22 @@ def failures(rows: Sequence[Row]) -> Section | None:
     return Section(FAILED, "", (Table(("conditions", "strategy", "workload", "why"), tuple(lines)),))
 
 
-def _names(each: Summary) -> tuple[str, str]:
+def _names(each: CellSummary) -> tuple[str, str]:
     return system(each.rows[0]), each.cell.workload
 
 
-def _ratio(rows: Sequence[Row], each: Summary) -> str:
+def _ratio(rows: Sequence[Row], each: CellSummary) -> str:
     """Peers too are held against our plain decoding."""
     return _spread(ratio(rows, system(each.rows[0]), each.cell.workload), ".2f")
 
 
-def _rate(each: Summary) -> str:
+def _rate(each: CellSummary) -> str:
     if not any(row.tokens for row in each.rows):
         return "no tokens"
     return _spread(each.speed, ".1f")
 
 
-def _sources(each: Summary) -> str:
+def _sources(each: CellSummary) -> str:
     """Accepted of proposed, by source, where there is more than one."""
     names = list(dict.fromkeys(name for row in each.rows for name in row.proposed_by_source))
     made = {name: sum(row.proposed_by_source.get(name, 0) for row in each.rows) for name in names}
@@ -73,11 +73,11 @@ def _sources(each: Summary) -> str:
     return ", ".join(shares) if len(shares) > 1 else ""
 
 
-def _share(place: int) -> Callable[[Summary], str]:
+def _share(place: int) -> Callable[[CellSummary], str]:
     return lambda each: f"{each.shares[place]:.0%}" if each.shares else ""
 
 
-def _same(each: Summary) -> str:
+def _same(each: CellSummary) -> str:
     return f"{each.same[0]}/{each.same[1]}" if each.same else ""
 
 
@@ -92,7 +92,7 @@ def _spread(value: Spread | None, form: str) -> str:
     return middle if low == high else f"{middle} ({low}-{high})"
 
 
-COLUMNS: dict[str, Callable[[Summary], str]] = {
+COLUMNS: dict[str, Callable[[CellSummary], str]] = {
     "tokens/s": _rate,
     "tokens per step": lambda each: _number(each.tokens_per_step, ".2f"),
     "accepted": lambda each: _number(each.acceptance_rate, ".2f"),

@@ -32,7 +32,7 @@ class PredictionOptions(Options):
     )
 
 
-class Prediction:
+class PredictedOutput:
     """Drafts from a predicted output, which is the request's first reference.
 
     Copying starts at the prediction's beginning, before there is any output, and continues while the output agrees.

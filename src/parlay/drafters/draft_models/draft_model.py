@@ -11,7 +11,7 @@ from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees,
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.draft_models.options import DraftModelOptions
-from parlay.drafters.draft_models.writing import Writer
+from parlay.drafters.draft_models.writing import DraftWriter
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
@@ -59,7 +59,7 @@ class DraftModel:
             )
         parts = (runner, self._sequences, SOURCE)
         if rule not in _SHAPES:
-            self._writer: Writer = (
+            self._writer: DraftWriter = (
                 BestChains(*parts, options.min_p)
                 if self._one_chain
                 else BestTrees(*parts, options.width, options.min_p)

@@ -10,7 +10,7 @@ from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.options import SEQUOIA as SOURCE
 from parlay.drafters.draft_models.options import SequoiaOptions
-from parlay.drafters.draft_models.static_trees import RankRecord, TreeShape, best_shape
+from parlay.drafters.draft_models.static_trees import RankRecord, StaticTree, best_shape
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree
@@ -40,7 +40,7 @@ class Sequoia:
         self._level_cost = options.level_cost
         self._sequences = DraftSequences(self._runner)
         self._record = RankRecord(options.levels, options.width)
-        self._shapes: dict[int, TreeShape] = {}
+        self._shapes: dict[int, StaticTree] = {}
         self._steps_to_refit = _REFIT
         self._plantings: dict[int, _Planting] = {}
 
@@ -72,7 +72,7 @@ class Sequoia:
         self._plantings.pop(sequence, None)
         self._sequences.release(sequence)
 
-    def _shape(self, nodes: int) -> TreeShape:
+    def _shape(self, nodes: int) -> StaticTree:
         if nodes not in self._shapes:
             self._shapes[nodes] = best_shape(self._record.acceptance, nodes, self._level_cost)
         return self._shapes[nodes]
@@ -98,7 +98,7 @@ class Sequoia:
 class _Planting:
     """A shape that is being filled with tokens."""
 
-    def __init__(self, view: SequenceView, sequence: DraftSequence, shape: TreeShape) -> None:
+    def __init__(self, view: SequenceView, sequence: DraftSequence, shape: StaticTree) -> None:
         self.view = view
         self.sequence = sequence
         self.length = len(view.tokens)

@@ -15,7 +15,7 @@ Acceptance = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class TreeShape:
+class StaticTree:
     """A tree without tokens, best node first: its first n nodes are the best tree of n nodes."""
 
     parents: tuple[int, ...]
@@ -36,7 +36,7 @@ class TreeShape:
         return max(self.depths, default=0)
 
 
-def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> TreeShape:
+def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> StaticTree:
     """The tree of at most ``nodes`` nodes and ``levels`` levels with the most expected tokens.
 
     It has the highest products of acceptance along their paths, and is closed under parents because none exceeds 1, as
@@ -58,11 +58,11 @@ def best_tree(acceptance: Acceptance, nodes: int, levels: int) -> TreeShape:
         offer(parent, depth, rank + 1, grown[parent][4] if parent >= 0 else 1.0)
         offer(node, depth + 1, 0, -path_prob)
     return (
-        TreeShape(*(tuple(column) for column in zip(*grown, strict=True))) if grown else TreeShape((), (), (), (), ())
+        StaticTree(*(tuple(column) for column in zip(*grown, strict=True))) if grown else StaticTree((), (), (), (), ())
     )
 
 
-def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> TreeShape:
+def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> StaticTree:
     """The best tree of any depth, by tokens over time: one target forward, and ``level_cost`` of one for each level."""
     trees = [best_tree(acceptance, nodes, levels) for levels in range(1, len(acceptance) + 1)]
     return max(trees, key=lambda tree: tree.expected / (1 + level_cost * tree.levels))

@@ -9,7 +9,7 @@ from parlay.drafters.draft_models.draft_sequences import DraftJob
 from parlay.types import Draft
 
 
-class Writer(Protocol):
+class DraftWriter(Protocol):
     """Writes all jobs at once, forward by forward."""
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]: ...

@@ -55,7 +55,7 @@ ENTRIES = (
         reference="OpenAI, Predicted Outputs, platform.openai.com/docs/guides/predicted-outputs",
         options=prediction.PredictionOptions,
         k=63,
-        factory="parlay.drafters.copying.prediction:Prediction",
+        factory="parlay.drafters.copying.prediction:PredictedOutput",
         toys=("", "fallback="),
     ),
     StrategyEntry(

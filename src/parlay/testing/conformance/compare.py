@@ -9,7 +9,7 @@ from torch import Tensor
 
 from parlay.sampling.sampler import sample
 from parlay.testing.conformance.stage import Stage, StageRequest, StageSample
-from parlay.testing.reference import Text
+from parlay.testing.reference import ReferenceText
 from parlay.types import Exactness, Strategy
 
 
@@ -54,7 +54,7 @@ def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: S
 
 
 def _pick(ask: StageRequest, text: Sequence[int], logits_V: Tensor) -> object:
-    return sample(logits_V.unsqueeze(0), [Text(ask.request("pick"), list(text), len(ask.prompt))], [()])[0]
+    return sample(logits_V.unsqueeze(0), [ReferenceText(ask.request("pick"), list(text), len(ask.prompt))], [()])[0]
 
 
 def _explain(at: int, expected: int, got: int, logits_V: Tensor, source: str) -> str:

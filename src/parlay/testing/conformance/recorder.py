@@ -13,7 +13,7 @@ Texts = dict[tuple[int, ...], list[Tensor]]
 """Rows of logits by the text before them; more than one where a text was computed again."""
 
 
-class Recorder:
+class RecordingRunner:
     """Passes everything on to ``inner`` and fills ``texts``."""
 
     def __init__(self, inner: Runner) -> None:

@@ -66,7 +66,7 @@ class Judge:
 
 def random_walk(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed: int) -> str:
     """Sequences are opened, forked, cut back, released; each step feeds some a chunk or a tree and keeps a path."""
-    walk = _Walk(open_runner(CAPACITY), judge, random.Random(seed))
+    walk = _RandomWalk(open_runner(CAPACITY), judge, random.Random(seed))
     for _ in range(steps):
         walk.change()
         walk.step()
@@ -74,7 +74,7 @@ def random_walk(open_runner: Callable[[int], Runner], judge: Judge, steps: int, 
     return f"{judge.rows} rows, off by at most {judge.widest:.3g}"
 
 
-class _Walk:
+class _RandomWalk:
     """Invariant: the runner holds ``texts[name][: cached[name]]``, and at least one token is pending."""
 
     def __init__(self, runner: Runner, judge: Judge, chance: random.Random) -> None:

@@ -10,8 +10,8 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
-from parlay.testing.conformance.recorder import Recorder, Texts
-from parlay.testing.reference import LogitsOf, Text
+from parlay.testing.conformance.recorder import RecordingRunner, Texts
+from parlay.testing.reference import LogitsOf, ReferenceText
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import (
     AcceptRule,
@@ -58,10 +58,10 @@ class Stage:
     noise_bound: float = 0.0
     checks: frozenset[str] = frozenset()
     """Names of the checks that say something here; empty: all but the count of the distribution."""
-    known: dict[str, Text] = field(default_factory=dict, compare=False)
+    known: dict[str, ReferenceText] = field(default_factory=dict, compare=False)
     """Texts that the reference has decoded here already."""
 
-    def expected(self, ask: StageRequest) -> Text:
+    def expected(self, ask: StageRequest) -> ReferenceText:
         """What plain decoding gives, by the slow reference decoder; decoded once."""
         key = repr(ask)
         if key not in self.known:
@@ -158,7 +158,7 @@ def decode(
     runner: Runner, jobs: Sequence[tuple[StageRequest, Strategy]], limits: Limits | None = None
 ) -> list[StageSample]:
     """Run the jobs together to the end, proving the cache's invariants after each step."""
-    recorder = Recorder(runner)
+    recorder = RecordingRunner(runner)
     exact = runner.spec.exactness is Exactness.BITS
     engine = Engine(runner if exact else recorder, Steady(), limits)
     samples = {str(index): StageSample(recorder.texts) for index in range(len(jobs))}

@@ -17,7 +17,7 @@ _POOL = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """B texts, padded to T tokens. ``known_BT``: where the target's next token is known; see `Featured`."""
 
     ids_BT: Tensor
@@ -27,7 +27,7 @@ class Batch:
     known_BT: Tensor
 
 
-def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> Iterator[Batch]:
+def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> Iterator[TrainingBatch]:
     """Epoch after epoch, in batches of about so many tokens; of texts over ``longest`` tokens the end."""
     epoch = 0
     while True:
@@ -40,7 +40,7 @@ def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> 
         epoch += 1
 
 
-def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[Batch]:
+def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[TrainingBatch]:
     """All texts once."""
     return (padded(group, longest) for group in _groups(texts, tokens, longest))
 
@@ -59,14 +59,14 @@ def _groups(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[li
         yield group
 
 
-def padded(texts: Sequence[Featured], longest: int) -> Batch:
+def padded(texts: Sequence[Featured], longest: int) -> TrainingBatch:
     """One batch of these texts."""
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
         return pad_sequence([part[-longest:] for part in parts], batch_first=True)
 
     known = [torch.arange(len(text.ids_T)) >= text.answer - 1 for text in texts]
-    return Batch(
+    return TrainingBatch(
         joined([text.ids_T for text in texts]).long(),
         joined([text.taps_TF for text in texts]),
         joined([text.best_ids_TB for text in texts]).long(),

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.user_cache import written_whole
-from parlay.train.data.texts import Text, load_shard, shards
+from parlay.train.data.texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
 BEST = 8
@@ -63,7 +63,7 @@ class FeatureStore:
         return texts.with_name(texts.name.replace("texts", f"features-{name}")).with_suffix(".safetensors")
 
 
-def _featured(runner: Runner, text: Text, taps: tuple[int, ...]) -> Featured:
+def _featured(runner: Runner, text: TrainingText, taps: tuple[int, ...]) -> Featured:
     """One text, run in chunks; its sequence shares no prefix and leaves none."""
     name = hash(text.ids) | 1 << 62
     states: list[Tensor] = []

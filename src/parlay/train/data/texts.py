@@ -17,7 +17,7 @@ _PATTERN = "texts-{:05d}.npz"
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TrainingText:
     """One conversation as token ids; the target wrote those from ``answer`` on."""
 
     ids: tuple[int, ...]
@@ -29,7 +29,7 @@ def shard_path(folder: Path, number: int) -> Path:
     return folder / _PATTERN.format(number)
 
 
-def save_shard(path: Path, texts: Sequence[Text]) -> None:
+def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
     """Writes the texts; ``path`` is replaced in one move."""
     ids = np.array([token for text in texts for token in text.ids], dtype=np.int32)
     lengths = np.array([len(text.ids) for text in texts], dtype=np.int32)
@@ -38,7 +38,7 @@ def save_shard(path: Path, texts: Sequence[Text]) -> None:
         np.savez(file, ids=ids, lengths=lengths, answers=answers)
 
 
-def load_shard(path: Path) -> list[Text]:
+def load_shard(path: Path) -> list[TrainingText]:
     """The texts of one shard. Raises ParlayError for a file that is damaged."""
     try:
         with np.load(path, allow_pickle=False) as held:
@@ -57,7 +57,7 @@ def shards(folder: Path) -> list[Path]:
 
 def _split(
     ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], answers: npt.NDArray[np.int32]
-) -> Iterator[Text]:
+) -> Iterator[TrainingText]:
     ends = np.cumsum(lengths)
     for end, length, answer in zip(ends.tolist(), lengths.tolist(), answers.tolist(), strict=True):
-        yield Text(tuple(ids[end - length : end].tolist()), answer)
+        yield TrainingText(tuple(ids[end - length : end].tolist()), answer)

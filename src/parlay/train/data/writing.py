@@ -17,7 +17,7 @@ from parlay.encoding import encode
 from parlay.llm import LLM
 from parlay.requests import TokensPrompt
 from parlay.train.data.prompts import ChatFrame
-from parlay.train.data.texts import Text, save_shard, shard_path
+from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.types import SamplingParams
 
 _SHARD = 128
@@ -60,7 +60,7 @@ class Writer:
                 save_shard(path, self.shard(number))
                 done(number)
 
-    def shard(self, number: int) -> list[Text]:
+    def shard(self, number: int) -> list[TrainingText]:
         """The conversations of shard ``number``."""
         rng = random.Random(self._plan.seed * 1_000_003 + number)
         given = self._given(number)
@@ -68,7 +68,7 @@ class Writer:
         params = [self._answer_params(rng) for _ in prompts]
         outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
         texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
-        return [Text((*prompt, *answer), len(prompt)) for prompt, answer in texts]
+        return [TrainingText((*prompt, *answer), len(prompt)) for prompt, answer in texts]
 
     def _given(self, number: int) -> list[tuple[int, ...]]:
         """This shard's part of the given prompts, which are dealt out in a random order, again and again."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
-from parlay.train.data.batches import Batch
+from parlay.train.data.batches import TrainingBatch
 from parlay.train.recipes.recipe import counted, soft_loss
 from parlay.train.recipes.target import Target
 
@@ -43,7 +43,7 @@ class Eagle3Recipe:
         fast = {id(weight) for weight in self.matrices}
         return [weight for weight in self._head.parameters() if id(weight) not in fast]
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: TrainingBatch) -> Tensor:
         total = torch.zeros(())
         for step, hidden_BTH in enumerate(self._unrolled(batch)):
             ids_BTK, known_BT = self._labels(batch, step)
@@ -55,7 +55,7 @@ class Eagle3Recipe:
                 )
         return total
 
-    def right(self, batch: Batch) -> Tensor:
+    def right(self, batch: TrainingBatch) -> Tensor:
         found = []
         for step, hidden_BTH in enumerate(self._unrolled(batch)):
             ids_BTK, known_BT = self._labels(batch, step)
@@ -64,7 +64,7 @@ class Eagle3Recipe:
             found.append(right_BT)
         return counted(found)
 
-    def _unrolled(self, batch: Batch) -> list[Tensor]:
+    def _unrolled(self, batch: TrainingBatch) -> list[Tensor]:
         """Hidden states ``[B, T, H]`` after each step; row i of step j belongs to token i + 1 + j."""
         embedded_BTH = torch.nn.functional.embedding(batch.ids_BT, self._embedding_VH)
         hidden_BTH, steps, found = self._head.fuse(batch.taps_BTF), Steps(), []
@@ -73,7 +73,7 @@ class Eagle3Recipe:
             found.append(hidden_BTH)
         return found
 
-    def _labels(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    def _labels(self, batch: TrainingBatch, step: int) -> tuple[Tensor, Tensor]:
         """Draft ids ``[B, T, K]`` of the likeliest tokens after token i + 1 + step, and where they are known."""
         return self._draft_of_V[_ahead(batch.best_ids_BTK, step + 1)], _ahead(batch.known_BT, step + 1)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from parlay.train.data.batches import Batch
+from parlay.train.data.batches import TrainingBatch
 
 
 class Recipe(Protocol):
@@ -26,11 +26,11 @@ class Recipe(Protocol):
     @property
     def slow(self) -> Sequence[nn.Parameter]: ...
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: TrainingBatch) -> Tensor:
         """The mean loss ``[]``."""
         ...
 
-    def right(self, batch: Batch) -> Tensor:
+    def right(self, batch: TrainingBatch) -> Tensor:
         """Int64 ``[depths + 1]``: how many first tokens were drafted, then how many drafts were right up to each depth.
 
         A draft is the likeliest token at each depth, after the text's own tokens.
