@@ -14,8 +14,8 @@ from parlay.options import UsageError
 from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build, build_rule
 from parlay.strategies.spelling import parse
-from parlay.types import Exactness, NoiseKey, Request, SamplingParams
-from tests.drafters.sight import MakeRunner, propose
+from parlay.types import Draft, Exactness, NoiseKey, Request, SamplingParams
+from tests.drafters.sight import MakeRunner
 
 VOCAB = 12
 SAMPLED = Request(id="r", prompt=(0,), params=SamplingParams(), key=NoiseKey(7))
@@ -27,6 +27,14 @@ class Sight:
     tokens: list[int]
     request: Request = SAMPLED
     prompt_length: int = field(default=1)
+
+
+def propose(runners: dict[str, Any], view: Sight, budget: int, settings: str = "min_p=0") -> Draft:
+    drafter = build(
+        parse(f"merged-drafts:models={'+'.join(runners)},{settings}"), Resources(VOCAB, runners.__getitem__)
+    )
+    assert drafter is not None
+    return drafter.propose([view], [budget])[0]
 
 
 def two(toy_runner: MakeRunner) -> dict[str, Any]:

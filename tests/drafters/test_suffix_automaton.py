@@ -92,7 +92,7 @@ class Counting:
         self.seen: list[Observation] = []
         self.released: list[int] = []
 
-    def drafted(self, views: Sequence[Sight], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[Sight], budgets: Sequence[int]) -> list[Draft]:
         self.asked.append([view.sequence for view in views])
         return [trees.chain([90], "counting", [0.5]) for _ in views]
 

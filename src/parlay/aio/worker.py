@@ -73,8 +73,8 @@ class Worker:
         self._llm = llm
         self._engine = llm.engine
         self.capacity = self._engine.limits.max_sequences + max_waiting
-        self._stats = StatsCollector(self._engine)
-        self._stats = self._stats.read()
+        self._collector = StatsCollector(self._engine)
+        self._stats = self._collector.read()
         self._lock = threading.Lock()
         self._closing = False
         self._under_way = 0
@@ -160,7 +160,7 @@ class Worker:
         """Read the statistics when samples have come or gone, or now and then: it is too much work for each step."""
         now = time.monotonic()
         if now >= self._stats_due:
-            self._stats = self._stats.read()
+            self._stats = self._collector.read()
             self._stats_due = now + _STALE_SECONDS
 
     def _add(self, ticket: Ticket) -> None:
@@ -231,7 +231,7 @@ class Worker:
         if event.finish_reason is not None:
             del self._owners[event.request]
             self._leave(1)
-            self._stats.count(event)
+            self._collector.count(event)
             self._stats_due = 0.0
         try:
             news = ticket.job.event(sample, event)
@@ -286,7 +286,7 @@ class Worker:
             self._inbox.get()()
         for name in list(self._owners):
             self._stop(name)
-        self._stats = self._stats.read()
+        self._stats = self._collector.read()
         self._deliver()
         try:
             self._llm.close()
