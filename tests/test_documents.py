@@ -16,6 +16,8 @@ VOCAB = 50
 class Letters:
     """A tokenizer of letters that counts its calls."""
 
+    is_fast = False
+
     def __init__(self) -> None:
         self.calls = 0
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 
 class BadWords:
@@ -19,7 +17,7 @@ class BadWords:
     vLLM. ``prompt_length`` tokens come before the output.
     """
 
-    def __init__(self, words: Sequence[str], tokenizer: PreTrainedTokenizerBase, prompt_length: int) -> None:
+    def __init__(self, words: Sequence[str], tokenizer: Tokenizer, prompt_length: int) -> None:
         spelled = [space + word.strip() for word in words for space in ("", " ")]
         encoded = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled]
         self._sequences = [ids for ids in dict.fromkeys(encoded) if ids]

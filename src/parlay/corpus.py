@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.encoding import encode_all
+from parlay.types import Tokenizer
 
 FIELDS = ("text", "output", "content")
 """Where a JSON line keeps its text; the first that is there is taken."""
@@ -98,7 +98,7 @@ def _hidden(path: Path) -> bool:
 
 
 def encode(
-    texts: Iterator[Document], tokenizer: PreTrainedTokenizerBase, done: Callable[[int], object] = bool
+    texts: Iterator[Document], tokenizer: Tokenizer, done: Callable[[int], object] = bool
 ) -> Iterator[NDArray[np.uint32]]:
     """The ids of each text, without special tokens; ``done`` gets the number of bytes just finished."""
     batch: list[Document] = []
@@ -114,11 +114,11 @@ def encode(
     done(waiting)
 
 
-def _encode(texts: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[NDArray[np.uint32]]:
+def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray[np.uint32]]:
     """Pieces of all the texts at once, put together again."""
     pieces = [list(_pieces(text)) for text, _ in texts]
     flat = [piece for parts in pieces for piece in parts]
-    encoded = iter(tokenizer(flat, add_special_tokens=False, verbose=False)["input_ids"] if flat else [])
+    encoded = iter(encode_all(tokenizer, flat, special=False))
     for parts in pieces:
         yield np.array([token for _ in parts for token in next(encoded)], np.uint32)
 

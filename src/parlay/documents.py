@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from parlay.encoding import encode
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 Document = str | Sequence[int]
 """A text, or token ids."""
@@ -29,7 +26,7 @@ _PREDICTION = "prediction"
 
 
 def references(
-    documents: Documents | None, prompts: int, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+    documents: Documents | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int
 ) -> list[tuple[Ids, ...]]:
     """For each prompt the ids of its documents, without special tokens; empty ones are left out.
 
@@ -51,9 +48,7 @@ def references(
     return [tuple(filter(None, map(ids_of, each))) for each in lists]
 
 
-def predictions(
-    given: Predictions | None, prompts: int, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
-) -> list[Ids]:
+def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int) -> list[Ids]:
     """For each prompt the ids of its prediction, without special tokens; none of them where there is none.
 
     A list of token ids is one prediction; a list of texts, of such lists and of None has one for each prompt. Raises
@@ -70,7 +65,7 @@ def predictions(
     return [prediction_ids(one, tokenizer, vocab_size) for one in each]
 
 
-def prediction_ids(given: Document | None, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> Ids:
+def prediction_ids(given: Document | None, tokenizer: Tokenizer | None, vocab_size: int) -> Ids:
     """The ids of one prediction; none of None. Raises ValueError for what is neither text nor ids of the vocabulary."""
     if isinstance(given, str):
         return _encode(given, tokenizer, _PREDICTION)
@@ -118,7 +113,7 @@ def _checked(ids: object, vocab_size: int, name: str) -> Ids:
     return result
 
 
-def _encode(text: str, tokenizer: PreTrainedTokenizerBase | None, name: str) -> Ids:
+def _encode(text: str, tokenizer: Tokenizer | None, name: str) -> Ids:
     if tokenizer is None:
         raise ValueError(f"this model came without a tokenizer: give a {name} as token ids")
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from transformers import TokenizersBackend
+from tokenizers import Tokenizer as Backend
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.types import Tokenizer
 
 _CUT = 8
 """How many times as long as the model's context a text may be that will be cut."""
@@ -23,7 +23,7 @@ class PromptTooLong(ValueError):
 class Encoder:
     """Encodes prompts for a model that holds ``max_tokens`` tokens. Any thread may use it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
@@ -46,7 +46,7 @@ class Encoder:
     @cached_property
     def _longest(self) -> int:
         """Bytes of text that one token stands for at most; 0 for tokenizers that may drop or merge what they read."""
-        if not isinstance(self._tokenizer, TokenizersBackend):
+        if not self._tokenizer.is_fast:
             return 0
         backend = self._tokenizer.backend_tokenizer
         kind = type(backend.normalizer).__name__
@@ -56,21 +56,32 @@ class Encoder:
         return longest * (_COMPOSED if kind == "NFC" else 1)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    """What ``tokenizer.encode`` gives. A compiled tokenizer runs beside other threads, and skips what is not used."""
-    if not _is_plain(tokenizer):
-        return list(tokenizer.encode(text, add_special_tokens=special, verbose=False))
+def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
+    """The ids of a text, with the tokens that the tokenizer puts around every text if ``special``."""
+    return encode_all(tokenizer, [text], special=special)[0]
+
+
+def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+    """`encode` for several texts. A compiled tokenizer runs beside other threads, and skips what is not used."""
+    backend = _backend(tokenizer)
+    if backend is None:
+        return [list(tokenizer.encode(text, add_special_tokens=special)) for text in texts]
+    return [list(encoded.ids) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+
+
+def _backend(tokenizer: Tokenizer) -> Backend | None:
+    """The compiled tokenizer, where encoding is all that ``tokenizer.encode`` does."""
+    if isinstance(tokenizer, PlainTokenizer):
+        return tokenizer.backend_tokenizer
+    if not tokenizer.is_fast:
+        return None
+    from transformers import TokenizersBackend  # here, because it takes half a second, and this tokenizer is one
+
     backend = tokenizer.backend_tokenizer
+    if not isinstance(tokenizer, TokenizersBackend) or backend.truncation is not None or backend.padding is not None:
+        return None
+    if type(tokenizer)._encode_plus is not TokenizersBackend._encode_plus:
+        return None
     if backend.encode_special_tokens != tokenizer.split_special_tokens:
         backend.encode_special_tokens = tokenizer.split_special_tokens
-    (encoded,) = backend.encode_batch_fast([text], add_special_tokens=special)
-    return list(encoded.ids)
-
-
-def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether it does what every compiled tokenizer does, and nothing beside it."""
-    if not isinstance(tokenizer, TokenizersBackend):
-        return False
-    backend = tokenizer.backend_tokenizer
-    as_usual = type(tokenizer)._encode_plus is TokenizersBackend._encode_plus
-    return as_usual and backend.truncation is None and backend.padding is None
+    return backend

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from parlay import models
 from parlay.cache import Budget, parse_bytes
+from parlay.chat_template import Messages
 from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.resources import Resources
@@ -19,13 +20,13 @@ from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import ChatOptions, Job, Messages, Prompt, RequestFactory, RequestOptions
+from parlay.requests import ChatOptions, Job, Prompt, RequestFactory, RequestOptions
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import ParlayError, SamplingParams
+from parlay.types import ParlayError, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 DEFAULT_STRATEGY = "prompt-lookup"
 PREDICTION_STRATEGY = "prediction"
@@ -54,7 +55,7 @@ class LLM:
         self,
         model: str | PreTrainedModel = "parlay-mini",
         *,
-        tokenizer: str | PreTrainedTokenizerBase | None = None,
+        tokenizer: str | Tokenizer | None = None,
         strategy: str | StrategySpec = DEFAULT_STRATEGY,
         draft_model: str | None = None,
         load: LoadOptions = models.USUAL,
@@ -304,9 +305,7 @@ def _one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) 
     return list(value)
 
 
-def _tokenizer(
-    model: str | PreTrainedModel, tokenizer: str | PreTrainedTokenizerBase | None
-) -> PreTrainedTokenizerBase | None:
+def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
     if tokenizer is not None:

@@ -7,22 +7,17 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from inspect import signature
-from typing import TYPE_CHECKING, Any, TypedDict
-
-from transformers import PreTrainedTokenizerFast
+from typing import Any, TypedDict
 
 from parlay.bad_words import BadWords
+from parlay.chat_template import SET_HERE, Messages, Tools, render
 from parlay.documents import Document, Ids
 from parlay.encoding import Encoder
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream
-from parlay.types import Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Event, NoiseKey, ParlayError, Request, SamplingParams, Tokenizer, TokenLogprobs
 
 
 class TokensPrompt(TypedDict):
@@ -32,11 +27,6 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | TokensPrompt
-Messages = Sequence[Mapping[str, Any]]
-"""A conversation: {"role": ..., "content": ...} each. Content is a text, or a list of {"type": "text", "text": ...}."""
-
-Tools = Sequence[Mapping[str, Any]]
-"""Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +160,7 @@ class RequestFactory:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: Tokenizer | None,
         eos_ids: Sequence[int],
         max_context: int,
         *,
@@ -274,13 +264,13 @@ class RequestFactory:
         check_variables(options.variables)
         plain = plain_messages(messages)
         try:
-            text = self._tokenizer.apply_chat_template(
+            text = render(
+                self._tokenizer,
                 plain,
-                tools=list(options.tools) or None,
-                add_generation_prompt=options.begin_answer and not options.continue_final,
-                continue_final_message=options.continue_final,
-                tokenize=False,
-                **options.variables,
+                tools=options.tools,
+                variables=options.variables,
+                begin_answer=options.begin_answer,
+                continue_final=options.continue_final,
             )
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -288,21 +278,10 @@ class RequestFactory:
         return TokensPrompt(prompt_token_ids=self._encoder.encode(text, special=False, cut=cut))
 
 
-_NO_VARIABLES = frozenset(signature(PreTrainedTokenizerFast.apply_chat_template).parameters) | {
-    "messages",
-    "bos_token",
-    "eos_token",
-    "pad_token",
-    "raise_exception",
-    "strftime_now",
-}
-"""Names that transformers itself gives a template, or takes for its own."""
-
-
 def check_variables(variables: Mapping[str, Any]) -> None:
     """Raises ValueError for a variable that a template can't be given."""
     for name in variables:
-        if name in _NO_VARIABLES:
+        if name in SET_HERE:
             raise ValueError(f"chat_template_kwargs can't hold {name}, which this server sets: leave it out")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from parlay.types import SamplingParams
+from parlay.types import SamplingParams, Tokenizer
 
 
 class Detokenizer(Protocol):
@@ -17,7 +16,7 @@ class Detokenizer(Protocol):
 
 
 class _FastDetokenizer:
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer.backend_tokenizer
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
@@ -28,7 +27,7 @@ class _FastDetokenizer:
 class _SlowDetokenizer:
     """For tokenizers without a compiled backend: decodes everything again, which is quadratic but right."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._ids: list[int] = []
@@ -44,8 +43,8 @@ class _SlowDetokenizer:
         return piece
 
 
-def make_detokenizer(tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool) -> Detokenizer:
-    if isinstance(tokenizer, PreTrainedTokenizerFast):
+def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detokenizer:
+    if tokenizer.is_fast:
         return _FastDetokenizer(tokenizer, skip_special_tokens)
     return _SlowDetokenizer(tokenizer, skip_special_tokens)
 
@@ -56,7 +55,7 @@ class TextStream:
     Text is released late enough that no part of a stop string ever is, unless that is asked for.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens)
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from parlay import trees
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
@@ -36,6 +35,7 @@ from parlay.types import (
     Request,
     SamplingParams,
     Strategy,
+    Tokenizer,
     Tree,
     Verdict,
 )
@@ -211,7 +211,7 @@ def test_a_draft_ends_where_its_block_does(settings: dict[str, int], length: int
 
 
 def test_first_guesses_are_pads_the_last_token_or_tokens_of_the_prompt() -> None:
-    tokenizer = cast(PreTrainedTokenizerBase, SimpleNamespace(pad_token_id=2))
+    tokenizer = cast(Tokenizer, SimpleNamespace(pad_token_id=2))
     assert propose(Jacobi(replace(RESOURCES, tokenizer=tokenizer), Options()), Sight(), 3) == [2, 2, 2]
     assert propose(Jacobi(RESOURCES, Options(guess="last")), Sight(), 3) == [7, 7, 7]
     other = replace(REQUEST, key=NoiseKey(1))
@@ -225,7 +225,7 @@ def test_first_guesses_are_pads_the_last_token_or_tokens_of_the_prompt() -> None
 
 def test_a_pad_outside_the_vocabulary_is_not_guessed() -> None:
     """Some tokenizers pad with a token that the model has no row for."""
-    tokenizer = cast(PreTrainedTokenizerBase, SimpleNamespace(pad_token_id=VOCAB))
+    tokenizer = cast(Tokenizer, SimpleNamespace(pad_token_id=VOCAB))
     assert propose(Jacobi(replace(RESOURCES, tokenizer=tokenizer), Options()), Sight(), 1) == [0]
 
 

@@ -71,7 +71,9 @@ def test_the_built_in_model_writes_the_same_text_from_a_file(tmp_path: Path) -> 
     texts = []
     for model in ("parlay-mini", str(written)):
         llm = LLM(model, load=FP32)
-        texts.append([llm.chat([conversation], params)[0].outputs[0].text, llm.tokenizer.eos_token])
+        texts.append(
+            [llm.chat([conversation], params)[0].outputs[0].text, llm.tokenizer.special_tokens_map["eos_token"]]
+        )
     assert texts[0] == texts[1]
     assert texts[0][0]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from parlay import LLM, SamplingParams
+from parlay.chat_template import render
 from parlay.models.pulled import place_of
 from parlay.testing.dense_copy import save_dense
 from parlay.types import Exactness, Segment
@@ -46,7 +47,7 @@ def test_the_file_brings_tokenizer_template_and_ends(llm: LLM) -> None:
     """Ids as llama.cpp has them for the same file."""
     tokenizer = llm.tokenizer
     assert tokenizer is not None
-    text = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
+    text = render(tokenizer, QUESTION)
     asked = "<|im_start|>user\nWhat is the opposite of hot?<|im_end|>\n<|im_start|>assistant\n"
     assert text == BLANK + asked
     assert tokenizer.encode("Hello, world 1984\n") == [19556, 28, 905, 216, 33, 41, 40, 36, 198]

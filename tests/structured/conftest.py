@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from parlay import LLM
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
 from parlay.structured.grammars import Grammars
+from parlay.types import Tokenizer
 
 EOS = (0, 4)
 """Both end a text of the built-in model."""
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerBase:
+def tokenizer() -> Tokenizer:
     return load_tokenizer(resolve("parlay-mini"))
 
 
 @pytest.fixture(scope="session")
-def grammars(tokenizer: PreTrainedTokenizerBase) -> Grammars:
+def grammars(tokenizer: Tokenizer) -> Grammars:
     return Grammars(tokenizer, 4096, EOS)
 
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from parlay.structured.constraint import GrammarConstraint
 from parlay.structured.grammars import Grammars
-from parlay.types import ParlayError, StructuredOutputsParams
+from parlay.types import ParlayError, StructuredOutputsParams, Tokenizer
 
 END, OTHER_END = 4, 0
 
@@ -105,7 +104,7 @@ def look_around(fresh: GrammarConstraint, used: GrammarConstraint, output: list[
 @settings(max_examples=25, deadline=None)
 @given(pattern=REGEXES, data=st.data())
 def test_random_expressions_allow_matching_texts_alone(
-    grammars: Grammars, tokenizer: PreTrainedTokenizerBase, pattern: str, data: st.DataObject
+    grammars: Grammars, tokenizer: Tokenizer, pattern: str, data: st.DataObject
 ) -> None:
     ids = walk(grammars, StructuredOutputsParams(regex=pattern), data)
     assert ids is None or re.fullmatch(pattern, str(tokenizer.decode(ids)))
@@ -114,7 +113,7 @@ def test_random_expressions_allow_matching_texts_alone(
 @settings(max_examples=25, deadline=None)
 @given(schema=VALUES, data=st.data())
 def test_random_schemas_allow_valid_json_alone(
-    grammars: Grammars, tokenizer: PreTrainedTokenizerBase, schema: dict[str, Any], data: st.DataObject
+    grammars: Grammars, tokenizer: Tokenizer, schema: dict[str, Any], data: st.DataObject
 ) -> None:
     ids = walk(grammars, StructuredOutputsParams(json=schema), data, most=25)
     assert ids is None or fits(json.loads(str(tokenizer.decode(ids))), schema)

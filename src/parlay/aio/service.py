@@ -12,9 +12,10 @@ from typing import Self, TypeVar
 from parlay.aio.mailbox import Closed, Mailbox, Ticket
 from parlay.aio.stream import JobStream
 from parlay.aio.worker import EngineThread, Worker
+from parlay.chat_template import Messages
 from parlay.llm import LLM, RequestFailed
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job, Messages, Prompt, RequestOptions
+from parlay.requests import Job, Prompt, RequestOptions
 from parlay.types import EngineStats, SamplingParams
 
 T = TypeVar("T")

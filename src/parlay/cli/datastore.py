@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.types import ParlayError
+from parlay.types import ParlayError, Tokenizer
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-    from transformers import PreTrainedTokenizerBase
 
     from parlay.corpus import CorpusSource, Document
     from parlay.drafters.stores.datastore_file import Datastore
@@ -74,7 +73,7 @@ def _check_output(path: Path) -> None:
         raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
 
 
-def _make(sources: list[CorpusSource], tokenizer: PreTrainedTokenizerBase, name: str) -> Datastore:
+def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datastore:
     from parlay import corpus
     from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
 

@@ -27,6 +27,7 @@ _LONG = 128  # records after which an estimate that had no part in them is doubt
 _MOVED = 0.05  # change of an estimate that matters to those who work with it
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8)  # most telling first, in case time runs out
+_PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 
 
@@ -194,7 +195,7 @@ def _between(known: list[tuple[int, float]], rows: int) -> float:
 
 
 def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
-    """Time a few forwards of 1 to 32 rows in a scratch sequence; stops early where a forward is slow.
+    """Time a few forwards of 1 to 32 rows in a scratch sequence, for so many seconds at most.
 
     A runner without room for 32 tokens is not timed: the cost then starts from a guess.
     """
@@ -213,13 +214,17 @@ def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
 def _time_rows(runner: Runner, deadline: float) -> dict[int, float]:
     """The quickest forward seen for each row count; passes over all of them, so that a slow moment hits all alike."""
     best: dict[int, float] = {}
+    enough = time.perf_counter() + _ENOUGH
     _time_forward(runner, 1)  # the first one ever may build kernels
-    while True:
+    passes = 0
+    while passes < _PASSES or time.perf_counter() < enough:
         for rows in _CALIBRATED:
             guess = best.get(rows) or max(best.values(), default=0.0)
             if best and time.perf_counter() + guess > deadline:
                 return best
             best[rows] = min(best.get(rows, float("inf")), _time_forward(runner, rows))
+        passes += 1
+    return best
 
 
 def _time_forward(runner: Runner, rows: int) -> float:

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from parlay.options import Options
-from parlay.types import Drafter, Runner, RunnerSpec
+from parlay.types import Drafter, Runner, RunnerSpec, Tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from parlay.drafters.stores.datastore_file import Datastore
     from parlay.heads.opening import FindHead
 
@@ -46,8 +44,8 @@ class Resources:
     vocab_size: int
     open_runner: Callable[[str], Runner]
     default_draft: str | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    open_tokenizer: Callable[[str], PreTrainedTokenizerBase] | None = None
+    tokenizer: Tokenizer | None = None
+    open_tokenizer: Callable[[str], Tokenizer] | None = None
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
     find_head: FindHead | None = None

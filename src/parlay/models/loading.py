@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from parlay.models import config as folder_config
 from parlay.models.config import DecoderConfig, read_json
+from parlay.models.folder_tokenizer import load_tokenizer as load_folder_tokenizer
 from parlay.models.gguf import file as gguf_file
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.models.shapes import BadCheckpoint, Weight, check_weights, some, weight_shapes
-from parlay.types import ParlayError
+from parlay.types import Tokenizer
 
-_PLAIN_TOKENIZERS = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old exporters stored and that are recomputed from the config anyway."""
 
@@ -31,9 +29,9 @@ def read_config(model: Path) -> DecoderConfig:
     return gguf_file.read_config(model) if model.is_file() else folder_config.read_config(model)
 
 
-def load_tokenizer(model: Path) -> Any:
-    """The tokenizer in a folder or GGUF file, as transformers has them; no remote code, no network."""
-    return load_gguf_tokenizer(model) if model.is_file() else _folder_tokenizer(model)
+def load_tokenizer(model: Path) -> Tokenizer:
+    """The tokenizer in a folder or GGUF file; no remote code, no network."""
+    return load_gguf_tokenizer(model) if model.is_file() else load_folder_tokenizer(model)
 
 
 def load_weights(model: Path, config: DecoderConfig) -> dict[str, Weight]:
@@ -43,26 +41,6 @@ def load_weights(model: Path, config: DecoderConfig) -> dict[str, Weight]:
     out. Raises BadCheckpoint naming the first missing, extra and mis-shaped tensors, or the file that is cut short.
     """
     return gguf_file.load_weights(model, config) if model.is_file() else dict(load_tensors(model, config))
-
-
-def _folder_tokenizer(directory: Path) -> Any:
-    try:
-        if _is_plain(directory):
-            return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-        from transformers import AutoTokenizer  # here, because it takes two seconds to import
-
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ParlayError(f"can't load a tokenizer from {directory}: {reason}") from error
-
-
-def _is_plain(directory: Path) -> bool:
-    """Whether tokenizer.json says it all, so that no model's own tokenizer class is needed."""
-    described = directory / "tokenizer_config.json"
-    if not described.is_file() or not (directory / "tokenizer.json").is_file():
-        return False
-    return read_json(described).get("tokenizer_class") in _PLAIN_TOKENIZERS
 
 
 def load_tensors(directory: Path, config: DecoderConfig) -> dict[str, Tensor]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from parlay.serve.errors import ApiError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen
@@ -19,7 +15,7 @@ _MARKS = (
 """Per family: what stands before the prefix, between prefix and suffix, and after the suffix."""
 
 
-def infill_prompt(tokenizer: PreTrainedTokenizerBase | None, prefix: str, suffix: str) -> list[int]:
+def infill_prompt(tokenizer: Tokenizer | None, prefix: str, suffix: str) -> list[int]:
     """Ids that ask for what belongs between the two. Raises ApiError for a model that was not made for it."""
     vocabulary = tokenizer.get_vocab() if tokenizer is not None else {}
     marks = next((marks for marks in _MARKS if all(mark in vocabulary for mark in marks)), None)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fastapi import Request
 
+from parlay.chat_template import Messages
 from parlay.encoding import PromptTooLong
-from parlay.requests import ChatOptions, Job, Messages, Prompt, RequestOptions
+from parlay.requests import ChatOptions, Job, Prompt, RequestOptions
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.errors import ApiError

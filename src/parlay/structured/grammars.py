@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 from parlay.structured.checking import Checker, spelled
 from parlay.structured.constraint import GrammarConstraint
 from parlay.structured.limits import check_size
-from parlay.types import ParlayError, StructuredOutputsParams
+from parlay.types import ParlayError, StructuredOutputsParams, Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 _Key = tuple[str, str]
@@ -65,7 +64,7 @@ class Grammars:
     because another has asked the same; and who has most kept gives way first.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)

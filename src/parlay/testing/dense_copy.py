@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedTokenizerFast
 
 from parlay.models.config import RopeConfig
 from parlay.models.dequantize import dense
@@ -32,4 +33,10 @@ def save_dense(file: Path, directory: Path) -> None:
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    load_tokenizer(file).save_pretrained(directory)
+    tokenizer = load_tokenizer(file)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        chat_template=tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+        **tokenizer.special_tokens_map,
+    ).save_pretrained(directory)

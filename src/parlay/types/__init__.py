@@ -34,6 +34,7 @@ from parlay.types.strategy import (
     Spent,
     Strategy,
 )
+from parlay.types.tokenizer import Tokenizer
 
 __all__ = [
     "NOTHING_COMMITTED",
@@ -79,6 +80,7 @@ __all__ = [
     "StructuredOutputsParams",
     "Sublayer",
     "TokenLogprobs",
+    "Tokenizer",
     "Tree",
     "Verdict",
 ]

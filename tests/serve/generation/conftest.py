@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.requests import Messages, Prompt
+from parlay.chat_template import Messages
+from parlay.requests import Prompt
 
 Post = Callable[..., Any]
 Serve = Callable[[FastAPI], AbstractContextManager[str]]

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
+from parlay.chat_template import render
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASKED = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 8}
@@ -160,7 +161,7 @@ def test_the_last_message_is_gone_on_with(client: TestClient, engine: AsyncLLM) 
     answer = client.post(CHAT, json=asked).json()
     tokenizer = engine.llm.tokenizer
     assert tokenizer is not None
-    ids = tokenizer.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+    ids = tokenizer.encode(render(tokenizer, messages, continue_final=True), add_special_tokens=False)
     assert answer["usage"]["prompt_tokens"] == len(ids)
     assert refused(client, CHAT, continue_final_message=True, add_generation_prompt=True) == "continue_final_message"
 

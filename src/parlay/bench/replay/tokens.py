@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from parlay.bench.replay.answers import RecordedAnswer
+from parlay.chat_template import render
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
-from parlay.types import ParlayError
+from parlay.types import ParlayError, Tokenizer
 
 if TYPE_CHECKING:
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
-    from transformers import PreTrainedTokenizerBase
 
 MISTRAL = "mistral-common"
 MISTRAL_VERSIONS = ("v1", "v2", "v3", "v7", "tekken")
@@ -35,14 +35,14 @@ class Recorded:
 
 
 class RecordedTokens(Protocol):
-    """A tokenizer as a replay needs it. ``base`` is that of transformers, for drafters that compare texts."""
+    """A tokenizer as a replay needs it. ``base`` is that of the model, for drafters that compare texts."""
 
     @property
     def name(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
     @property
-    def base(self) -> PreTrainedTokenizerBase | None: ...
+    def base(self) -> Tokenizer | None: ...
 
     def asked(self, prompt: str) -> Ids:
         """A prompt as its model sees it: inside the chat template where there is one."""
@@ -69,10 +69,10 @@ def recorded(answer: RecordedAnswer, tokens: RecordedTokens) -> Recorded:
 
 
 class _HuggingFace:
-    """A tokenizer of transformers."""
+    """A tokenizer that goes with a model."""
 
     def __init__(self, name: str) -> None:
-        self.base: PreTrainedTokenizerBase = load_tokenizer(resolve(name))
+        self.base: Tokenizer = load_tokenizer(resolve(name))
         self.name = Path(name).name
         self.vocab_size = len(self.base)
 
@@ -80,8 +80,7 @@ class _HuggingFace:
         if not self.base.chat_template:
             return tuple(self.base.encode(prompt))
         turn = [{"role": "user", "content": prompt}]
-        text = self.base.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-        return tuple(self.base.encode(text, add_special_tokens=False))
+        return self.encode(render(self.base, turn))
 
     def encode(self, text: str) -> Ids:
         return tuple(self.base.encode(text, add_special_tokens=False))

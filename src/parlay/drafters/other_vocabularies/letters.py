@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 LAST_BYTE = "\xff"
 """Letters up to this one are bytes; each beyond it is a token of its own."""
@@ -22,9 +20,9 @@ class TokenLetters:
     However they are written: with a sign for the space (▁ or Ġ), bytes as letters (GPT-2) or as <0xE2>.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._letters = _byte_letters() if _is_byte_level(tokenizer) else {}
-        self._added = set(tokenizer.get_added_vocab())
+        self._added = {token.content for token in tokenizer.added_tokens_decoder.values()}
 
     def is_byte(self, piece: str) -> bool:
         """Whether the piece is there for a byte that no other piece has."""
@@ -48,7 +46,7 @@ class Letters:
     a tokenizer that has a tokenizer.json that is so of every id.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer if tokenizer is not None and tokenizer.is_fast else None
         self._speller = TokenLetters(self._tokenizer) if self._tokenizer is not None else None
         self._known: dict[int, str] = {}
@@ -86,7 +84,7 @@ def readable(letters: str) -> str:
     return "" if text.startswith("\ufffd") else text.partition("\ufffd")[0]
 
 
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
     """Whether tokens are bytes written as letters: the tokenizer's own decoder tells."""
     decoder = tokenizer.backend_tokenizer.decoder
     return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))

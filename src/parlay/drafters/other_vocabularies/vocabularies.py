@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from tokenizers import Tokenizer as Backend
 
 from parlay.drafters.history import History
 from parlay.drafters.other_vocabularies.letters import TokenLetters
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 INCOMPLETE = "�"
 """What ids that end inside a character decode to."""
@@ -31,24 +32,25 @@ class Encoded(NamedTuple):
 class Codec:
     """A tokenizer that adds nothing and tidies nothing up. ``left_out`` ids have no text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, left_out: Collection[int] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, left_out: Collection[int] = ()) -> None:
+        self._backend = _whole_texts(tokenizer.backend_tokenizer)
+        self._bos = tokenizer.bos_token_id
         self._left_out = frozenset(left_out)
         self.size = len(tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
         kept = [token for token in ids if token not in self._left_out] if self._left_out else list(ids)
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self._backend.decode(kept, skip_special_tokens=False))
 
     def encode(self, text: str) -> Encoded:
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        return Encoded(list(encoding["input_ids"]), [end for _, end in encoding["offset_mapping"]])
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return Encoded(list(encoding.ids), [end for _, end in encoding.offsets])
 
     def begin(self, text: str) -> Encoded:
         """The ids of a text that a sequence begins with; a tokenizer that opens texts with a token of its own does."""
         encoded = self.encode(text)
-        opening = list(self._tokenizer("", verbose=False)["input_ids"])[:1]
-        if not opening or opening == encoded.ids[:1] or opening[0] != self._tokenizer.bos_token_id:
+        opening = list(self._backend.encode("").ids)[:1]
+        if not opening or opening == encoded.ids[:1] or opening[0] != self._bos:
             return encoded
         return Encoded([*opening, *encoded.ids], [0, *encoded.ends])
 
@@ -61,16 +63,24 @@ class Codec:
         return self.decode(ids[-_LONGEST_CHARACTER:]).endswith(INCOMPLETE)
 
 
-def codecs(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> tuple[Codec, Codec]:
+def _whole_texts(backend: Backend) -> Backend:
+    """One that neither cuts texts nor fills them up: a copy if this one does."""
+    if backend.truncation is None and backend.padding is None:
+        return backend
+    backend = copy(backend)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def codecs(target: Tokenizer, drafter: Tokenizer) -> tuple[Codec, Codec]:
     """Those of the target and of the draft model. Special tokens that the draft model lacks have no text for it."""
     known = drafter.get_vocab()
     lost = [token for token, text in _specials(target).items() if text not in known]
     return Codec(target, lost), Codec(drafter)
 
 
-def open_tokenizers(
-    resources: Resources, strategy: str, model: str
-) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+def open_tokenizers(resources: Resources, strategy: str, model: str) -> tuple[Tokenizer, Tokenizer]:
     """The target's and the draft model's. Raises UsageError where one is missing or can't tell offsets."""
     if resources.tokenizer is None or resources.open_tokenizer is None:
         raise UsageError(f"strategy {strategy}: the target has no tokenizer here; load it with one")
@@ -81,8 +91,9 @@ def open_tokenizers(
     return target, drafter
 
 
-def _specials(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    return {token: tokenizer.convert_ids_to_tokens(token) for token in tokenizer.all_special_ids}
+def _specials(tokenizer: Tokenizer) -> dict[int, str]:
+    ids = {text: tokenizer.backend_tokenizer.token_to_id(text) for text in tokenizer.all_special_tokens}
+    return {token: text for text, token in ids.items() if token is not None}
 
 
 class Retold:
@@ -197,13 +208,13 @@ def scores(ends: Sequence[int], drafted: Sequence[tuple[int, float]]) -> list[fl
     return result
 
 
-def intersection(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> dict[int, int]:
+def intersection(target: Tokenizer, drafter: Tokenizer) -> dict[int, int]:
     """Id in the draft model's vocabulary -> id of the token with the same bytes in the target's. One to one."""
     known = spelled(target)
     return {token: known[text] for text, token in spelled(drafter).items() if text in known}
 
 
-def spelled(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, int]:
+def spelled(tokenizer: Tokenizer) -> dict[bytes, int]:
     """The vocabulary by the bytes that each token stands for; of equals the first, whole pieces before single bytes."""
     speller = TokenLetters(tokenizer)
     result: dict[bytes, int] = {}

@@ -18,15 +18,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from parlay.drafters.stores.suffix_array import Integers, suffix_array
-from parlay.types import ParlayError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import ParlayError, Tokenizer
 
 VERSION = 1
 _MAGIC = b"PARLAYDS"
@@ -182,7 +179,7 @@ class Datastore:
         return start, bisect_left(suffixes, [*wanted, border], start, key=beginning)
 
 
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+def fingerprint(tokenizer: Tokenizer) -> str:
     """The same for tokenizers that mean the same by every id."""
     digest = hashlib.sha256()
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
@@ -190,7 +187,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return digest.hexdigest()[:32]
 
 
-def vocabulary(tokenizer: PreTrainedTokenizerBase) -> int:
+def vocabulary(tokenizer: Tokenizer) -> int:
     """One more than the largest id of the tokenizer."""
     return 1 + max(int(number) for number in tokenizer.get_vocab().values())
 

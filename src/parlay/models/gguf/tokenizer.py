@@ -1,4 +1,4 @@
-"""The tokenizer and the chat template that a GGUF file carries, made for transformers once and kept on disk.
+"""The tokenizer and the chat template that a GGUF file carries, made once and kept on disk.
 
 Two kinds occur in the families that Parlay runs: byte-level pairs (``gpt2``), and SentencePiece's pairs with scores
 (``llama``). A ``tokenizer.json`` beside the file wins over what is in it.
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
+from parlay.models.plain_tokenizer import PlainTokenizer
 from parlay.models.user_cache import user_cache, written_whole
 
 _KEY = "tokenizer.ggml."
@@ -30,7 +30,7 @@ _WORD = "▁"
 _INSTEAD = "name the model's own tokenizer (--tokenizer FOLDER_OR_HUB_ID)"
 
 
-def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(path: Path) -> PlainTokenizer:
     """The tokenizer of the GGUF file at ``path``, with its chat template.
 
     Raises BadGguf, with the reason in one line, for a tokenizer that is damaged or of a kind that Parlay can't make.
@@ -39,37 +39,40 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     beside = path.with_name(_BESIDE)
     try:
         if beside.is_file():
-            return _checked(_opened(header.keys, tokenizer_file=str(beside)), header.keys)
+            return _checked(_opened(header.keys, beside), header.keys)
         return _kept(header)
     except ValueError as error:
         raise BadGguf(f"{path}: {error}") from None
 
 
-def _kept(header: Header) -> PreTrainedTokenizerFast:
+def _kept(header: Header) -> PlainTokenizer:
     """From the cache, where it is made if need be: reading it there takes half the time."""
     kept = user_cache() / "tokenizers" / f"{header.digest}-{_FORM}.json"
     if kept.is_file():
         with suppress(ValueError):  # one that can't be read is made again
-            return _opened(header.keys, tokenizer_file=str(kept))
+            return _opened(header.keys, kept)
     tokenizer = build(header.keys)
     with suppress(OSError), written_whole(kept) as part:  # a cache that can't be written to costs time alone
         tokenizer.save(str(part), pretty=False)
-    return _opened(header.keys, tokenizer_object=tokenizer)
+    return _plain(header.keys, tokenizer)
 
 
-def _opened(keys: Mapping[str, Value], **source: Any) -> PreTrainedTokenizerFast:
+def _opened(keys: Mapping[str, Value], path: Path) -> PlainTokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower kind
+        raise ValueError(f"the {_BESIDE} for it can't be read: {error}") from None
+    return _plain(keys, tokenizer)
+
+
+def _plain(keys: Mapping[str, Value], tokenizer: Tokenizer) -> PlainTokenizer:
     """With the names of its special tokens, and its chat templates."""
     special = {name: _token(keys, short) for name, short in _SPECIAL_TOKENS.items()}
     known = {name: token for name, token in special.items() if token is not None}
-    try:
-        tokenizer = PreTrainedTokenizerFast(**source, clean_up_tokenization_spaces=False, **known)
-    except Exception as error:  # the library raises no narrower kind
-        raise ValueError(f"the {_BESIDE} for it can't be read: {error}") from None
-    tokenizer.chat_template = _templates(keys)
-    return tokenizer
+    return PlainTokenizer(tokenizer, known, _templates(keys))
 
 
-def _checked(tokenizer: PreTrainedTokenizerFast, keys: Mapping[str, Value]) -> PreTrainedTokenizerFast:
+def _checked(tokenizer: PlainTokenizer, keys: Mapping[str, Value]) -> PlainTokenizer:
     """Refuses the tokenizer of another model: one with more tokens than the model knows."""
     known = keys.get(_KEY + "tokens")
     if isinstance(known, Strings) and len(tokenizer) > len(known):
@@ -81,7 +84,7 @@ def _checked(tokenizer: PreTrainedTokenizerFast, keys: Mapping[str, Value]) -> P
 
 
 def _templates(keys: Mapping[str, Value]) -> str | dict[str, str] | None:
-    """The one template, or by name where there are more, or None. transformers renders them in its sandbox."""
+    """The one template, or by name where there are more, or None."""
     start = "tokenizer.chat_template"
     default = keys.get(start)
     named = {key[len(start) + 1 :]: value for key, value in keys.items() if key.startswith(start + ".")}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parlay.requests import Tools
+from parlay.chat_template import Tools
 from parlay.serve.chat.formats import Format, format_of, takes_tools
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
 

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from typing_extensions import TypedDict
 
@@ -27,9 +27,7 @@ from parlay.serve.replies.usage import (
     usage,
 )
 from parlay.serve.streaming import Chunk, DataFrames
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 
 class CompletionChoice(TypedDict):
@@ -56,7 +54,7 @@ class CompletionShape:
     """What the replies to one request have in common. ``echoes`` are the prompts' texts where they are wanted back."""
 
     model: str
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: Tokenizer | None
     n: int
     logprobs: bool
     skip_special: bool

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parlay.text import make_detokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
@@ -29,7 +27,7 @@ _ALPHABET = _byte_alphabet()
 class Speller:
     """Spells the tokens of one ``tokenizer``. Without a tokenizer there are only their numbers."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self._added = tokenizer.added_tokens_decoder if tokenizer is not None else {}
         self._decoders = _decoders(tokenizer)
@@ -59,7 +57,7 @@ class Speller:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
 
-def _decoders(tokenizer: PreTrainedTokenizerBase | None) -> frozenset[str]:
+def _decoders(tokenizer: Tokenizer | None) -> frozenset[str]:
     """The kinds of decoder that a compiled tokenizer goes through."""
     if tokenizer is None or not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
         return frozenset()
@@ -67,9 +65,7 @@ def _decoders(tokenizer: PreTrainedTokenizerBase | None) -> frozenset[str]:
     return frozenset(one["type"] for one in state.get("decoders", [state]))
 
 
-def tokens_before(
-    tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int], length: int, *, skip_special: bool
-) -> int:
+def tokens_before(tokenizer: Tokenizer | None, ids: Sequence[int], length: int, *, skip_special: bool) -> int:
     """How many tokens begin within the first ``length`` characters of their text."""
     if length == 0:
         return 0
@@ -80,7 +76,7 @@ def tokens_before(
 class Offsets:
     """Where in the text each token begins, in characters; a token that goes on in a character begins where it does."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, *, skip_special: bool, start: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, skip_special: bool, start: int = 0) -> None:
         self._detokenizer = make_detokenizer(tokenizer, skip_special) if tokenizer is not None else None
         self.end = start
 

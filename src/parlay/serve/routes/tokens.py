@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from parlay.chat_template import render
 from parlay.encoding import encode
 from parlay.serve.bodies.common import INT_LIMIT
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.fields import ALL_WHOLE
 from parlay.serve.hosted import Served
 from parlay.serve.registry import Registry
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from parlay.types import Tokenizer
 
 
 class _Body(BaseModel):
@@ -113,15 +112,12 @@ def _chat_text(served: Served, body: TokenizeMessages) -> str:
         raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
     messages = [message.model_dump() for message in body.messages]
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=body.add_generation_prompt, tokenize=False
-        )
+        return render(tokenizer, messages, begin_answer=body.add_generation_prompt)
     except Exception as error:  # a template is a program: it can fail in any way
         raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
-    return text
 
 
-def _tokenizer(served: Served) -> PreTrainedTokenizerBase:
+def _tokenizer(served: Served) -> Tokenizer:
     tokenizer = served.engine.llm.tokenizer
     if tokenizer is None:
         raise ApiError(400, f"model {served.name} came without a tokenizer", "model")

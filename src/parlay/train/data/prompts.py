@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from parlay.types import ParlayError
+from parlay.chat_template import render
+from parlay.types import ParlayError, Tokenizer
 
 _MARK = "PARLAY"
 
@@ -21,13 +21,11 @@ class ChatFrame:
     after: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> ChatFrame:
+    def of(cls, tokenizer: Tokenizer | None) -> ChatFrame:
         """Raises ParlayError for a tokenizer without a chat template, or whose template changes a user's words."""
         if tokenizer is None or not tokenizer.chat_template:
             raise ParlayError("the model has no chat template: give texts of its own with --texts")
-        message = [{"role": "user", "content": _MARK}]
-        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        before, mark, after = text.partition(_MARK)
+        before, mark, after = render(tokenizer, [{"role": "user", "content": _MARK}]).partition(_MARK)
         if not mark:
             raise ParlayError("the model's chat template changes what a user says: give texts of its own with --texts")
         return cls(*(tuple(tokenizer.encode(part, add_special_tokens=False)) for part in (before, after)))

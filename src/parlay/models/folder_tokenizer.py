@@ -1,0 +1,89 @@
+"""The tokenizer in a model's folder: without transformers where tokenizer.json says all that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from parlay.models.config import read_json
+from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.types import ParlayError, Tokenizer
+
+_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+"""Those that do nothing of their own."""
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_UNDERSTOOD = frozenset(
+    {
+        *_SPECIAL,
+        *("tokenizer_class", "backend", "is_local", "model_input_names", "model_max_length", "padding_side"),
+        *("added_tokens_decoder", "chat_template", "clean_up_tokenization_spaces", "extra_special_tokens"),
+    }
+)
+"""Keys of tokenizer_config.json that change nothing, or that are looked at here."""
+_OTHERS = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
+"""What else may say something of a tokenizer."""
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Raises ParlayError for one that can't be read."""
+    try:
+        plain = _plain(directory)
+    except Exception as error:  # the library raises no narrower kind
+        raise _unreadable(directory, error) from error
+    return plain if plain is not None else _of_transformers(directory)
+
+
+def _of_transformers(directory: Path) -> Tokenizer:
+    from transformers import AutoTokenizer  # here, because it takes two seconds to import
+
+    try:
+        found: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unreadable(directory, error) from error
+    return found
+
+
+def _unreadable(directory: Path, error: Exception) -> ParlayError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ParlayError(f"can't load a tokenizer from {directory}: {reason}")
+
+
+def _plain(directory: Path) -> PlainTokenizer | None:
+    """The one that transformers would make, or None where a file says anything that is not looked at here."""
+    described, stored = directory / "tokenizer_config.json", directory / "tokenizer.json"
+    if not described.is_file() or not stored.is_file() or any((directory / name).exists() for name in _OTHERS):
+        return None
+    said: Mapping[str, Any] = read_json(described)
+    template = _template(directory, said)
+    if said.get("tokenizer_class") not in _CLASSES or not said.keys() <= _UNDERSTOOD or isinstance(template, list):
+        return None
+    backend = Backend.from_file(str(stored))
+    special = {name: said[name] for name in _SPECIAL if said.get(name) is not None}
+    return PlainTokenizer(backend, special, template) if _says_no_more(said, special, backend) else None
+
+
+def _says_no_more(said: Mapping[str, Any], special: Mapping[str, Any], backend: Backend) -> bool:
+    """Whether tokenizer.json knows every token that the config names, as the config has it."""
+    known: Mapping[int, AddedToken] = backend.get_added_tokens_decoder()
+    marked = {token.content for token in known.values() if token.special}
+    if said.get("extra_special_tokens") or not all(token in marked for token in map(str, special.values())):
+        return False
+    if said.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
+        return False
+    listed: Mapping[str, Mapping[str, Any]] = said.get("added_tokens_decoder", {})
+    return all(int(number) in known and _same(known[int(number)], token) for number, token in listed.items())
+
+
+def _same(token: AddedToken, said: Mapping[str, Any]) -> bool:
+    has = {name: said.get(name, False) for name in ("lstrip", "normalized", "rstrip", "single_word", "special")}
+    return repr(token) == repr(AddedToken(said["content"], **has))
+
+
+def _template(directory: Path, said: Mapping[str, Any]) -> Any:
+    """The text of the template, a list where there are several, or None."""
+    alone = directory / "chat_template.jinja"
+    return alone.read_text(encoding="utf-8") if alone.is_file() else said.get("chat_template")

@@ -1,0 +1,77 @@
+"""A tokenizer that its tokenizer.json says all of: the library that runs it, and the names of its special tokens.
+
+transformers has the same with much around it, and takes half a second to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tokenizers import AddedToken, Tokenizer
+
+
+class PlainTokenizer:
+    """Implements `parlay.types.Tokenizer` over ``backend``, which is changed so that it neither cuts nor fills texts.
+
+    ``special`` are special tokens by what they are for (``bos_token``, ...). Those that the backend does not know as
+    such are made so.
+    """
+
+    is_fast = True
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        special: Mapping[str, str],
+        chat_template: str | dict[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        known = {token.content for token in backend.get_added_tokens_decoder().values()}
+        unknown = dict.fromkeys(token for token in special.values() if token not in known)
+        backend.add_tokens([AddedToken(token, special=True) for token in unknown])
+        self.backend_tokenizer = backend
+        self.special_tokens_map = dict(special)
+        self.chat_template = chat_template
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        return list(dict.fromkeys(self.special_tokens_map.values()))
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, AddedToken]:
+        found: dict[int, AddedToken] = self.backend_tokenizer.get_added_tokens_decoder()
+        return found
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._id("pad_token")
+
+    def _id(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self.backend_tokenizer.token_to_id(token)
+
+    def __len__(self) -> int:
+        return int(self.backend_tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def get_vocab(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self.backend_tokenizer.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    def convert_ids_to_tokens(self, ids: int) -> str | None:
+        token: str | None = self.backend_tokenizer.id_to_token(ids)
+        return token
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

@@ -1,0 +1,120 @@
+"""Tokenizers that need no transformers do what those of transformers do, and are taken only where they can."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from parlay.encoding import encode
+from parlay.models.folder_tokenizer import load_tokenizer
+from parlay.models.gguf.tokenizer import build
+from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.resolving import resolve
+from parlay.text import make_detokenizer
+from parlay.types import ParlayError
+from tests.models.test_gguf_tokenizer import byte_level, sentence_piece
+
+FOLDER = resolve("parlay-mini")
+KINDS: dict[str, Callable[[], Any]] = {
+    "bytes": lambda: build(byte_level("llama-bpe")),
+    "pieces": lambda: build(sentence_piece()),
+}
+SPECIAL = {"bytes": {"bos_token": "<|end|>", "eos_token": "hell"}, "pieces": {"bos_token": "<s>", "unk_token": "<unk>"}}
+"""One of them is an ordinary token in the vocabulary, as files that mark no tokens have it."""
+
+OURS = {kind: PlainTokenizer(KINDS[kind](), SPECIAL[kind]) for kind in KINDS}
+THEIRS = {
+    kind: PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), clean_up_tokenization_spaces=False, **SPECIAL[kind])
+    for kind in KINDS
+}
+OURS["folder"], THEIRS["folder"] = load_tokenizer(FOLDER), PreTrainedTokenizerFast.from_pretrained(FOLDER)
+
+PARTS = ["h", "e", "l", "o", " ", "  ", "hell", "<|end|>", "<s>", "<tool>", "a", "b", "é", "日", "🙂"]
+texts = st.lists(st.sampled_from(PARTS), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("kind", OURS)
+@settings(max_examples=60, deadline=None)
+@given(text=texts)
+def test_ids_and_texts_are_those_of_transformers(kind: str, text: str) -> None:
+    ours, theirs = OURS[kind], THEIRS[kind]
+    for special in (True, False):
+        expected = theirs.encode(text, add_special_tokens=special)
+        assert encode(ours, text, special=special) == ours.encode(text, add_special_tokens=special) == expected
+        assert encode(theirs, text, special=special) == expected
+    for skip in (True, False):
+        whole = theirs.decode(expected, skip_special_tokens=skip)
+        assert ours.decode(expected, skip_special_tokens=skip) == whole
+        streams = [make_detokenizer(each, skip) for each in (ours, theirs)]
+        pieces = [[stream.push(token) for token in expected] for stream in streams]
+        assert pieces[0] == pieces[1]
+        assert whole.startswith("".join(pieces[0]))
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_what_is_known_of_tokens_is_what_transformers_knows(kind: str) -> None:
+    ours, theirs = OURS[kind], THEIRS[kind]
+    assert (len(ours), ours.get_vocab()) == (len(theirs), theirs.get_vocab())
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "special_tokens_map", "all_special_tokens", "is_fast"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.chat_template == theirs.chat_template
+    added = [{token: repr(one) for token, one in each.added_tokens_decoder.items()} for each in (ours, theirs)]
+    assert added[0] == added[1]
+    assert [ours.convert_ids_to_tokens(token) for token in range(len(ours))] == theirs.convert_ids_to_tokens(
+        list(range(len(theirs)))
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(FOLDER / name, tmp_path)
+    return tmp_path
+
+
+def configure(folder: Path, **said: object) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {"add_bos_token": False},
+        {"sep_token": "<sep>"},
+        {"extra_special_tokens": ["<more>"]},
+        {"added_tokens_decoder": {"0": {"content": "<|endoftext|>", "special": True, "lstrip": True}}},
+        {"chat_template": [{"name": "default", "template": "x"}]},
+    ],
+    ids=lambda said: next(iter(said)),
+)
+def test_a_folder_that_says_more_is_left_to_transformers(folder: Path, said: dict[str, object]) -> None:
+    (folder / "chat_template.jinja").unlink()
+    assert isinstance(load_tokenizer(folder), PlainTokenizer)
+    configure(folder, **said)
+    assert not isinstance(load_tokenizer(folder), PlainTokenizer)
+
+
+def test_what_agrees_with_tokenizer_json_changes_nothing(folder: Path) -> None:
+    token = {"content": "<|endoftext|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
+    configure(folder, added_tokens_decoder={"0": token}, clean_up_tokenization_spaces=True, model_max_length=9)
+    found = load_tokenizer(folder)
+    assert isinstance(found, PlainTokenizer)
+    assert found.encode("a , b .") == OURS["folder"].encode("a , b .")
+    assert found.decode(found.encode("a , b .")[1:]) == "a , b ."
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"model": {"type": "BPE"}}'])
+def test_a_damaged_file_is_one_line(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ParlayError, match=r"^can't load a tokenizer from [^\n]*$"):
+        load_tokenizer(folder)

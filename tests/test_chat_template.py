@@ -1,0 +1,126 @@
+"""Chat templates write what transformers makes them write, and can do nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import pytest
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from parlay.chat_template import render
+from parlay.models.plain_tokenizer import PlainTokenizer
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+CHATML = """{{ bos_token }}{% for message in messages %}
+    {{- '<' + message.role + '>' + (message.content or '') + eos_token }}
+{% endfor %}
+{% if add_generation_prompt %}<assistant>{% endif %}
+"""
+THINKING = """{%- for message in messages %}
+{%- if loop.first and message.role == 'system' %}{% continue %}{% endif %}
+[{{ message.role }}]{{ message.content | trim }}
+{%- if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}
+{%- if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}
+{%- endfor %}
+{%- if tools is not none %}{{ tools | tojson(indent=2) }}{% endif %}
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+{%- if documents %}never{% endif %}"""
+ODDITIES = """{% set ns = namespace(self=1, seen=[]) %}{% set ns.self = ns.self + 1 %}{{ ns.self }}
+{{ dict(a='é<&>') | tojson }}{{ dict.fromkeys(['b'], none) }}{{ strftime_now('%Y') | length }}
+{% generation %}{% set inside = 1 %}{{ messages[-1].content }}{% endgeneration %}{{ inside is defined }}
+{% for message in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ message.role | tojson }}{% endfor %}
+"""
+STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}{{ messages[-1].content }}"
+
+USER = {"role": "user", "content": " Hi <there> & é "}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}
+THOUGHT = {"role": "assistant", "content": "So be it  ", "thinking": "hm"}
+TALKS = ([USER], [SYSTEM, USER], [USER, CALL, USER], [SYSTEM, USER, THOUGHT])
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "é < f", "parameters": {}}}]
+VARIABLES: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False})
+
+
+def ours(template: str | dict[str, str] | None) -> PlainTokenizer:
+    return PlainTokenizer(Tokenizer(models.BPE()), SPECIAL, template)
+
+
+def outcome(tokenizer: Any, talk: list[dict[str, Any]], wanted: Mapping[str, Any], *, theirs: bool) -> str:
+    """The text, or that there is none."""
+    try:
+        if not theirs:
+            return render(tokenizer, talk, **wanted)
+        text: str = tokenizer.apply_chat_template(
+            copy.deepcopy(talk),
+            tools=wanted["tools"] or None,
+            add_generation_prompt=wanted["begin_answer"],
+            continue_final_message=wanted["continue_final"],
+            tokenize=False,
+            **wanted["variables"],
+        )
+        return text
+    except Exception:
+        return "refused"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, THINKING, ODDITIES, STRICT, {"default": CHATML, "tool_use": THINKING}, {"tool_use": THINKING}],
+    ids=["chatml", "thinking", "oddities", "strict", "several", "no default"],
+)
+def test_every_path_writes_what_transformers_writes(template: str | dict[str, str]) -> None:
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=template, **SPECIAL)
+    found = []
+    for talk, tools, variables, (begin, go_on) in product(
+        TALKS, ((), TOOLS), VARIABLES, ((True, False), (False, False), (False, True))
+    ):
+        wanted = {"tools": tools, "variables": variables, "begin_answer": begin, "continue_final": go_on}
+        found.append(outcome(ours(template), talk, wanted, theirs=False))
+        assert found[-1] == outcome(theirs, talk, wanted, theirs=True), (talk, wanted)
+    assert set(found) != {"refused"}
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append.__globals__ }}",
+        "{{ raise_exception.__globals__['jinja2'] }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ ('%s' | attr('format')).__self__ }}",
+        "{{ messages.append(1) }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ namespace(__init__=1) }}",
+        "{{ dict.mro() }}{{ dict.__bases__[0] }}",
+        "{{ self._TemplateReference__context.environment.from_string('x') }}",
+    ],
+)
+def test_a_template_can_t_leave_its_sandbox(attack: str) -> None:
+    """It fails, or writes nothing of what it asks for."""
+    with suppress(TemplateError):
+        assert render(ours(attack), [USER]) == ""
+
+
+def test_a_message_that_is_written_twice_can_be_gone_on_with() -> None:
+    twice = ours("{{ messages[-1].content }}|{{ messages[-1].content }}.")
+    assert render(twice, [USER], continue_final=True) == f"{USER['content']}|{USER['content']}"
+
+
+def test_only_values_of_json_are_given_to_a_template() -> None:
+    with pytest.raises(ValueError, match="can't be given a object: give values of JSON"):
+        render(ours(CHATML), [{"role": "user", "content": object()}])
+
+
+def test_an_empty_conversation_and_a_missing_template_are_refused() -> None:
+    with pytest.raises(ValueError, match="conversation is empty"):
+        render(ours(CHATML), [])
+    with pytest.raises(ValueError, match="no chat template"):
+        render(ours(None), [USER])
