@@ -20,7 +20,7 @@ from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import add_venv_flags, find_all
 from benchmarks.peers.worker import Limits
-from benchmarks.setup import DRAFT, MINI, WIDE, Setup
+from benchmarks.setup import DRAFT, MINI, SMOLLM2, SMOLLM2_BF16, WIDE, Setup
 from benchmarks.setup import FULL as USUAL
 from parlay.bench.busy import busy_cores
 from parlay.bench.records import Results
@@ -43,7 +43,7 @@ logger = logging.getLogger("benchmarks")
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.busy", description=__doc__)
-    parser.add_argument("--model", nargs="+", help=f"default: {MINI} and {WIDE}; with --quick, {MINI}")
+    parser.add_argument("--model", nargs="+", help=f"default: {SMOLLM2}, {WIDE} and {MINI}; with --quick, {MINI}")
     parser.add_argument("--peers", nargs="*", choices=ALL_PEERS, metavar="ENGINE", help=f"{ALL_PEERS}")
     add_venv_flags(parser)
     parser.add_argument("--busy", nargs="+", type=int, metavar="N", help="processes beside; 0 is always among them")
@@ -65,7 +65,7 @@ def main() -> None:
     if (others := busy_cores()) > BUSY_ALREADY:
         logger.warning("others keep %.1f cores of this machine busy", others)
     ends = time.monotonic() + 60 * (options.minutes or (QUICK_MINUTES if options.quick else MINUTES))
-    for model in options.model or ([MINI] if options.quick else [MINI, WIDE]):
+    for model in options.model or ([MINI] if options.quick else [SMOLLM2, WIDE, MINI]):
         measure(model, options, results, ends)
     write_page(results.path, page(results.header, results.rows))
 
@@ -77,7 +77,8 @@ def measure(model: str, options: argparse.Namespace, results: Results, ends: flo
     scale = scale_of(options)
     with ExitStack() as stack:
         llm = stack.enter_context(LLM(str(directory), draft_model=DRAFT if model == WIDE else None))
-        decoders = peer_decoders(directory, options, stack)
+        dense = str(setup.directory(SMOLLM2_BF16)) if model == SMOLLM2 else ""
+        decoders = peer_decoders(directory, dense, options, stack)
         name = model if model in (MINI, WIDE) else directory.name
         benches = [Bench(llm, plan, results, decoders) for plan in plans(llm, name, scale, tuple(decoders))]
         took = 0.0
@@ -99,14 +100,15 @@ def scale_of(options: argparse.Namespace) -> Scale:
     return replace(usual, busy=busy, rounds=options.rounds or usual.rounds)
 
 
-def peer_decoders(directory: Path, options: argparse.Namespace, stack: ExitStack) -> Mapping[str, Decoder]:
-    """By engine. One that is not installed is a row that says so."""
+def peer_decoders(directory: Path, dense: str, options: argparse.Namespace, stack: ExitStack) -> Mapping[str, Decoder]:
+    """By engine. One that is not installed is a row that says so. ``dense``: see `Task`."""
     task = Task(
         model=str(directory),
         draft=str(resolve(DRAFT)),
         threads=len(os.sched_getaffinity(0)),
         longest=LONGEST,
         cache=str(options.cache.absolute() / "peers"),
+        dense=dense,
     )
     wanted = options.peers if options.peers is not None else QUICK_PEERS if options.quick else ALL_PEERS
     pythons, limits = find_all(wanted, options), Limits(answer=180.0)

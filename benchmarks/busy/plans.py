@@ -48,7 +48,7 @@ class Lengths:
     @staticmethod
     def of(tokens_per_second: float) -> Lengths:
         return Lengths(
-            min(max(int(0.15 * tokens_per_second), 16), 256), min(max(int(0.4 * tokens_per_second), 64), 160)
+            min(max(int(0.06 * tokens_per_second), 16), 256), min(max(int(0.4 * tokens_per_second), 64), 160)
         )
 
 

@@ -130,6 +130,8 @@ MISTAKES = {
     "acceptance": (["--device", "h200", "--acceptance", "2"], "--acceptance 2"),
     "unknown strategy": (["--calibrate", "--strategy", "prompt-lokup"], "did you mean prompt-lookup"),
     "dtype": (["--device", "h200", "--dtype", "int3"], "int3"),
+    "threads": (["--threads", "0"], "threads"),
+    "more threads than processors": (["--threads", "100000"], "this process may use"),
 }
 
 

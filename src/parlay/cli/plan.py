@@ -66,10 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check_machine_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
+    from parlay import threads
     from parlay.llm import DEFAULT_STRATEGY
     from parlay.plan.report import case
     from parlay.plan.strategies import compared, plan, read_acceptance
 
+    threads.settle(options.threads)
     acceptance = read_acceptance(options.acceptance)
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
