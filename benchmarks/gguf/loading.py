@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parlay.bench.provenance import ROOT
 from parlay.bench.records import Cell, Row
+from parlay.cli.opening import uncollected
 
-LOAD, READ, LAUNCH = "load", "read", "parlay generate"
+LOAD, AGAIN, READ, READ_NEW, LAUNCH = "load", "again", "read", "read into new memory", "parlay generate"
 PART = "loading"
 _CHUNK = 1 << 24
 
@@ -28,8 +29,15 @@ def measure(path: Path, rounds: int, threads: int) -> Iterator[Row]:
         loaded = _run(["-m", "benchmarks.gguf.loading", str(path), str(threads)])
         taken = json.loads(loaded[1])
         rows = [
-            Row(cell=cell, round=number, seconds=taken["load"], values={"memory": taken["memory"] / taken["size"]}),
-            Row(cell=Cell(part=PART, model=path.stem, strategy=LOAD, workload=READ), seconds=taken["read"]),
+            Row(cell=cell, round=number, seconds=taken[LOAD], values={"memory": taken["memory"] / taken["size"]}),
+            *(
+                Row(
+                    cell=Cell(part=PART, model=path.stem, strategy=LOAD, workload=name),
+                    round=number,
+                    seconds=taken[name],
+                )
+                for name in (AGAIN, READ, READ_NEW)
+            ),
         ]
         yield from rows if number >= 0 else ()
 
@@ -58,22 +66,45 @@ def _run(words: list[str]) -> tuple[float, str]:
 
 
 def _load(path: Path, count: int) -> dict[str, float]:
-    from parlay import models, threads
-    from parlay.models.loading import read_config
+    with uncollected():
+        from parlay import models, threads
+        from parlay.models.loading import read_config
 
     threads.use(count)
     read_config(path)  # what is imported and made once is no part of a load
-    before, began = _status("VmRSS"), time.perf_counter()
-    runner = models.load(str(path), cache_tokens=256)
-    load, peak = time.perf_counter() - began, _status("VmHWM")
-    del runner
+    before, size = _status("VmRSS"), path.stat().st_size
+    load = _seconds(lambda: models.load(str(path), cache_tokens=256))
+    peak = _status("VmHWM")
+    again = _seconds(lambda: models.load(str(path), cache_tokens=256))
+    read, read_new = _seconds(lambda: _read(path, bytearray(_CHUNK))), _seconds(lambda: _read_new(path, size))
+    return {LOAD: load, AGAIN: again, READ: read, READ_NEW: read_new, "memory": peak - before, "size": size}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """How long it takes. What it makes is gone afterwards."""
     began = time.perf_counter()
+    made = work()
+    taken = time.perf_counter() - began
+    del made
+    return taken
+
+
+def _read(path: Path, block: bytearray) -> None:
     with path.open("rb", buffering=0) as file:
-        block = bytearray(_CHUNK)
         while file.readinto(block):
             pass
-    read = time.perf_counter() - began
-    return {"load": load, "read": read, "memory": peak - before, "size": path.stat().st_size}
+
+
+def _read_new(path: Path, size: int) -> None:
+    """Into memory that the process did not have before, on the system's large pages as packed weights are."""
+    import torch
+
+    from parlay.cache.buffers import zeros
+
+    into = memoryview(zeros((size,), torch.uint8, torch.device("cpu")).numpy())
+    with path.open("rb", buffering=0) as file:
+        while done := file.readinto(into):
+            into = into[done:]
 
 
 def _status(name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -57,11 +57,12 @@ class Weights:
         self._memory = Memory()
         self._held: list[Tensor] = []
         fused = FusedWeights(config, weights, torch.float32)
-        with ThreadPoolExecutor(threads.count()) as self._pool:
-            self._jobs: list[Future[None]] = []
-            self.model = self._lay_out(fused)
-        for job in self._jobs:
-            job.result()
+        self._jobs: list[Callable[[], None]] = []
+        self.model = self._lay_out(fused)
+        with ThreadPoolExecutor(threads.count()) as pool:  # begun now, because Python runs one thread at a time
+            for job in [pool.submit(job) for job in self._jobs]:
+                job.result()
+        del self._jobs
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Rows of the embedding as numbers, float32 ``[N, H]``."""
@@ -141,11 +142,11 @@ class Weights:
         if isinstance(weight, Int8Weight):
             steps = self._padded(torch.zeros(out))
             linear.scale = steps.data_ptr()
-            self._do(lambda: self._pack(linear, _rounded(weight, steps)))
+            self._jobs.append(lambda: self._pack(linear, _rounded(weight, steps)))
         elif isinstance(weight, StoredTensor):
             self._pack_stored(linear, weight)
         else:
-            self._do(lambda: self._pack(linear, weight.to(self._dtype)))
+            self._jobs.append(lambda: self._pack(linear, weight.to(self._dtype)))
         return linear
 
     def _kind(self, weight: Operand) -> int:
@@ -166,7 +167,7 @@ class Weights:
         row_bytes = weight.format.row_bytes(linear.inputs)
         first = 0
         for part in weight.parts(max(_PART // (row_bytes * self._panel), 1) * self._panel):
-            self._do(partial(self._pack_part, linear, part, first))
+            self._jobs.append(partial(self._pack_part, linear, part, first))
             first += part.shape[0]
 
     def _pack_part(self, linear: structs.Linear, part: StoredTensor, first: int) -> None:
@@ -178,9 +179,6 @@ class Weights:
         rows = rows.contiguous()
         panels = linear.panels + first // self._panel * self._core.panel_bytes(linear.kind, linear.inputs)
         self._core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels)
-
-    def _do(self, job: Callable[[], None]) -> None:
-        self._jobs.append(self._pool.submit(job))
 
     def _padded(self, numbers_O: Tensor) -> Tensor:
         """With zeros up to a whole panel; float32."""
