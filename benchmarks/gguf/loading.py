@@ -101,7 +101,7 @@ def _read_new(path: Path, size: int) -> None:
 
     from parlay.cache.buffers import zeros
 
-    into = memoryview(zeros((size,), torch.uint8, torch.device("cpu")).numpy())
+    into = zeros((size,), torch.uint8, torch.device("cpu")).numpy().data
     with path.open("rb", buffering=0) as file:
         while done := file.readinto(into):
             into = into[done:]
