@@ -79,13 +79,13 @@ def test_the_page_holds_ratios_of_the_same_pass() -> None:
             values={"divergence": 0.0031, "same": 0.957, "perplexity": -0.0012},
         )
     )
-    for what, seconds in ((loading.LOAD, 0.3), (loading.READ, 0.2)):
+    for what, seconds in ((loading.LOAD, 0.4), (loading.AGAIN, 0.3), (loading.READ, 0.2), (loading.READ_NEW, 0.25)):
         cell = Cell(part=loading.PART, model="m", strategy=loading.LOAD, workload=what)
         rows.append(Row(cell=cell, seconds=seconds, values={"memory": 1.1}))
     text = page(provenance("here", {"llama_cpp_python": "1.2"}), rows)
     assert "| m | 2 | 4.00 (4.0 / 16.0) | - | 0.25 | 0.25 | 0.25 | 0.25 | 0.25 | 2.00 | 2.00 |" in text
     assert "| m | llama.cpp | Parlay | 0.00310 | 95.7 % | -0.12 % |" in text
-    assert "| m | 0.30 | 1.50 | 1.10 | - |" in text
+    assert "| m | 0.40 | 0.30 | 1.50 | 1.20 | 1.10 | - |" in text
     assert "llama-cpp-python 1.2" in text
 
 
