@@ -7,23 +7,26 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from parlay.bad_words import BadWords
 from parlay.chat_template import SET_HERE, Messages, Tools, render
 from parlay.documents import Document, Ids
 from parlay.encoding import Encoder
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
+from parlay.reasoning import Thoughts, expected_thoughts, marks
 from parlay.strategies.spelling import StrategySpec
+from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar, Grammars
 from parlay.text import TextStream
-from parlay.types import Event, NoiseKey, ParlayError, Request, SamplingParams, Tokenizer, TokenLogprobs
+from parlay.types import Constraint, Event, NoiseKey, ParlayError, Request, SamplingParams, Tokenizer, TokenLogprobs
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids."""
+    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no form applies."""
 
     prompt_token_ids: Sequence[int]
+    thoughts: NotRequired[Thoughts]
 
 
 Prompt = str | TokensPrompt
@@ -128,6 +131,7 @@ class Job:
     id: str
     prompt: str | None
     samples: list[Sample]
+    thoughts: Thoughts = "none"
 
     @property
     def finished(self) -> bool:
@@ -218,18 +222,34 @@ class RequestFactory:
             priority=options.priority,
         )
         strategy = options.strategy or (self._prediction_strategy if prediction else self._strategy)
-        predicted = len(prediction)
-        samples = [self._sample(first, index, strategy, grammar, predicted=predicted) for index in range(params.n)]
-        return Job(name, text, samples)
+        thoughts = prompt.get("thoughts", "none") if isinstance(prompt, Mapping) else "none"
+        samples = [
+            self._sample(first, index, strategy, self._constraint(grammar, first, thoughts), predicted=len(prediction))
+            for index in range(params.n)
+        ]
+        return Job(name, text, samples, thoughts)
 
     def _sample(
-        self, request: Request, index: int, strategy: str | StrategySpec, grammar: Grammar | None, *, predicted: int
+        self,
+        request: Request,
+        index: int,
+        strategy: str | StrategySpec,
+        constraint: Constraint | None,
+        *,
+        predicted: int,
     ) -> Sample:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
-        constraint = grammar.constraint(request.stop_ids) if grammar is not None else None
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
         return Sample(own, text, strategy, predicted, self._prediction_strategy)
+
+    def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
+        """What holds one sample to the form. It begins after the reasoning, if there may be any."""
+        if grammar is None or self._tokenizer is None:
+            return None
+        constraint = grammar.constraint(request.stop_ids)
+        found = marks(self._tokenizer, thoughts)
+        return constraint if found is None else AfterReasoning(constraint, found)
 
     def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
         if self._tokenizer is None:
@@ -275,7 +295,8 @@ class RequestFactory:
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
-        return TokensPrompt(prompt_token_ids=self._encoder.encode(text, special=False, cut=cut))
+        ids = self._encoder.encode(text, special=False, cut=cut)
+        return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

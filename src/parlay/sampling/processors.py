@@ -18,6 +18,9 @@ from torch import Tensor
 from parlay.sampling import truncation
 from parlay.types import Constraint, LogitsProcessor, ParlayError, SamplingParams, SequenceView
 
+ALL_MASKED = "every token is masked"
+"""How the reason begins why a request ends whose own parameters leave no token."""
+
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
     """Raises ValueError if a parameter names a token that the vocabulary lacks."""
@@ -99,7 +102,7 @@ def unusable(top: float) -> str | None:
         return "logits are infinite: the model overflowed its dtype, or a logits processor set +inf"
     if top == -torch.inf:
         masks = "allowed_token_ids, logit_bias, min_tokens, logits_processors and structured_outputs"
-        return f"every token is masked: {masks} leave none"
+        return f"{ALL_MASKED}: {masks} leave none"
     return None
 
 

@@ -20,10 +20,10 @@ from parlay.types import SamplingParams
 _LIGHT = 32 * 1024
 """Bytes up to which a body is read at once; larger ones one after the other, with a pause for others between two."""
 _PAUSE = 0.005
-MOST_CONTAINERS = 2**16
+MOST_CONTAINERS = 2**15
 MOST_VALUES = 2**19
 """Of a body: lists and objects; values in all. What reads JSON, and looks whether it is what it should be, holds up all
-else meanwhile: so many take less than a tenth of a second. Those in texts count, too: only bytes are looked at."""
+else meanwhile: so many take some 50 ms. Those in texts count, too: only bytes are looked at."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 prompt_log = logging.getLogger(PROMPT_LOG)
 

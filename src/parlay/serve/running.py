@@ -14,14 +14,16 @@ from fastapi import Request
 from parlay.aio import Busy, Closed, JobStream
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
+from parlay.sampling.processors import ALL_MASKED
 from parlay.serve.auth import tenant
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.finished import Finished, Observer
 from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, refused
 from parlay.serve.settings import Settings
+from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.constraint import GrammarConstraint
-from parlay.types import ParlayError
+from parlay.types import Constraint, ParlayError
 
 T = TypeVar("T")
 News = list[tuple[int, StreamEvent]]
@@ -141,10 +143,13 @@ class Run:
 
     def _check(self, place: int, index: int, stream: JobStream) -> None:
         sample = self.jobs[place].samples[index]
-        last, constraint = sample.last, sample.request.constraint
+        last = sample.last
         assert last is not None
-        if last.finish_reason == "error" and isinstance(constraint, GrammarConstraint) and constraint.failure:
-            raise ApiError(400, constraint.failure, "structured_outputs", "structured_output_failed")
+        failure = _failure(sample.request.constraint)
+        if last.finish_reason == "error" and failure:
+            raise ApiError(400, failure, "structured_outputs", "structured_output_failed")
+        if last.finish_reason == "error" and last.error is not None and ALL_MASKED in last.error:
+            raise ApiError(400, last.error, code="every_token_masked")
         if last.finish_reason == "error":
             raise ApiError(500, last.error or "the engine failed", code="generation_failed")
         if last.finish_reason == "abort":
@@ -198,6 +203,11 @@ async def _gone(request: Request) -> None:
     """The body has been read, so all that can still come is the end of the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _failure(constraint: Constraint | None) -> str | None:
+    """Why the form of an answer ended it, if it did."""
+    return constraint.failure if isinstance(constraint, GrammarConstraint | AfterReasoning) else None
 
 
 def _fault(error: Exception) -> ApiError:

@@ -12,9 +12,12 @@ import resource
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -27,8 +30,14 @@ STACK = 64 << 20
 MEMORY = 1 << 30
 """Bytes above what the vocabulary takes."""
 CPU_SECONDS = 5.0
+CALL_SECONDS = 0.025
+"""Computing time of one call of the compiled form. It holds Python's lock, and so everybody else, meanwhile."""
+_SLOW_CALLS = 3
+"""So many calls above it are the form's doing, fewer the machine's."""
 _WALKS = 4
 _STEPS = 12
+
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -67,8 +76,9 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
         text = definition(wanted)
         compiled = matcher(vocabulary, text)
         _check_beginning(compiled, vocabulary)
+        pace = _Pace()
         for seed in range(_WALKS):
-            _walk(compiled.deep_copy(), vocabulary, random.Random(seed))
+            _walk(compiled.deep_copy(), vocabulary, random.Random(seed), pace)
     except ValueError as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):
@@ -86,12 +96,33 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
     raise ValueError("structured_outputs ask for a text that can't begin with any token of this model's vocabulary")
 
 
-def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random) -> None:
-    """Some steps into a text. Raises ValueError where a limit of the library ends them; a dead end is none."""
+class _Pace:
+    """Makes calls and counts those that take long."""
+
+    def __init__(self) -> None:
+        self._slow = 0
+
+    def timed(self, call: Callable[[], T]) -> T:
+        """What it returns. Raises ValueError where too many calls have taken longer than `CALL_SECONDS`."""
+        began = time.thread_time()
+        result = call()
+        self._slow += time.thread_time() - began > CALL_SECONDS
+        if self._slow >= _SLOW_CALLS:
+            limit = f"{1000 * CALL_SECONDS:.0f} ms of computing for one token, which is the limit"
+            raise ValueError(f"structured_outputs take more than {limit}: ask for less")
+        return result
+
+
+def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _Pace) -> None:
+    """Some steps into a text. Raises ValueError where they take long, or a limit of the library ends them.
+
+    A dead end is no error.
+    """
     for _ in range(_STEPS):
+        pace.timed(at.compute_bitmask)
         following = _following(at, vocabulary)
         if following:
-            at.try_consume_tokens([choose.choice(following)])
+            pace.timed(partial(at.try_consume_tokens, [choose.choice(following)]))
         limit = limit_reached(at)
         if limit is not None:
             raise ValueError(f"structured_outputs are too complex: {limit}")

@@ -26,13 +26,19 @@ class GrammarConstraint:
     """
 
     def __init__(
-        self, begin: Callable[[], LLMatcher], vocab_size: int, *, ends: frozenset[int], barred: frozenset[int]
+        self,
+        begin: Callable[[], LLMatcher],
+        vocab_size: int,
+        *,
+        ends: frozenset[int],
+        barred: frozenset[int],
     ) -> None:
         self._begin = begin
         self._matcher = begin()
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
+        self.ending = ends | barred
+        """Ids that are no part of a text."""
         self._ends = ends
-        self._barred = barred
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._barred_ids = torch.tensor(sorted(barred), dtype=torch.int64)
         self._tokens: list[int] = []
@@ -79,7 +85,7 @@ class GrammarConstraint:
     # ------------------------------------------------------------------------------------------ at the matcher's place
 
     def _mask(self) -> Tensor:
-        mask_V = unpacked(self._matcher.compute_bitmask(), self._vocab_size)
+        mask_V = unpacked(self._matcher.compute_bitmask(), self.vocab_size)
         if self._matcher.is_accepting():
             mask_V[self._end_ids] = True
         mask_V[self._barred_ids] = False
@@ -107,7 +113,7 @@ class GrammarConstraint:
 
     def _plain(self, tokens: Sequence[int]) -> int:
         """How many tokens come before the first that ends the text."""
-        return next((n for n, token in enumerate(tokens) if token in self._ends or token in self._barred), len(tokens))
+        return next((n for n, token in enumerate(tokens) if token in self.ending), len(tokens))
 
     def _fail(self, reason: str) -> ParlayError:
         self.failure = f"structured output can't go on here: {reason}"

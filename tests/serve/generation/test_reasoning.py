@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from parlay.reasoning import Thoughts, reasons, thoughts_after
 from parlay.serve.chat.answers import AnswerShape, Text, Thought
 from parlay.serve.chat.formats import FORMATS
-from parlay.serve.chat.reasoning import Thoughts, is_open, reasons, thought_length
+from parlay.serve.chat.reasoning import thought_length
 
 CASES: list[tuple[Thoughts, str, str, str]] = [
     ("maybe", "<think>\n hm < ok \n</think>\n\nYes, sir. \n", "hm < ok", "Yes, sir. \n"),
@@ -41,8 +42,9 @@ def test_calls_are_read_after_the_reasoning_and_not_in_it() -> None:
 def test_templates_and_prompts_tell() -> None:
     assert reasons("{{ '<think>' }}{{ content.split('</think>')[-1] }}")
     assert not reasons("{{ content }}")
-    assert is_open("<|assistant|><think>\n")
-    assert not is_open("<|assistant|><think>\n\n</think>\n\n")
+    assert thoughts_after("<|assistant|><think>\n") == "begun"
+    assert thoughts_after("<|assistant|><think>\n\n</think>\n\n") == "none"
+    assert thoughts_after("<|assistant|>\n") == "maybe"
 
 
 def test_how_much_of_an_answer_is_reasoning() -> None:

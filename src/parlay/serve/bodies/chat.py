@@ -50,7 +50,7 @@ class AssistantMessage(Body):
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     function_call: FunctionCall | None = None
 
     @property
@@ -109,7 +109,7 @@ class AllowedTools(Body):
     """Some of the tools, which the answer may (``auto``) or must call."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128, fail_fast=True)]
 
 
 class AllowedToolsChoice(Body):
@@ -170,10 +170,10 @@ class ChatBody(GenerationBody):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Function], Field(max_length=128)] | None = None
+    functions: Annotated[list[Function], Field(max_length=128, fail_fast=True)] | None = None
     function_call: FunctionChoice | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Annotated[str, Field(min_length=1, max_length=32)] | None = None

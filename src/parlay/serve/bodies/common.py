@@ -121,7 +121,9 @@ def only_text(*types: str) -> Discriminator:
 Part = Annotated[
     Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")], only_text("text", "refusal")
 ]
-Content = Annotated[Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")], Discriminator(shape_of)]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Field(fail_fast=True), Tag("parts")], Discriminator(shape_of)
+]
 """A text, or a list of parts that are texts."""
 
 
@@ -158,7 +160,7 @@ class StructuredOutputs(Body):
     json_: Annotated[str | JsonObject | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
 
     def check(self) -> None:
@@ -224,15 +226,16 @@ class GenerationBody(Body):
     seed: Annotated[int, WHOLE] | None = None
     stop: (
         Annotated[
-            Annotated[StopText, Tag("text")] | Annotated[list[StopText], Field(max_length=16), Tag("parts")],
+            Annotated[StopText, Tag("text")]
+            | Annotated[list[StopText], Field(max_length=16, fail_fast=True), Tag("parts")],
             Discriminator(shape_of),
         ]
         | None
     ) = None
-    bad_words: Annotated[list[StopText], Field(max_length=1024)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS)] | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=1024, fail_fast=True)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS, fail_fast=True)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     min_tokens: Count | None = None
@@ -241,7 +244,7 @@ class GenerationBody(Body):
     stream_options: StreamOptions | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     prediction: Prediction | None = None
-    documents: Annotated[list[str], Field(max_length=1024)] | None = None
+    documents: Annotated[list[str], Field(max_length=1024, fail_fast=True)] | None = None
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     priority: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT), WHOLE] | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -21,7 +21,10 @@ from parlay.serve.bodies.common import (
 from parlay.serve.fields import WHOLE
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-Texts = Annotated[Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")], Discriminator(shape_of)]
+Texts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")],
+    Discriminator(shape_of),
+]
 """A text, or a list of text blocks."""
 
 
@@ -70,7 +73,10 @@ class Turn(Body):
     """What one side said."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[Annotated[str, Tag("text")] | Annotated[list[Block], Tag("parts")], Discriminator(shape_of)]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Block], Field(fail_fast=True), Tag("parts")],
+        Discriminator(shape_of),
+    ]
 
     @property
     def blocks(self) -> list[TextPart | ToolUse | ToolResult | Thinking | RedactedThinking]:
@@ -116,9 +122,9 @@ class CountBody(Body):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],)}
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=4096, fail_fast=True)]
     system: Texts | None = None
-    tools: Annotated[list[CustomTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[CustomTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -167,7 +173,7 @@ class MessagesBody(CountBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
-    stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = None
     seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

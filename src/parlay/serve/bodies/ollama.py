@@ -35,7 +35,7 @@ def seconds(value: float | str) -> float:
 
 Time = Annotated[str, Field(pattern=r"^-?([0-9]+([.][0-9]+)?|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$", max_length=64)]
 KeepAlive = float | Time | None
-Base64 = Annotated[list[str], Field(max_length=0)]
+Base64 = Annotated[list[str], Field(max_length=0, fail_fast=True)]
 """No images: this server reads text only."""
 
 
@@ -61,7 +61,8 @@ class Options(Body):
     seed: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
     stop: (
         Annotated[
-            Annotated[StopText, Tag("text")] | Annotated[list[StopText], Field(max_length=16), Tag("parts")],
+            Annotated[StopText, Tag("text")]
+            | Annotated[list[StopText], Field(max_length=16, fail_fast=True), Tag("parts")],
             Discriminator(shape_of),
         ]
         | None
@@ -121,7 +122,7 @@ class OllamaMessage(Body):
     content: str | None = None
     thinking: str | None = None
     images: Base64 | None = None
-    tool_calls: Annotated[list[OllamaCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -140,8 +141,8 @@ class OllamaTool(Body):
 class OllamaChatBody(OllamaBody):
     """Without messages the model is loaded, and no more."""
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=4096)] | None = None
-    tools: Annotated[list[OllamaTool], Field(max_length=128)] | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=4096, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=128, fail_fast=True)] | None = None
 
 
 class ModelBody(Body):

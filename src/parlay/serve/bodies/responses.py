@@ -38,8 +38,8 @@ class OutputText(Body):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[JsonObject] | None = None
-    logprobs: list[JsonObject] | None = None
+    annotations: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
+    logprobs: Annotated[list[JsonObject], Field(fail_fast=True)] | None = None
 
 
 Part = Annotated[
@@ -49,7 +49,9 @@ Part = Annotated[
     | Annotated[RefusalPart, Tag("refusal")],
     only_text("input_text", "output_text", "refusal"),
 ]
-Content = Annotated[Annotated[str, Tag("text")] | Annotated[list[Part], Tag("parts")], Discriminator(shape_of)]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Field(fail_fast=True), Tag("parts")], Discriminator(shape_of)
+]
 
 
 def text_of(content: Content) -> str:
@@ -97,8 +99,8 @@ class ReasoningItem(Item):
     """The reasoning before an earlier answer. What is encrypted can't be read here."""
 
     type: Literal["reasoning"]
-    summary: list[ThoughtText] | None = None
-    content: list[ThoughtText] | None = None
+    summary: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ThoughtText], Field(fail_fast=True)] | None = None
 
 
 def _item_type(value: Any) -> Any:
@@ -140,7 +142,7 @@ class NamedFunction(Body):
 class AllowedFunctions(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=128)]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=128, fail_fast=True)]
 
 
 ToolChoice = Annotated[
@@ -192,18 +194,18 @@ class ResponsesBody(GenerationBody):
 
     input: Annotated[
         Annotated[Annotated[str, Field(min_length=1)], Tag("text")]
-        | Annotated[Annotated[list[InputItem], Field(min_length=1, max_length=4096)], Tag("parts")],
+        | Annotated[Annotated[list[InputItem], Field(min_length=1, max_length=4096, fail_fast=True)], Tag("parts")],
         Discriminator(shape_of),
     ]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
     max_output_tokens: Count | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: Annotated[list[str], Field(max_length=32)] | None = None
+    include: Annotated[list[str], Field(max_length=32, fail_fast=True)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: JsonObject | None = None

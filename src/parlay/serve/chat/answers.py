@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from parlay.reasoning import Thoughts
 from parlay.serve.chat.calls import Arguments, Begin, CallReader, Text
 from parlay.serve.chat.formats import Format
-from parlay.serve.chat.reasoning import Thought, ThoughtReader, Thoughts
+from parlay.serve.chat.reasoning import Thought, ThoughtReader
 
 __all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
 

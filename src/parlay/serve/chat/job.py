@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from parlay.reasoning import END, reasons, template_text
 from parlay.requests import ChatOptions, Job
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.forms import answer_form
 from parlay.serve.chat.prompting import conversation
-from parlay.serve.chat.reasoning import Thoughts, is_open, reasons
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.chat.variables import template_variables
 from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, prepare
 from parlay.serve.settings import Settings
-
-_END = 8
-"""Tokens at the end of a prompt in which reasoning may begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +35,16 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         tools=tools, variables=found.values, begin_answer=chat.begin_answer, continue_final=chat.continue_final
     )
     params = replace(chat.params, structured_outputs=form.form)
-    if form.calls is not None and _is_special(served, form.calls.begin):
-        params = replace(params, skip_special_tokens=False)  # or the mark of a call would not be seen
+    begins = [*([form.calls.begin] if form.calls is not None else []), *([END] if reasons(template) else [])]
+    if any(_is_special(served, mark) for mark in begins):
+        params = replace(params, skip_special_tokens=False)  # or the mark would not be seen
     job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
     answers = AnswerShape(
         calls=form.calls,
         names=frozenset(function.name for function in chat.functions),
         single=chat.single_call,
         certain=chat.must_call or chat.answer_schema is None,
-        thoughts=_thoughts(served, job, template),
+        thoughts=job.thoughts,
     )
     return ChatJob(job, answers, found.unused)
 
@@ -56,19 +54,7 @@ def _is_special(served: Served, mark: str) -> bool:
     return tokenizer is not None and mark in tokenizer.all_special_tokens
 
 
-def _thoughts(served: Served, job: Job, template: str) -> Thoughts:
-    """Whether there may be reasoning, or whether the prompt begins it already."""
-    tokenizer = served.engine.llm.tokenizer
-    if tokenizer is None or not reasons(template):
-        return "none"
-    end: str = tokenizer.decode(job.samples[0].request.prompt[-_END:], skip_special_tokens=False)
-    return "begun" if is_open(end) else "maybe"
-
-
 def chat_template(served: Served) -> str:
-    """The model's chat templates as one text, to see what they know of; empty where there is none."""
+    """The model's chat templates as one text; empty where there is none."""
     tokenizer = served.engine.llm.tokenizer
-    templates = tokenizer.chat_template if tokenizer is not None else None
-    if isinstance(templates, dict):
-        return "\n".join(templates.values())
-    return templates or ""
+    return template_text(tokenizer) if tokenizer is not None else ""

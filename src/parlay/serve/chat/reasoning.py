@@ -1,16 +1,10 @@
-"""Reasoning that models write before an answer, between `<think>` and `</think>`."""
+"""Reasoning that models write before an answer, read apart from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-BEGIN = "<think>"
-END = "</think>"
-
-
-Thoughts = Literal["none", "maybe", "begun"]
-"""Whether an answer has reasoning; ``begun``: the prompt holds the mark that begins it."""
+from parlay.reasoning import BEGIN, END, Thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +12,6 @@ class Thought:
     """Text of the reasoning."""
 
     text: str
-
-
-def reasons(template: str) -> bool:
-    """Whether a chat template is of a family that writes its reasoning between these marks."""
-    return END in template
-
-
-def is_open(prompt_end: str) -> bool:
-    """Whether the prompt has begun the reasoning that the answer goes on with."""
-    return prompt_end.rstrip().endswith(BEGIN)
 
 
 def thought_length(text: str, thoughts: Thoughts) -> int:

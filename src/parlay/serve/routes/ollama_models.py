@@ -15,11 +15,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from parlay import __version__
+from parlay.reasoning import reasons
 from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.bodies.ollama import ModelBody, PullBody
 from parlay.serve.chat.formats import takes_tools
 from parlay.serve.chat.job import chat_template
-from parlay.serve.chat.reasoning import reasons
 from parlay.serve.errors import ApiError, OllamaErrorBody, responses
 from parlay.serve.hosted import HostedModel
 from parlay.serve.pulling import Puller

@@ -1,0 +1,135 @@
+"""A model that reasons before it answers: forms hold for the answer alone, in every API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from parlay import LLM, SamplingParams
+from parlay.aio import AsyncLLM
+from parlay.models.config import DecoderConfig
+from parlay.reasoning import BEGIN, END
+from parlay.serve.app import create_app
+from parlay.testing.random_decoder import save_decoder
+from parlay.testing.toy_tokenizers import byte_level
+from parlay.types import StructuredOutputsParams
+
+SPECIAL = ("<end>", BEGIN, END)
+MESSAGES = [{"role": "user", "content": "Rome or Paris?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "go", "parameters": SCHEMA}}
+TEMPLATE = (
+    "{% for message in messages %}{{ message['content'].split('</think>')[-1] }}<end>{% endfor %}"
+    "{% if add_generation_prompt and enable_thinking is not defined %}<think>\n"
+    "{% elif add_generation_prompt and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+"""Begins the reasoning unless it is told otherwise; with ``enable_thinking`` true it leaves that to the model."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with random weights whose tokenizer knows the marks of reasoning."""
+    path = tmp_path_factory.mktemp("models") / "thinker"
+    tokenizer = byte_level(["Rome or Paris?"], 300, SPECIAL)
+    config = DecoderConfig(
+        architecture="llama", vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_layers=2,
+        num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5, max_context=1024,
+    )  # fmt: skip
+    save_decoder(config, path)
+    tokenizer.eos_token = "<end>"
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(LLM(str(folder), dtype="float32"))
+    yield engine
+    asyncio.run(engine.close(0))
+
+
+@pytest.fixture
+def client(engine: AsyncLLM) -> TestClient:
+    return TestClient(create_app({"thinker": engine}))
+
+
+@pytest.fixture
+def nudged(engine: AsyncLLM) -> dict[str, Any]:
+    """Parameters under which random weights end their reasoning at some time, and do not begin another."""
+    tokenizer = engine.llm.tokenizer
+    assert tokenizer is not None
+    begin, end = tokenizer.convert_tokens_to_ids([BEGIN, END])
+    return {"temperature": 1, "seed": 5, "logit_bias": {str(end): 1, str(begin): -20}}
+
+
+@pytest.mark.parametrize("strategy", ["none", "prompt-lookup"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+    ],
+)
+def test_the_reasoning_is_free_and_the_answer_keeps_to_the_schema(
+    client: TestClient, nudged: dict[str, Any], fields: dict[str, Any], strategy: str
+) -> None:
+    body = {"messages": MESSAGES, "strategy": strategy, **nudged, **fields}
+    message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert len(message["reasoning_content"]) > 1
+    assert json.loads(message["content"])["city"] in {"Rome", "Paris"}
+
+
+def test_a_call_that_must_come_comes_after_the_reasoning(client: TestClient, nudged: dict[str, Any]) -> None:
+    body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", **nudged}
+    message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message["reasoning_content"]
+    (call,) = message["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] in {"Rome", "Paris"}
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_without_reasoning_the_form_holds_from_the_first_token(
+    client: TestClient, nudged: dict[str, Any], thinks: bool
+) -> None:
+    """``thinks``: it is left to the model, which is kept from it here."""
+    body = {
+        "messages": MESSAGES,
+        "structured_outputs": {"choice": ["Rome", "Paris"]},
+        "chat_template_kwargs": {"enable_thinking": thinks},
+        **nudged,
+    }
+    message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message.get("reasoning_content") is None
+    assert message["content"] in {"Rome", "Paris"}
+
+
+def test_the_python_api_does_the_same(engine: AsyncLLM, nudged: dict[str, Any]) -> None:
+    bias = {int(token): bias for token, bias in nudged["logit_bias"].items()}
+    form = StructuredOutputsParams(choice=["Rome", "Paris"])
+    params = SamplingParams(
+        temperature=1, seed=5, logit_bias=bias, structured_outputs=form, skip_special_tokens=False, max_tokens=900
+    )
+    output = asyncio.run(engine.between_steps(lambda llm: llm.chat(MESSAGES, params)))
+    thought, mark, answer = output[0].outputs[0].text.partition(END)
+    assert (bool(thought), bool(mark)) == (True, True)
+    assert answer in {"Rome", "Paris"}
+
+
+def test_no_message_tells_where_a_local_model_lies(client: TestClient, folder: Path) -> None:
+    for strategy in ("layer-skip:attention=99", "layer-skip:mlp=99", "draft-model:model=/etc/passwd"):
+        reply = client.post("/v1/chat/completions", json={"messages": MESSAGES, "strategy": strategy})
+        assert reply.status_code == 400, strategy
+        assert str(folder) not in reply.text
+        assert str(folder.parent) not in reply.text
