@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from parlay.aio import Busy, Closed
-from parlay.serve.bodies.spelling import spelling_of
+from parlay.serve.bodies.spelling import as_sent, read_leniently
 from parlay.types import ParlayError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -71,6 +71,14 @@ class ApiError(Exception):
         self.code = code
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.headers = dict(headers or {})
+
+    def as_sent(self, paths: Mapping[str, str]) -> ApiError:
+        """The same with the field under the name by which the client called it."""
+        param = None if self.param is None else as_sent(self.param, paths)
+        if param is None or param == self.param:
+            return self
+        message = self.message.replace(str(self.param), param, 1)
+        return ApiError(self.status, message, param, self.code, type=self.type, headers=self.headers)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -162,16 +170,19 @@ def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | 
 
 def _field(wrong: Mapping[str, Any], body: object) -> str | None:
     """``messages[0].role``; None for the whole body. The names that pydantic gives members of a union are left out."""
+    location = wrong["loc"][1:]
     path, here = "", body
-    for part in wrong["loc"][1:]:
-        name = spelling_of(str(part), body) if here is body and isinstance(body, dict) else part
-        if isinstance(here, dict) and name in here:
-            path, here = f"{path}.{name}", here[name]
+    paths: Mapping[str, str] = {}
+    if isinstance(body, dict) and location and location[0] not in body:
+        here, paths = read_leniently(body)
+    for part in location:
+        if isinstance(here, dict) and part in here:
+            path, here = f"{path}.{part}", here[part]
         elif isinstance(here, list) and isinstance(part, int):
             path, here = f"{path}[{part}]", here[part]
-    if wrong["type"] == "missing" and len(wrong["loc"]) > 1:
-        path = f"{path}.{wrong['loc'][-1]}"
-    return _shorten(path.removeprefix(".")) or None
+    if wrong["type"] == "missing" and location:
+        path = f"{path}.{location[-1]}"
+    return _shorten(as_sent(path.removeprefix("."), paths)) or None
 
 
 def _reason(wrong: Mapping[str, Any]) -> str:
@@ -186,7 +197,8 @@ def install(app: FastAPI, retry_after: int) -> None:
     """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
 
     async def told(request: Request, error: Exception) -> Response:
-        return convert(error, retry_after).response(request.url.path)
+        paths: Mapping[str, str] = request.scope.get("state", {}).get("spelled", {})
+        return convert(error, retry_after).as_sent(paths).response(request.url.path)
 
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
         app.add_exception_handler(kind, told)

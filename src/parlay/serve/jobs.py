@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastapi import Request
@@ -45,6 +45,9 @@ _AS_THEY_ARE = {
 """Fields that `SamplingParams` has under the same name, with the same default."""
 
 
+FORM = "structured_outputs"
+
+
 @dataclass(frozen=True, slots=True)
 class FieldNames:
     """How a protocol calls what errors tell of: the prompt, and other fields by their names in the engine."""
@@ -56,6 +59,10 @@ class FieldNames:
     def of(cls, body: type[GenerationBody], prompt: str, **renamed: str) -> FieldNames:
         """The fields of ``body``, whose names are the engine's but for ``renamed``."""
         return cls(prompt, {**{name: name for name in body.model_fields}, **renamed})
+
+    def with_form(self, field: str) -> FieldNames:
+        """For a body that asks for the form of its answer in ``field``."""
+        return replace(self, others={**self.others, FORM: field})
 
 
 def sampling_params(
@@ -80,7 +87,15 @@ def sampling_params(
         )
     except ValueError as error:
         raise refused(error, names) from None
-    return limit_params(params, settings)
+    return limited(params, settings, names)
+
+
+def limited(params: SamplingParams, settings: Settings, names: FieldNames) -> SamplingParams:
+    """`limit_params`, whose error calls fields as the protocol does."""
+    try:
+        return limit_params(params, settings)
+    except ApiError as error:
+        raise error.as_sent(names.others) from None
 
 
 def body_options(body: GenerationBody, request: Request) -> RequestOptions:
@@ -186,9 +201,11 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
         message = message.replace(served.engine.llm.runner.spec.name, served.name)
         for draft in served.engine.llm.draft_models:
             message = message.replace(draft, Path(draft).name)
-    word = re.match(r"(?:the )?(\w*)", message)
+    word = re.match(r"(?:the )?(\w*)((?:\.(?:json|regex|choice|grammar)\b)?)", message)
     assert word is not None
     field = names.others.get(word[1])
-    if field is not None:
-        message = message.replace(word[1], field, 1)
-    return ApiError(400, message, field)
+    if field is None:
+        return ApiError(400, message)
+    if field == word[1] == FORM:
+        field += word[2]
+    return ApiError(400, message.replace(word[1] + word[2], field, 1), field)

@@ -19,7 +19,7 @@ from parlay.serve.auth import tenant
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.finished import Finished, Observer
 from parlay.serve.hosted import Served
-from parlay.serve.jobs import FieldNames, refused
+from parlay.serve.jobs import FORM, FieldNames, refused
 from parlay.serve.settings import Settings
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.constraint import GrammarConstraint
@@ -147,7 +147,7 @@ class Run:
         assert last is not None
         failure = _failure(sample.request.constraint)
         if last.finish_reason == "error" and failure:
-            raise ApiError(400, failure, "structured_outputs", "structured_output_failed")
+            raise ApiError(400, failure, self.names.others.get(FORM, FORM), "structured_output_failed")
         if last.finish_reason == "error" and last.error is not None and ALL_MASKED in last.error:
             raise ApiError(400, last.error, code="every_token_masked")
         if last.finish_reason == "error":

@@ -168,7 +168,7 @@ def test_responses_are_the_key_s_own(make_app: Callable[..., FastAPI]) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"tools": [LAMP, {"type": "web_search"}]}, "tools[1]"),
-        ({"tool_choice": {"type": "function", "name": "x"}, "tools": [LAMP]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "x"}, "tools": [LAMP]}, "tool_choice.name"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"max_output_tokens": 10**6, "min_tokens": 10**7}, "min_tokens"),
         ({"n": 2}, "n"),

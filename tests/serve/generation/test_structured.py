@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.testclient import TestClient
 
 WEATHER = {
     "type": "function",
@@ -112,3 +113,19 @@ def test_tools_nested_deeper_than_anyone_reads_are_refused_by_name(refusal: Call
     error = refusal("chat/completions", messages=[{"role": "user", "content": "x"}], tools=[tool])
     assert error["param"] == "tools[0].function.parameters"
     assert "200 levels" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_keep_to_a_response_format(client: TestClient, stream: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+    body = {"prompt": "Weather: ", "max_tokens": 64, "temperature": 0, "response_format": form, "stream": stream}
+    reply = client.post("/v1/completions", json=body)
+    assert "parlay-ignored" not in reply.headers
+    chunks = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
+    told = chunks if stream else [reply.json()]
+    text = "".join(choice["text"] for one in told for choice in one["choices"])
+    assert json.loads(text)["city"] in {"Rome", "Paris"}
+    plain = client.post("/v1/completions", json={"prompt": "x", "response_format": {"type": "text"}, "max_tokens": 1})
+    assert plain.status_code == 200
+    both = {"prompt": "x", "response_format": form, "structured_outputs": {"regex": "a"}}
+    assert client.post("/v1/completions", json=both).json()["error"]["param"] == "structured_outputs"

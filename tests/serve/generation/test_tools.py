@@ -60,7 +60,7 @@ def chat(**fields: Any) -> ChatRequest:
         options=RequestOptions(),
         functions=read_functions(asked),
         must_call=asked.must_call,
-        answer_schema=read_schema(asked),
+        answer_schema=read_schema(asked.response_format),
     )
 
 
@@ -251,7 +251,7 @@ def test_an_earlier_call_with_broken_arguments_is_refused(arguments: str) -> Non
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "auto"}, "tool_choice"),
-    ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ({"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
     ({"tools": [TIME, TIME]}, "tools"),
     (
         {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "string"}}}]},

@@ -216,9 +216,9 @@ class ChatBody(GenerationBody):
         names = [function.name for function in self._all_functions]
         if choice not in (None, "none") and not names:
             raise conflict(f"{field} needs {paths[1]}", field)
-        for name in self._chosen or ():
+        for path, name in self._chosen or ():
             if name not in names:
-                raise conflict(f"{field} names {name}, which is not among the {paths[1]}", field)
+                raise conflict(f"{path} is {name}, which is not among the {paths[1]}", path)
 
     @property
     def tokens(self) -> int | None:
@@ -235,6 +235,11 @@ class ChatBody(GenerationBody):
         )
 
     @property
+    def spelled(self) -> Mapping[str, str]:
+        newer = {"max_tokens": "max_completion_tokens"} if self.max_completion_tokens is not None else {}
+        return {**newer, **super().spelled}
+
+    @property
     def legacy(self) -> bool:
         """Whether calls are wanted in the shape before there were tools."""
         return self.functions is not None
@@ -244,25 +249,29 @@ class ChatBody(GenerationBody):
         return self.functions or [tool.function for tool in self.tools or ()]
 
     @property
-    def _chosen(self) -> list[str] | None:
-        """The names of those that may be called, where the choice names them."""
+    def _chosen(self) -> list[tuple[str, str]] | None:
+        """Where the choice names functions: under which path, and the names of these, which may be called."""
         match self.function_call or self.tool_choice:
             case NamedTool() as named:
-                return [named.function.name]
+                return [("tool_choice.function.name", named.function.name)]
             case FunctionName() as named:
-                return [named.name]
+                return [("function_call.name", named.name)]
             case AllowedToolsChoice() as allowed:
-                return [tool.function.name for tool in allowed.allowed_tools.tools]
+                path = "tool_choice.allowed_tools.tools[{}].function.name"
+                tools = enumerate(allowed.allowed_tools.tools)
+                return [(path.format(place), tool.function.name) for place, tool in tools]
             case _:
                 return None
 
     @property
-    def callable_functions(self) -> list[Function]:
-        """Those that the answer may call."""
+    def callable_functions(self) -> dict[str, Function]:
+        """Those that the answer may call, by where their parameters stand."""
         if "none" in (self.tool_choice, self.function_call):
-            return []
-        chosen = self._chosen
-        return [function for function in self._all_functions if chosen is None or function.name in chosen]
+            return {}
+        chosen = None if self._chosen is None else {name for _, name in self._chosen}
+        path = "functions[{}].parameters" if self.functions else "tools[{}].function.parameters"
+        each = enumerate(self._all_functions)
+        return {path.format(place): one for place, one in each if chosen is None or one.name in chosen}
 
     @property
     def must_call(self) -> bool:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
 
-from parlay.serve.bodies.spelling import respelled
+from parlay.serve.bodies.spelling import Paths, respelled
 from parlay.serve.errors import ApiError
 from parlay.serve.fields import MOST_IDS, WHOLE
 
@@ -42,6 +52,11 @@ class Body(BaseModel):
         if isinstance(data, dict) and len(data) > MOST_FIELDS:
             raise ValueError(f"has {len(data)} fields, and no object of this API has more than {MOST_FIELDS}")
         return data
+
+    @property
+    def spelled(self) -> Mapping[str, str]:
+        """How the body calls fields that have another name here, by our path."""
+        return {}
 
     def idle(self) -> list[str]:
         """Declared fields that have no effect as the others stand."""
@@ -250,10 +265,21 @@ class GenerationBody(Body):
     structured_outputs: StructuredOutputs | None = None
     store: bool | None = None
 
-    @model_validator(mode="before")
+    _spelled: Paths = PrivateAttr(default_factory=Paths)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _respell(cls, data: Any) -> Any:
-        return respelled(data, cls.model_fields) if isinstance(data, dict) else data
+    def _respell(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return read(data)
+        fields, paths = respelled(data, cls.model_fields)
+        body = read(fields)
+        body._spelled = paths
+        return body
+
+    @property
+    def spelled(self) -> Mapping[str, str]:
+        return self._spelled
 
     def check(self) -> None:
         """What no schema can say. Raises ApiError for fields that don't go together. Called once the model is known."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Discriminator, Field, Tag
 
+from parlay.serve.bodies.chat import ResponseFormat
 from parlay.serve.bodies.common import INT_LIMIT, Count, GenerationBody, conflict
 from parlay.serve.fields import ALL_WHOLE, WHOLE
 
@@ -47,9 +48,13 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
+    response_format: ResponseFormat | None = None
 
     def check(self) -> None:
         super().check()
+        if self.structured_outputs is not None and self.response_format is not None:
+            message = "structured_outputs can't be used with response_format: leave one of them out"
+            raise conflict(message, "structured_outputs")
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise conflict("best_of must be at least n", "best_of")
         if self.stream and self.picks:
@@ -62,9 +67,19 @@ class CompletionBody(GenerationBody):
             raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
 
     @property
+    def structured(self) -> bool:
+        """See `GenerationBody`."""
+        return super().structured or self.response_format is not None
+
+    @property
     def picks(self) -> bool:
         """Whether more samples are drawn than are wanted back."""
         return self.best_of is not None and self.best_of > (self.n or 1)
+
+    @property
+    def has_list(self) -> bool:
+        """Whether the prompt is a list of prompts."""
+        return _shape(self.prompt) in ("texts", "token_lists")
 
     @property
     def prompts(self) -> list[str | list[int]]:

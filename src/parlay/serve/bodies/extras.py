@@ -20,10 +20,11 @@ _LONGEST = 100  # characters of a path
 
 
 def heed_extras(body: Body, request: Request, settings: Settings) -> None:
-    """Note which fields of the body have no effect, for the reply's header and the log.
+    """Note which fields of the body have no effect, for the reply's header and the log, and how it calls the others.
 
     Raises ApiError for one that would change the answer and can't be honoured; where the server is strict, for each.
     """
+    request.state.spelled = body.spelled
     ignored = body.idle()
     for path, name, owner, value in _extras(body, ""):
         if owner.refuses(name.rpartition(".")[2], value):

@@ -145,18 +145,16 @@ class CountBody(Body):
             raise conflict("tool_choice needs tools", "tool_choice")
         if self.tool_choice.type == "tool" and self.tool_choice.name not in names:
             raise conflict(
-                f"tool_choice names {self.tool_choice.name}, which is not among the tools", "tool_choice.name"
+                f"tool_choice.name is {self.tool_choice.name}, which is not among the tools", "tool_choice.name"
             )
 
     @property
-    def callable_tools(self) -> list[CustomTool]:
-        """The tools that the answer may call."""
-        choice = self.tool_choice
-        if choice is not None and choice.type == "none":
-            return []
-        if choice is not None and choice.type == "tool":
-            return [tool for tool in self.tools or () if tool.name == choice.name]
-        return self.tools or []
+    def callable_tools(self) -> dict[str, CustomTool]:
+        """The tools that the answer may call, by where their schemas stand."""
+        kind = self.tool_choice.type if self.tool_choice is not None else "auto"
+        name = self.tool_choice.name if self.tool_choice is not None and kind == "tool" else None
+        each = enumerate(self.tools or () if kind != "none" else ())
+        return {f"tools[{place}].input_schema": tool for place, tool in each if name in (None, tool.name)}
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:

@@ -224,9 +224,9 @@ class ResponsesBody(GenerationBody):
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice not in (None, "none", "auto") and not names:
             raise conflict("tool_choice needs tools", "tool_choice")
-        for name in self._chosen or ():
+        for path, name in self._chosen or ():
             if name not in names:
-                raise conflict(f"tool_choice names {name}, which is not among the tools", "tool_choice")
+                raise conflict(f"{path} is {name}, which is not among the tools", path)
         formatted = self.text is not None and self.text.format is not None and self.text.format.type != "text"
         if self.structured_outputs is not None and (formatted or self.callable_tools):
             message = "structured_outputs can't be used with text.format or tools: leave one of them out"
@@ -244,18 +244,24 @@ class ResponsesBody(GenerationBody):
         return (self.top_logprobs or 0) if wanted else None
 
     @property
-    def _chosen(self) -> list[str] | None:
-        if isinstance(self.tool_choice, NamedFunction):
-            return [self.tool_choice.name]
-        return [one.name for one in self.tool_choice.tools] if isinstance(self.tool_choice, AllowedFunctions) else None
+    def _chosen(self) -> list[tuple[str, str]] | None:
+        """Where the choice names functions: under which path, and the names of these, which may be called."""
+        match self.tool_choice:
+            case NamedFunction() as named:
+                return [("tool_choice.name", named.name)]
+            case AllowedFunctions() as allowed:
+                return [(f"tool_choice.tools[{place}].name", one.name) for place, one in enumerate(allowed.tools)]
+            case _:
+                return None
 
     @property
-    def callable_tools(self) -> list[FunctionTool]:
-        """Those that the answer may call."""
+    def callable_tools(self) -> dict[str, FunctionTool]:
+        """Those that the answer may call, by where their parameters stand."""
         if self.tool_choice == "none":
-            return []
-        chosen = self._chosen
-        return [tool for tool in self.tools or () if chosen is None or tool.name in chosen]
+            return {}
+        chosen = None if self._chosen is None else {name for _, name in self._chosen}
+        each = enumerate(self.tools or ())
+        return {f"tools[{place}].parameters": one for place, one in each if chosen is None or one.name in chosen}
 
     @property
     def must_call(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -23,33 +23,41 @@ FORMS: Mapping[str, str] = {
 }
 """Spellings of the members of ``structured_outputs``."""
 _UNLIMITED = {"n_predict": -1, "num_predict": -1}
+_FORM = "structured_outputs"
 OPTIONS = "options"
 """Where Ollama keeps what others have at the top."""
 
 
-def respelled(data: Mapping[str, Any], known: Mapping[str, object]) -> dict[str, Any]:
-    """The body with its fields under the names that they have here; ``known`` has those as keys.
+Paths = dict[str, str]
+"""How a body calls what has another name here, by our path of it."""
+
+
+def respelled(data: Mapping[str, Any], known: Container[str]) -> tuple[dict[str, Any], Paths]:
+    """The body with its fields under the names that they have here, which are ``known``; and how it calls them.
 
     What ``options`` holds and nobody knows stays under its path. Raises
     PydanticCustomError for a field that is there twice, under two names and with two values.
     """
-    result = {name: value for name, value in data.items() if not _moves(name, value)}
+    result, paths = {name: value for name, value in data.items() if not _moves(name, value)}, Paths()
     for name, value in data.items():
         if name == OPTIONS and isinstance(value, dict):
             for inner, setting in value.items():
                 _put(result, inner, setting, f"{OPTIONS}.{inner}", known)
+                paths[SPELLINGS.get(inner, inner)] = f"{OPTIONS}.{inner}"
         elif name in SPELLINGS and value is not None:
             _put(result, name, value, name, known)
+            paths[SPELLINGS[name]] = name
         elif name in FORMS and value is not None:
             _put_form(result, name, value)
-    return result
+            paths |= {_FORM: name, f"{_FORM}.{FORMS[name]}": name}
+    return result, paths
 
 
 def _moves(name: str, value: object) -> bool:
     return name in SPELLINGS or name in FORMS or (name == OPTIONS and isinstance(value, dict))
 
 
-def _put(result: dict[str, Any], name: str, value: Any, path: str, known: Mapping[str, object]) -> None:
+def _put(result: dict[str, Any], name: str, value: Any, path: str, known: Container[str]) -> None:
     ours = SPELLINGS.get(name, name)
     if ours not in known:
         result[path] = value
@@ -58,11 +66,11 @@ def _put(result: dict[str, Any], name: str, value: Any, path: str, known: Mappin
 
 
 def _put_form(result: dict[str, Any], name: str, value: Any) -> None:
-    forms = result.get("structured_outputs") or {}
+    forms = result.get(_FORM) or {}
     if isinstance(forms, dict):
         forms = dict(forms)
         _set(forms, FORMS[name], value, name)
-        result["structured_outputs"] = forms
+        result[_FORM] = forms
 
 
 def _set(fields: dict[str, Any], ours: str, value: Any, path: str) -> None:
@@ -72,13 +80,23 @@ def _set(fields: dict[str, Any], ours: str, value: Any, path: str) -> None:
     fields[ours] = value
 
 
-def spelling_of(field: str, body: Mapping[str, Any]) -> str:
-    """How ``body`` calls the field that is ``field`` here; a field inside ``options`` is told of as a whole."""
-    options = body.get(OPTIONS)
-    inside = options if isinstance(options, dict) else {}
-    for name in (field, *(name for name, ours in SPELLINGS.items() if ours == field)):
-        if name in body:
-            return name
-        if name in inside:
-            return OPTIONS
-    return field
+class _Everything:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def read_leniently(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Paths]:
+    """`respelled` for a body that is wrong in some way, of which nobody knows what fields it has."""
+    try:
+        return respelled(data, _Everything())
+    except PydanticCustomError:
+        return data, {}
+
+
+def as_sent(path: str, paths: Mapping[str, str]) -> str:
+    """How the body itself calls the field that has this path here."""
+    for ours in sorted(paths, key=len, reverse=True):
+        rest = path.removeprefix(ours)
+        if path.startswith(ours) and (not rest or rest[0] in ".["):
+            return paths[ours] + rest
+    return path

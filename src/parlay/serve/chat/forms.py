@@ -14,10 +14,14 @@ from parlay.types import StructuredOutputsParams
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer may be: the form it is held to, and how the calls in it are written (None: it has none)."""
+    """What an answer may be: the form it is held to, and how the calls in it are written (None: it has none).
+
+    ``field`` is where the body asks for the form.
+    """
 
     form: StructuredOutputsParams | None
     calls: Format | None
+    field: str = "structured_outputs"
 
 
 def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
@@ -28,20 +32,22 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
     """
     schema, functions = chat.answer_schema, chat.functions
     if not functions:
-        own = chat.params.structured_outputs
-        return AnswerForm(own if schema is None else StructuredOutputsParams(json=schema), None)
+        if schema is None:
+            return AnswerForm(chat.params.structured_outputs, None)
+        return AnswerForm(StructuredOutputsParams(json=schema), None, chat.schema_field)
+    field = functions[0].field if len(functions) == 1 else functions[0].field.partition("[")[0]
     if chat.must_call:
-        return AnswerForm(StructuredOutputsParams(json=call_schema(functions, PLAIN.arguments)), PLAIN)
+        return AnswerForm(StructuredOutputsParams(json=call_schema(functions, PLAIN.arguments)), PLAIN, field)
     shape = format_of(template)
     if schema is not None:
         grammar = f"start: answer | call\nanswer: %json {json.dumps(schema)}"
-        shape = PLAIN
+        shape, field = PLAIN, chat.schema_field
     elif not shape.begin:
         grammar = "start: text | call\ntext: /([^{](.|\\n)*)?/"
     else:
         return AnswerForm(None, shape)
     call = f"call: %json {json.dumps(call_schema(functions, shape.arguments))}"
-    return AnswerForm(StructuredOutputsParams(grammar=f"{grammar}\n{call}\n"), shape)
+    return AnswerForm(StructuredOutputsParams(grammar=f"{grammar}\n{call}\n"), shape, field)
 
 
 def call_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:

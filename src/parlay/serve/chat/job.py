@@ -22,13 +22,15 @@ class ChatJob:
 
     job: Job
     answers: AnswerShape
-    unused: tuple[str, ...]
+    names: FieldNames
+    unused: tuple[str, ...] = ()
 
 
 def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: FieldNames) -> ChatJob:
     """Raises ApiError for what the model can't take."""
     template = chat_template(served)
     form = answer_form(chat, template)
+    names = names.with_form(form.field)
     messages, tools = conversation(chat, template)
     found = template_variables(chat, template, names)
     options = ChatOptions(
@@ -46,7 +48,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         certain=chat.must_call or chat.answer_schema is None,
         thoughts=job.thoughts,
     )
-    return ChatJob(job, answers, found.unused)
+    return ChatJob(job, answers, names, found.unused)
 
 
 def _is_special(served: Served, mark: str) -> bool:

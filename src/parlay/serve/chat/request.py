@@ -35,11 +35,15 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function that the answer may call. ``parameters`` is a schema of an object; None: it takes none."""
+    """A function that the answer may call. ``parameters`` is a schema of an object; None: it takes none.
+
+    ``field`` is where the schema stands in the body.
+    """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
+    field: str = "tools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +51,9 @@ class ChatRequest:
     """``functions`` are those that may be called now: none where the protocol's choice is none, one where it names one.
 
     ``must_call``: the answer is a call. ``single_call``: at most one. ``answer_schema`` is a JSON schema that an answer
-    which is no call keeps to. ``params.structured_outputs`` can't be given together with functions or a schema.
-    ``variables`` are for the model's chat template, and so are ``effort`` and ``verbosity``, where it knows of them;
-    for the rest see `ChatOptions`.
+    which is no call keeps to; it stands in ``schema_field`` of the body. ``params.structured_outputs`` can't be given
+    together with functions or a schema. ``variables`` are for the model's chat template, and so are ``effort`` and
+    ``verbosity``, where it knows of them; for the rest see `ChatOptions`.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -59,6 +63,7 @@ class ChatRequest:
     must_call: bool = False
     single_call: bool = False
     answer_schema: Mapping[str, Any] | None = None
+    schema_field: str = "response_format"
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
     verbosity: str | None = None

@@ -37,7 +37,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             return chat, _shape(served, body, chat)
 
         chat, shape = await in_thread(request, prepare, heavy=body.structured)
-        run = make_run(served, [chat.job], NAMES, request, settings)
+        run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
             chunks = ChatChunks(chat.job, shape, StreamUsage(body.wants_usage, body.running_usage))
             return await answer_streamed(request, run, chunks)

@@ -21,6 +21,8 @@ from parlay.serve.replies.usage import StreamUsage
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
+from parlay.serve.translate.chat import read_schema, schema_field
+from parlay.types import StructuredOutputsParams
 
 NAMES = FieldNames.of(CompletionBody, "prompt")
 
@@ -37,7 +39,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
         jobs, shape = await in_thread(request, lambda: _prepare(served, body, request, settings), heavy=body.structured)
-        run = make_run(served, jobs, NAMES, request, settings)
+        run = make_run(served, jobs, _names(body, "prompt"), request, settings)
         if body.stream:
             chunks = CompletionChunks(jobs, shape, StreamUsage(body.wants_usage, body.running_usage))
             return await answer_streamed(request, run, chunks)
@@ -62,11 +64,14 @@ def _prepare(
     )
     if body.best_of is not None:
         params = limit_params(replace(params, n=body.best_of), settings)
+    schema = read_schema(body.response_format)
+    if schema is not None:
+        params = replace(params, structured_outputs=StructuredOutputsParams(json=schema))
     check_count(len(body.prompts), params.n, served)
     options = body_options(body, request)
     jobs = [
-        prepare(served, prompt, params, options, settings=settings, names=NAMES)
-        for prompt in _prompts(served, body, settings)
+        prepare(served, prompt, params, options, settings=settings, names=names)
+        for names, prompt in _prompts(served, body, settings)
     ]
     shape = CompletionShape(
         model=served.name,
@@ -81,16 +86,23 @@ def _prepare(
     return jobs, shape
 
 
-def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterable[Prompt]:
-    """Ids are checked before they are made anything of: they may be many."""
-    for prompt in body.prompts:
+def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterable[tuple[FieldNames, Prompt]]:
+    """With how errors call each. Ids are checked before they are made anything of: they may be many."""
+    for place, prompt in enumerate(body.prompts):
+        names = _names(body, f"prompt[{place}]" if body.has_list else "prompt")
         if isinstance(prompt, list):
-            check_length(len(prompt), served, settings, "prompt")
-            yield TokensPrompt(prompt_token_ids=prompt)
+            check_length(len(prompt), served, settings, names.prompt)
+            yield names, TokensPrompt(prompt_token_ids=prompt)
         elif body.suffix is not None:
-            yield TokensPrompt(prompt_token_ids=infill_prompt(served.engine.llm.tokenizer, prompt, body.suffix))
+            ids = infill_prompt(served.engine.llm.tokenizer, prompt, body.suffix)
+            yield names, TokensPrompt(prompt_token_ids=ids)
         else:
-            yield prompt
+            yield names, prompt
+
+
+def _names(body: CompletionBody, prompt: str) -> FieldNames:
+    names = NAMES if body.response_format is None else NAMES.with_form(schema_field(body.response_format))
+    return replace(names, prompt=prompt)
 
 
 def _echo(served: Served, job: Job, *, skip_special: bool) -> str:

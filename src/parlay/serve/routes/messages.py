@@ -42,7 +42,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         heavy = bool(body.callable_tools) or body.answer_schema is not None
         chat = await in_thread(request, prepare, heavy=heavy)
         shape = MessageShape(model=served.name, answers=chat.answers)
-        run = make_run(served, [chat.job], NAMES, request, settings)
+        run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
             return await answer_streamed(request, run, MessageChunks(chat.job, shape))
         return await answer_whole(request, run, lambda outputs: JSONResponse(message_reply(outputs[0], shape)))

@@ -104,7 +104,7 @@ async def _answer(
         logprobs=bool(body.logprobs),
         load_seconds=loaded,
     )
-    run = make_run(served, [chat.job], CHAT_NAMES if kind == "chat" else GENERATE_NAMES, request, settings)
+    run = make_run(served, [chat.job], chat.names, request, settings)
     if body.stream is not False:
         return await answer_streamed(request, run, OllamaChunks(chat.job, shape))
     return await answer_whole(request, run, lambda outputs: JSONResponse(ollama_reply(outputs[0], shape)))
@@ -127,4 +127,4 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
         prompt = TokensPrompt(prompt_token_ids=infill_prompt(served.engine.llm.tokenizer, text, body.suffix))
     options = request_options(request, strategy=body.strategy)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)
-    return ChatJob(job, AnswerShape(), ())
+    return ChatJob(job, AnswerShape(), GENERATE_NAMES)

@@ -57,7 +57,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         chat, shape = await in_thread(
             request, lambda: _prepare(served, body, earlier, request, settings), heavy=body.structured
         )
-        run = make_run(served, [chat.job], NAMES, request, settings)
+        run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
             return await answer_streamed(request, run, ResponseChunks(chat.job, shape))
         return await answer_whole(request, run, lambda outputs: JSONResponse(whole_response(outputs[0], shape)))

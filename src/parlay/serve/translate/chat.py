@@ -15,6 +15,7 @@ from parlay.serve.bodies.chat import (
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
+    ResponseFormat,
     ToolMessage,
     UserMessage,
 )
@@ -42,7 +43,8 @@ def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRe
         functions=read_functions(body),
         must_call=body.must_call,
         single_call=body.parallel_tool_calls is False or body.legacy,
-        answer_schema=read_schema(body),
+        answer_schema=read_schema(body.response_format),
+        schema_field=schema_field(body.response_format),
         variables=body.chat_template_kwargs or {},
         effort=body.reasoning_effort,
         verbosity=body.verbosity,
@@ -58,7 +60,8 @@ def read_messages(body: ChatBody) -> tuple[ChatMessage, ...]:
 
 def read_functions(body: ChatBody) -> tuple[Function, ...]:
     """Those that may be called."""
-    return tuple(Function(one.name, one.description, one.parameters) for one in body.callable_functions)
+    functions = body.callable_functions.items()
+    return tuple(Function(one.name, one.description, one.parameters, field) for field, one in functions)
 
 
 def _message(message: Message, place: int) -> ChatMessage:
@@ -106,9 +109,13 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
     return arguments
 
 
-def read_schema(body: ChatBody) -> Mapping[str, Any] | None:
+def read_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
     """The schema that an answer must keep to."""
-    wanted = body.response_format
     if isinstance(wanted, JsonSchemaFormat) and wanted.json_schema.schema_ is not None:
         return wanted.json_schema.schema_
     return {"type": "object"} if isinstance(wanted, JsonObjectFormat | JsonSchemaFormat) else None
+
+
+def schema_field(wanted: ResponseFormat | None) -> str:
+    """Where it stands in the body."""
+    return "response_format.json_schema.schema" if isinstance(wanted, JsonSchemaFormat) else "response_format"

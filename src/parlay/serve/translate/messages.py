@@ -11,8 +11,7 @@ from parlay.serve.bodies.common import TextPart
 from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.bodies.messages import CountBody, MessagesBody, Texts, Thinking, ToolResult, ToolUse, Turn
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
-from parlay.serve.jobs import FieldNames, refused, request_options
-from parlay.serve.limits import limit_params
+from parlay.serve.jobs import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
 
@@ -22,7 +21,6 @@ NAMES = FieldNames(
         **{name: name for name in MessagesBody.model_fields},
         "stop": "stop_sequences",
         "reasoning_effort": "thinking",
-        "structured_outputs": "output_config",
     },
 )
 _EFFORTS = {"xhigh": "high", "max": "high"}
@@ -50,20 +48,22 @@ def _params(body: MessagesBody, settings: Settings) -> SamplingParams:
         params = SamplingParams(**given, stop=body.stop_sequences or None, max_tokens=body.max_tokens)
     except ValueError as error:
         raise refused(error, NAMES) from None
-    return limit_params(params, settings)
+    return limited(params, settings, NAMES)
 
 
 def _chat(body: CountBody, params: SamplingParams, options: RequestOptions) -> ChatRequest:
     choice = body.tool_choice
+    tools = body.callable_tools.items()
     continues = body.messages[-1].role == "assistant"
     return ChatRequest(
         messages=tuple(_messages(body)),
         params=params,
         options=options,
-        functions=tuple(Function(tool.name, tool.description, tool.input_schema) for tool in body.callable_tools),
+        functions=tuple(Function(t.name, t.description, t.input_schema, field) for field, t in tools),
         must_call=choice is not None and choice.type in ("any", "tool"),
         single_call=choice is not None and bool(choice.disable_parallel_tool_use),
         answer_schema=body.answer_schema,
+        schema_field="output_format.schema" if body.output_config is None else "output_config.format.schema",
         effort=_effort(body),
         begin_answer=not continues,
         continue_final=continues,

@@ -11,8 +11,7 @@ from fastapi import Request
 from parlay.serve.bodies.ollama import GenerateBody, OllamaBody, OllamaChatBody, OllamaMessage, Options
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.errors import ApiError
-from parlay.serve.jobs import FieldNames, refused, request_options
-from parlay.serve.limits import limit_params
+from parlay.serve.jobs import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
 
@@ -33,9 +32,8 @@ GENERATE_NAMES = FieldNames("prompt", _OTHERS)
 def ollama_chat_request(body: OllamaChatBody, request: Request, settings: Settings) -> ChatRequest:
     """Raises ApiError for a body that can't be used."""
     messages = tuple(_message(message) for message in body.messages or ())
-    functions = tuple(
-        Function(tool.function.name, tool.function.description, tool.function.parameters) for tool in body.tools or ()
-    )
+    tools = [(f"tools[{place}].function.parameters", tool.function) for place, tool in enumerate(body.tools or ())]
+    functions = tuple(Function(one.name, one.description, one.parameters, field) for field, one in tools)
     params = ollama_params(body, settings, CHAT_NAMES)
     return replace(_request(body, messages, params, request), functions=functions)
 
@@ -64,7 +62,7 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> Sa
         params = SamplingParams(**{"max_tokens": None, **ours}, logprobs=logprobs)
     except ValueError as error:
         raise refused(error, names) from None
-    return limit_params(params, settings)
+    return limited(params, settings, names)
 
 
 def _is_unset(name: str, value: object) -> bool:
@@ -80,6 +78,7 @@ def _request(
         params=params,
         options=request_options(request, strategy=body.strategy),
         answer_schema=body.answer_schema,
+        schema_field="format",
         effort=_effort(body.think),
     )
 

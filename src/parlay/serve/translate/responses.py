@@ -41,15 +41,17 @@ def responses_request(
     heed_extras(body, request, settings)
     body.check()
     params = sampling_params(body, settings, NAMES, max_tokens=body.max_output_tokens, logprobs=body.logprobs)
+    tools = body.callable_tools.items()
     instructions = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     return ChatRequest(
         messages=tuple(_one_system(joined([*instructions, *earlier, *read_input(body)]))),
         params=params,
         options=body_options(body, request),
-        functions=tuple(Function(tool.name, tool.description, tool.parameters) for tool in body.callable_tools),
+        functions=tuple(Function(t.name, t.description, t.parameters, field) for field, t in tools),
         must_call=body.must_call,
         single_call=body.parallel_tool_calls is False,
         answer_schema=_schema(body),
+        schema_field="text.format.schema",
         variables=body.chat_template_kwargs or {},
         effort=body.reasoning.effort if body.reasoning is not None else None,
         verbosity=body.text.verbosity if body.text is not None else None,
