@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 from torch import Tensor
-from transformers import AddedToken, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.reasoning import BEGIN, END, Marks, expected_thoughts, marks
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammars
+from parlay.testing.toy_tokenizers import byte_level
 from parlay.types import StructuredOutputsParams
 
 STOP = 4
@@ -80,12 +79,8 @@ def test_the_first_token_decides_where_the_prompt_does_not(
 
 @pytest.fixture(scope="module")
 def thinker() -> PreTrainedTokenizerBase:
-    """The built-in tokenizer with marks of reasoning under ids that the built-in model has."""
-    tokenizer = load_tokenizer(resolve("parlay-mini"))
-    first, second = (tokenizer.convert_ids_to_tokens(place) for place in (THINK, DONE))
-    del first, second
-    tokenizer.add_tokens([AddedToken(BEGIN, special=False), AddedToken(END, special=False)])
-    return tokenizer
+    """A tokenizer that has the marks of reasoning."""
+    return byte_level(["say"], 300, (BEGIN, END))
 
 
 def test_marks_are_tokens_or_there_is_nothing_to_wait_for(

@@ -118,7 +118,7 @@ def test_tools_nested_deeper_than_anyone_reads_are_refused_by_name(refusal: Call
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_keep_to_a_response_format(client: TestClient, stream: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
-    body = {"prompt": "Weather: ", "max_tokens": 64, "temperature": 0, "response_format": form, "stream": stream}
+    body = {"prompt": "Weather: ", "max_tokens": 160, "temperature": 0, "response_format": form, "stream": stream}
     reply = client.post("/v1/completions", json=body)
     assert "parlay-ignored" not in reply.headers
     chunks = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line.startswith("data: {")]
