@@ -130,6 +130,26 @@ def tensor_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Itera
             yield argument.arg
 
 
+def test_the_table_of_modules_names_every_file_and_no_other() -> None:
+    """A row names files, or a folder as a whole. A name in bold heads the rows of a folder and covers no file."""
+    table = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("| module | job |\n")[1]
+    named: set[Path] = set()
+    folder = PACKAGE
+    for row in table.partition("\n\n")[0].splitlines()[1:]:
+        cell = row.split("|")[1]
+        for name in re.findall(r"`([^`]+)`", cell):
+            if "**" in cell:
+                folder = PACKAGE / name
+                continue
+            while not (found := sorted(folder.glob(name.replace("FAMILY", "*").rstrip("/")))):
+                assert folder != PACKAGE, f"{name} does not exist"
+                folder = folder.parent
+            folder = found[0].parent if len(found) == 1 else folder
+            named.update(path for place in found for path in ([place] if place.is_file() else place.rglob("*.py")))
+    missing = {path for path in MODULES if path.name not in ("__init__.py", "__main__.py")} - named
+    assert not missing, sorted(map(identify, missing))
+
+
 def test_imports_point_downward() -> None:
     for path in MODULES:
         own = part(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,8 @@ def test_help_names_every_command_and_a_typing_error_gets_the_closest_one(state:
     assert all(f"/{name}" in listed for name in COMMANDS)
     with pytest.raises(ValueError, match="did you mean strategy"):
         run_command(state, "/stratgy none")
+
+
+def test_every_command_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`/([a-z]+)", page)) == set(COMMANDS)
