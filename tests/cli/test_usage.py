@@ -17,6 +17,10 @@ from tests.cli.conftest import NO_MODEL, SNAPSHOTS, Cli
 MISTAKES = {
     "unknown command": (["genrate"], "did you mean generate"),
     "unknown flag": (["generate", "x", "--temprature", "1"], "did you mean --temperature"),
+    "unknown flag before a subcommand": (["bench", "--modle", "x"], "did you mean --model"),
+    "unknown flag of a subcommand": (["train", "lm", "--data", "x", "--contxt", "9"], "did you mean --context"),
+    "flag of a subcommand before its name": (["train", "--data", "x", "lm"], "parlay train lm --data x"),
+    "flag of a subcommand without its name": (["train", "--data", "x"], "parlay train lm --data x"),
     "abbreviated flag": (["generate", "x", "--temp", "1"], "--temp"),
     "no number": (["generate", "x", "--temperature", "hot"], "hot"),
     "temperature below 0": (["generate", "x", "--temperature", "-1"], "temperature"),

@@ -9,7 +9,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
@@ -50,12 +50,32 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """As `parse_args`; an unknown flag's error names the closest one."""
+        self._refuse_early_flag(words)
         found, extra = self.parse_known_args(words)
         if extra:
+            asked = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
             flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
-            hint = f": {nearest(flags[0], self._option_string_actions)}" if flags else ""
-            self.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+            hint = f": {nearest(flags[0], asked._option_string_actions)}" if flags else ""
+            asked.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
         return found
+
+    def _refuse_early_flag(self, words: Sequence[str]) -> None:
+        """Where there are subcommands, argparse would take the word after a flag that is not known for one of them."""
+        parts = dict(self._subcommands())
+        first = words[0].partition("=")[0] if words else ""
+        if not parts or not first.startswith("--") or first in self._option_string_actions:
+            return
+        homes = [name for name, part in parts.items() if first in part._option_string_actions]
+        if not homes:
+            self.error(f"unrecognized arguments: {first}: {nearest(first, self._option_string_actions)}")
+        home = next((name for name in homes if name in words), homes[0])
+        usual = " ".join(word for word in words if word != home)
+        self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
+
+    def _subcommands(self) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices.items()
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"parlay: error: {message} (see {self.prog} --help)\n")
