@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -93,28 +94,33 @@ def _go_on_alone() -> None:
     torch.set_num_threads(1)
 
 
-@contextmanager
-def torch_on_one() -> Iterator[None]:
+class _TorchThreads(ContextDecorator):
+    """Inside, torch computes on ``number()`` threads. Every step of the engine enters one, so it is no generator."""
+
+    __slots__ = ("_before", "_number")
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self._number = number
+
+    def _recreate_cm(self) -> Self:
+        return type(self)(self._number)  # a decorator's own: calls may lie within each other
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(self._number())
+
+    def __exit__(self, *raised: object) -> None:
+        torch.set_num_threads(self._before)
+
+
+def torch_on_one() -> _TorchThreads:
     """Inside, torch computes on this thread alone. Serves as a decorator, too."""
-    with _torch_threads(1):
-        yield
+    return _TorchThreads(lambda: 1)
 
 
-@contextmanager
-def torch_on_all() -> Iterator[None]:
+def torch_on_all() -> _TorchThreads:
     """Inside, torch computes on all threads that decode: for a forward of torch operators. Serves as a decorator."""
-    with _torch_threads(1 if _forked else count()):
-        yield
-
-
-@contextmanager
-def _torch_threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return _TorchThreads(lambda: 1 if _forked else count())
 
 
 @contextmanager

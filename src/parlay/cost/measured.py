@@ -34,12 +34,13 @@ _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are n
 class _Curve:
     """Seconds for each of `ROWS` at about one context length, and how often each was measured."""
 
-    __slots__ = ("measured", "recent", "run", "seconds", "slower", "watched")
+    __slots__ = ("measured", "recent", "records", "run", "seconds", "slower", "watched")
 
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
         self.measured = list(measured)
         self.recent = [0] * len(ROWS)  # measured since estimates were last looked through
+        self.records = 0  # their sum
         self.slower, self.run = False, 0  # how the last steps were, and how many in a row
         self.watched = list(seconds)  # at the last revision
 
@@ -60,7 +61,8 @@ class _Curve:
             self._set(place, ratio)
         self.measured[place] += 1
         self.recent[place] += 1
-        if sum(self.recent) >= _LONG:
+        self.records += 1
+        if self.records >= _LONG:
             self._forget()
         _make_way(self.seconds, place)
         moved = abs(self.seconds[place] - self.watched[place]) > _MOVED * self.watched[place]
@@ -88,7 +90,7 @@ class _Curve:
                 self.seconds[place] = math.sqrt(self.seconds[place] * likely)
                 self.measured[place] = 0
         self.seconds = list(accumulate(self.seconds, max))
-        self.recent = [0] * len(ROWS)
+        self.recent, self.records = [0] * len(ROWS), 0
 
     def _follow(self, place: int, ratio: float) -> None:
         """The machine has become slower or quicker by a little; or else these rows have."""

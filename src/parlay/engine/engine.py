@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class _Clock:
     """Wall time of one step by phase."""
 
-    began: float = field(default_factory=time.perf_counter)
+    began: float
     draft: float = 0.0
     verify: float = 0.0
     whole: bool = False
@@ -55,9 +55,13 @@ class _Clock:
         """Draft and verify are over; ``verified`` are the turns that came through."""
         if not verified:
             return
-        self.whole = len(verified) == len(turns) and len({id(turn.out) for turn in turns}) == 1
-        rows = sum([len(turn.pending) + len(turn.draft.tree.tokens) for turn in verified])
-        context = sum([len(turn.sequence.tokens) for turn in verified]) // len(verified)
+        out, rows, tokens = turns[0].out, 0, 0
+        self.whole = len(verified) == len(turns)
+        for turn in verified:
+            rows += len(turn.pending) + len(turn.draft.tree.tokens)
+            tokens += len(turn.sequence.tokens)
+            self.whole &= turn.out is out
+        context = tokens // len(verified)
         self.spent = Spent(0.0, self.verify, rows, context)  # draft seconds are told to each policy by itself
 
 
@@ -132,18 +136,18 @@ class Engine:
             drafter_faults=self._drafter_faults + sum(s.tally.drafter_faults for s in self._sequences.values()),
         )
 
-    @torch_on_one()
     def step(self) -> list[Event]:
         """One forward of the target over everything that is due, and the tokens that come of it."""
-        clock = _Clock()
-        turns = self.scheduler.next()
-        self._propose(turns, clock)
-        self._verify(turns, clock)
-        self._accept(turns, clock)
-        self._commit(turns)
-        self._observe(turns, clock)
-        self._count_seconds(turns, clock)
-        return self._report(turns)
+        with torch_on_one():
+            clock = _Clock(time.perf_counter())
+            turns = self.scheduler.next()
+            self._propose(turns, clock)
+            self._verify(turns, clock)
+            self._accept(turns, clock)
+            self._commit(turns)
+            self._observe(turns, clock)
+            self._count_seconds(turns, clock)
+            return self._report(turns)
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 

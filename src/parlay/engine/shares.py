@@ -41,6 +41,10 @@ def gives_way(running: Iterable[Sequence]) -> bool:
     return max(Counter(map(_owner, running)).values(), default=0) > 1
 
 
+_LOOK = 16
+"""While one owner has the same sequences running, one step in so many is timed."""
+
+
 @dataclass(slots=True)
 class _Step:
     """What one step is divided into."""
@@ -55,8 +59,9 @@ class _Step:
     alone: str | None = None
     """Whose step this is, although others have something running too."""
     taken: int = 0
+    """Rows, where there are several owners."""
     feeds: bool = False
-    """Part of a prompt is in it."""
+    """Part of a prompt is in it. Noted in steps that are watched."""
     watched: dict[str, list[tuple[Sequence, int]]] = field(default_factory=dict)
     """By owner that wants no more than its share: what decodes, and how many tokens it had before the step."""
 
@@ -75,24 +80,32 @@ class Shares:
         self._step = _Step({}, max_rows)
         self._began = 0.0
         self._steps = 0
+        self._one_owners: list[Sequence] = []
+        """What ran in the last step, if all of it was one owner's."""
         self._served: dict[Sequence, int] = {}
         """The last step in which each sequence had a turn, while owners share."""
 
     def begin(self, ordered: list[Sequence], now: float) -> list[Sequence]:
         """The sequences in the order in which they get rows in the step that begins ``now``, in seconds of any clock.
 
-        Of those that decode, who waited longest goes first; prompts are fed one after the other.
+        Of those that decode, who waited longest goes first; prompts are fed one after the other. While one owner has
+        the same sequences running, one step of `_LOOK` tells its pace.
         """
-        self._learn(ordered, now - self._began)
+        if self._step.watched:
+            self._learn(ordered, now - self._began)
         self._began = now
+        self._steps += 1
+        if ordered and ordered == self._one_owners and self._steps % _LOOK:
+            self._step.watched = {}
+            return ordered
         self._step = step = _Step(_by_owner(ordered), self._max_rows)
+        self._one_owners = ordered if len(step.owners) == 1 else []
         if len(step.owners) > 1:
             self._divide(step)
         self._watch(step)
         if len(step.owners) < 2:
             self._served.clear()
             return ordered
-        self._steps += 1
         self._served = {sequence: self._served.get(sequence, 0) for sequence in ordered}
         step.alone = self._paces.first(step.watched)
         if step.alone is not None:
@@ -106,19 +119,21 @@ class Shares:
         An owner whose first sequence starts in the middle of a step has its share from the next one on.
         """
         step, owner = self._step, sequence.request.owner
-        if step.alone is not None:
-            return room if owner == step.alone else 0
         if len(step.owners) < 2:
             return room if owner in step.owners or not step.owners else 0
+        if step.alone is not None:
+            return room if owner == step.alone else 0
         left = step.left.get(owner, 0)
         return min(room, left, step.streams_left[owner]) if left and _decodes(sequence) else min(room, left)
 
     def take(self, sequence: Sequence, rows: int) -> None:
         """Note rows that a sequence has got."""
-        step, owner = self._step, sequence.request.owner
-        step.taken += rows
-        step.feeds |= not _decodes(sequence)
+        step = self._step
+        if step.watched and not _decodes(sequence):
+            step.feeds = True
         if step.left:
+            owner = sequence.request.owner
+            step.taken += rows
             step.left[owner] -= rows
             step.streams_left[owner] -= rows if _decodes(sequence) else 0
             self._served[sequence] = self._steps
@@ -161,7 +176,7 @@ class Shares:
     def _learn(self, ordered: list[Sequence], seconds: float) -> None:
         """The last step is over. If none of its sequences goes on, the engine may have been idle since."""
         step = self._step
-        if not step.watched or all(sequence not in ordered for own in step.owners.values() for sequence in own):
+        if all(sequence not in ordered for own in step.owners.values() for sequence in own):
             return
         for owner, streams in step.watched.items():
             tokens = sum(len(sequence.tokens) - before for sequence, before in streams) / len(streams)

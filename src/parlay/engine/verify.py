@@ -14,7 +14,7 @@ def verify(runner: Runner, turns: list[Turn]) -> None:
 
     A forward commits nothing, so turns may run again: their rows are written anew.
     """
-    taps = sorted({tap for turn in turns for tap in turn.taps})
+    taps = sorted({tap for turn in turns if turn.sequence.needs.taps for tap in turn.taps})
 
     def forward(turns: list[Turn]) -> None:
         segments = [_segment(turn) for turn in turns]

@@ -15,7 +15,7 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
-from parlay.models.forward import Forward, Work
+from parlay.models.forward import Forward, Result, Work
 from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.kernels import choose_dtype
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
@@ -124,37 +124,40 @@ class NativeRunner:
         ids = [token for segment in segments for token in self._store.ids(segment)]
         self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
-        with ExitStack() as running:
-            places = [self._place(segment, skip, running) for segment in segments]
-            result = self._forward.run(Work(ids, places, wanted, taps, skip, self._features(segments)))
+        places = [self._place(segment, skip) for segment in segments]
+        work = Work(ids, places, wanted, taps, skip, self._features(segments))
+        again = [segment for segment in segments if segment.base < 0]
+        result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps)
 
-    def _place(self, segment: Segment, skip: Skip, running: ExitStack) -> Rows:
-        """Where the segment's rows lie, while it is ``running``."""
+    def _run_again(self, again: Sequence[Segment], work: Work) -> Result:
+        """Of these segments committed rows run, too, which are put back afterwards."""
+        with ExitStack() as running:
+            for segment in again:
+                running.enter_context(self._store.putting_back(segment))
+            return self._forward.run(work)
+
+    def _place(self, segment: Segment, skip: Skip) -> Rows:
+        """Where the segment's rows lie."""
         place = self._store.stage(segment, skip)
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
             if deepest > self._max_context:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
-        if segment.base < 0:
-            running.enter_context(self._store.putting_back(segment))
         return place
 
     def _features(self, segments: Sequence[Segment]) -> list[tuple[int, Features]]:
         """Inputs that segments carry, each with the number of its first row in the batch."""
+        carrying = [(place, segment.features) for place, segment in enumerate(segments) if segment.features is not None]
         found: list[tuple[int, Features]] = []
-        end = 0
-        for segment in segments:
-            end += segment.rows
-            if segment.features is None:
-                continue
-            rows, hidden = segment.features.rows_KH.shape
-            if rows > segment.rows or hidden != self._spec.hidden_size:
+        for place, features in carrying:
+            own, (rows, hidden) = segments[place].rows, features.rows_KH.shape
+            if rows > own or hidden != self._spec.hidden_size:
                 raise ValueError(
-                    f"features of {rows} rows and {hidden} numbers for a segment that runs {segment.rows} rows of "
+                    f"features of {rows} rows and {hidden} numbers for a segment that runs {own} rows of "
                     f"{self._spec.hidden_size}"
                 )
-            found.append((end - rows, segment.features))
+            found.append((sum([segment.rows for segment in segments[: place + 1]]) - rows, features))
         return found
 
     def _check(self, ids: list[int], taps: Sequence[int], skip: Skip) -> None:
@@ -163,7 +166,7 @@ class NativeRunner:
         if min(ids) < 0 or max(ids) >= self._spec.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self._spec.vocab_size)
             raise ValueError(f"token {wrong} is not in the vocabulary of {self._spec.vocab_size}")
-        if any(not 0 <= layer <= self._num_layers for layer in taps):
+        if taps and not 0 <= min(taps) <= max(taps) <= self._num_layers:
             raise ValueError(f"taps {list(taps)} must name layers from 0 to {self._num_layers}")
         if not skip <= self._sublayers:
             raise ValueError(
@@ -195,10 +198,11 @@ def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:
     rows: list[int] = []
     starts = [0]
     begin = 0
-    for segment in segments:
-        if not segment.base <= segment.logits_from <= segment.end:
-            raise ValueError(f"logits from row {segment.logits_from} on, but rows {segment.base} to {segment.end} run")
-        rows.extend(range(begin + segment.logits_from - segment.base, begin + segment.rows))
+    for _, pending, tree, logits_from, base, _ in segments:
+        end = len(pending) + len(tree.tokens)
+        if not base <= logits_from <= end:
+            raise ValueError(f"logits from row {logits_from} on, but rows {base} to {end} run")
+        rows.extend(range(begin + logits_from - base, begin + end - base))
         starts.append(len(rows))
-        begin += segment.rows
+        begin += end - base
     return rows, tuple(starts)

@@ -35,8 +35,9 @@ def argmax(values_RV: Tensor) -> tuple[Tensor, Tensor]:
         return top.values, top.indices
     if values_RV.numel() >= _LARGE:
         return _argmax_by_blocks(values_RV)
-    places_R = torch.from_numpy(values_RV.numpy().argmax(-1))  # many times faster than torch
-    return values_RV.gather(-1, places_R[:, None])[:, 0], places_R
+    array_RV = values_RV.numpy()  # many times faster than torch
+    places_R = array_RV.argmax(-1)
+    return torch.from_numpy(array_RV[np.arange(len(places_R)), places_R]), torch.from_numpy(places_R)
 
 
 def _argmax_by_blocks(values_RV: Tensor) -> tuple[Tensor, Tensor]:

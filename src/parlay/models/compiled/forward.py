@@ -20,6 +20,7 @@ from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
 _LINE = 64
+_LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 
 
 def refusal(config: DecoderConfig, dtype: torch.dtype) -> str | None:
@@ -56,6 +57,8 @@ class CompiledForward:
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
         self._space = torch.empty(0, dtype=torch.uint8)
+        self._start = 0  # within it, at the beginning of a cache line
+        self._roomy: set[tuple[int, ...]] = set()
         self._turns = torch.empty(0, 2, config.head_dim // 2)
         self._reach(256)
         lanes = self._core.name.decode().replace("_", " ")
@@ -74,29 +77,32 @@ class CompiledForward:
     def run(self, work: Work) -> Result:
         segments, parents = self._segments(work)
         inputs = self._inputs(work)
-        rows, wanted = len(work.ids), len(work.wanted)
+        rows, wanted, pool = len(work.ids), len(work.wanted), threads.count()
         ids = (ctypes.c_int64 * rows)(*work.ids)
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*work.wanted)
-        longest = max(place.start + place.end for place in work.places)
+        longest = max([place.start + place.end for place in work.places])
         self._reach(longest)
         logits = torch.empty(wanted, self._config.output_size)
-        taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
-        pool = threads.count()
         batch = structs.Batch(
             rows=rows,
             segments=len(work.places),
             wanted=wanted,
             threads=pool,
             ids=ctypes.addressof(ids),
-            inputs=None if inputs is None else inputs.data_ptr(),
             segment=segments,
             wanted_rows=ctypes.addressof(wanted_rows),
             logits=logits.data_ptr(),
             space=self._room(rows, wanted, longest, len(work.places), pool),
         )
-        tapped, skipped = self._taps(taps), self._skipped(work.skip)
-        batch.taps = ctypes.addressof(tapped) if tapped else None
-        batch.skip = ctypes.addressof(skipped) if skipped else None
+        if inputs is not None:
+            batch.inputs = inputs.data_ptr()
+        if work.skip:
+            skipped = self._skipped(work.skip)
+            batch.skip = ctypes.addressof(skipped)
+        taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
+        if taps:
+            tapped = self._taps(taps)
+            batch.taps = ctypes.addressof(tapped)
         self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del parents  # the call read them
         return Result(logits, {layer: states.to(self._dtype) for layer, states in taps.items()})
@@ -124,18 +130,14 @@ class CompiledForward:
         embedded_NH = self._weights.embed(work.ids)
         return with_features(embedded_NH, work.features).contiguous()
 
-    def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p] | None:
+    def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
         """Where the hidden states ``[N, H]`` that enter each tapped layer are to be written."""
-        if not taps:
-            return None
         pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()
         for layer, states in taps.items():
             pointers[layer] = states.data_ptr()
         return pointers
 
-    def _skipped(self, skip: Skip) -> ctypes.Array[ctypes.c_uint8] | None:
-        if not skip:
-            return None
+    def _skipped(self, skip: Skip) -> ctypes.Array[ctypes.c_uint8]:
         flags = (ctypes.c_uint8 * (2 * self._config.num_layers))()
         for part, layer in skip:
             flags[2 * layer + (part == "mlp")] = 1
@@ -143,12 +145,21 @@ class CompiledForward:
 
     def _room(self, rows: int, wanted: int, longest: int, segments: int, threads: int) -> int:
         """Where the forward may write: kept from call to call, and grown when one needs more."""
-        needed = self._core.space_bytes(ctypes.byref(self._model), rows, wanted, longest, segments, threads)
+        shape = rows, wanted, -(-longest // _LONGER), segments, threads
+        if shape not in self._roomy:
+            self._make_room(*shape)
+        return self._start
+
+    def _make_room(self, rows: int, wanted: int, longest: int, segments: int, threads: int) -> None:
+        needed = self._core.space_bytes(ctypes.byref(self._model), rows, wanted, longest * _LONGER, segments, threads)
         if len(self._space) < needed + _LINE:
             self._core.rest()  # a late thread may still read the old one
             self._space = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
-        start = self._space.data_ptr()
-        return start + -start % _LINE
+            start = self._space.data_ptr()
+            self._start = start + -start % _LINE
+        if len(self._roomy) >= _SHAPES:
+            self._roomy.clear()
+        self._roomy.add((rows, wanted, longest, segments, threads))
 
     def _reach(self, positions: int) -> None:
         """Make rotations of so many positions available: cosines and sines ``[positions, 2, D/2]``."""

@@ -56,7 +56,7 @@ typedef struct {
     const uint8_t *skip; /* [2 * layers]: attention and feed-forward of each layer, or null */
     float *const *taps;  /* [layers + 1][rows][hidden] or null each: what enters a layer; last, what the head reads */
     float *logits;       /* [wanted][vocab] */
-    char *space;         /* `space_bytes` of them, 64-byte aligned */
+    char *space;         /* `space_bytes` of them or more, 64-byte aligned */
 } Batch;
 
 typedef struct {

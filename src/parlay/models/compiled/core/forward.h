@@ -10,6 +10,7 @@
 
 #define FEW_NUMBERS 8192    /* of rows: one thread is done with them before it could share them out */
 #define PIECES 32           /* of a product, for each thread */
+#define LEAST_WEIGHTS 65536 /* numbers that a piece reads: to claim one takes as long as reading some thousands */
 #define MOST_RESULTS 65536  /* numbers of one piece: they should stay in the second-level cache */
 
 /* A forward as one thread sees it. */
@@ -35,7 +36,7 @@ typedef struct {
     RowsTask after; /* what is made of the outputs once they are all there */
     Product product;
     int64_t rows, threads, panels;
-    int64_t unit, all, each, pieces; /* panels of a unit; units, of a piece too; pieces of each thread's units */
+    int64_t unit, each, pieces; /* panels of a unit, and of a piece, in whole units; pieces of each thread's panels */
 } ProductTask;
 
 /* In which forms products want the rows that they share. */
@@ -155,18 +156,27 @@ static int run_rows(const Pass *pass, Step *step)
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
+/* Gates stay in whole units. Other products may cut one, so that threads have even shares. */
+static int64_t whole_panels(const ProductTask *task) { return task->product.ending == GATE ? task->unit : 1; }
+
+static int64_t first_of_thread(const ProductTask *task, int64_t thread)
+{
+    int64_t whole = whole_panels(task), panel = (task->panels + whole - 1) / whole * thread / task->threads * whole;
+    return panel < task->panels ? panel : task->panels;
+}
+
 static int64_t first_panel(const ProductTask *task, int64_t piece)
 {
-    int64_t thread = piece / task->pieces, first = task->all * thread / task->threads + piece % task->pieces * task->each;
-    int64_t end = task->all * (thread + 1) / task->threads, panel = (first < end ? first : end) * task->unit;
-    return panel < task->panels ? panel : task->panels;
+    int64_t thread = piece / task->pieces, panel = first_of_thread(task, thread) + piece % task->pieces * task->each;
+    int64_t end = first_of_thread(task, thread + 1);
+    return panel < end ? panel : end;
 }
 
 static void compute_product(const void *own, int64_t piece, Member *me)
 {
     const ProductTask *task = own;
     int64_t first = first_panel(task, piece), count = first_panel(task, piece + 1) - first;
-    float *sums = (float *)parlay_pool_private(me, (size_t)(task->each * task->unit * PANEL * task->rows) * 4);
+    float *sums = (float *)parlay_pool_private(me, (size_t)(task->each * PANEL * task->rows) * 4);
     multiply_panels(&task->product, task->rows, first, count, sums);
 }
 
@@ -177,12 +187,21 @@ static void commit_product(const void *own, int64_t piece, Member *me)
     finish_panels(&task->product, task->rows, first, count, (const float *)me->private);
 }
 
-static int64_t units_of_piece(const ProductTask *task)
+static int64_t panels_of_piece(const ProductTask *task)
 {
-    int64_t most = MOST_RESULTS / (task->unit * PANEL * (task->rows > 0 ? task->rows : 1));
-    int64_t each = task->all / (task->threads * PIECES), least = 2 * task->all / MOST_PIECES + 1;
+    int64_t each = task->panels / task->threads / PIECES, few = LEAST_WEIGHTS / (PANEL * task->product.linear[0]->in);
+    int64_t most = MOST_RESULTS / (PANEL * (task->rows > 0 ? task->rows : 1)), least = 2 * task->panels / MOST_PIECES + 1;
+    if (each < few) each = few;
     if (each > most) each = most;
-    return each < least ? least : each;
+    if (each < least) each = least;
+    return (each + task->unit - 1) / task->unit * task->unit;
+}
+
+/* Of the thread that has most. */
+static int64_t pieces_of_thread(const ProductTask *task)
+{
+    int64_t whole = whole_panels(task), units = (task->panels + whole - 1) / whole;
+    return ((units + task->threads - 1) / task->threads * whole + task->each - 1) / task->each;
 }
 
 /* A product of so many rows, then `after`, which may be null: by whoever ends the product where it is done at once. */
@@ -190,9 +209,8 @@ static int run_product(const Pass *pass, Product product, int64_t rows, Step *af
 {
     int64_t few = has_few_rows(pass);
     ProductTask task = {{pass, after, 1}, product, rows, pass->me->count, panels_of_product(&product), unit_of(&product)};
-    task.all = (task.panels + task.unit - 1) / task.unit;
-    task.each = units_of_piece(&task);
-    task.pieces = ((task.all + task.threads - 1) / task.threads + task.each - 1) / task.each;
+    task.each = panels_of_piece(&task);
+    task.pieces = pieces_of_thread(&task);
     Phase phase = {.pieces = task.threads * task.pieces,
                    .compute = compute_product,
                    .commit = commit_product,

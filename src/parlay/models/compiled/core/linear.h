@@ -162,32 +162,39 @@ INLINE void put_codes(const Inputs *inputs, int wanted, int64_t row, int64_t fro
                  inputs->rows);
 }
 
+/* Gates and their ups, then the codes of what they make: `count` panels are whole units. */
+static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
+{
+    for (int64_t i = 0; i < count; i += 2) {
+        Panel gate = panel_at(to, first + i), up = panel_at(to, first + i + 1);
+        for (int64_t row = 0; row < rows; row++) {
+            vf gates[BLOCKS], ups[BLOCKS];
+            load_outputs(&gate, sums + (i * rows + row) * PANEL, gates);
+            load_outputs(&up, sums + ((i + 1) * rows + row) * PANEL, ups);
+            UNROLL for (int b = 0; b < BLOCKS; b++) {
+                vf e = exponential(choose(gates[b] < -87.0f, splat(87.0f), -gates[b]));
+                put_input(to->gated, to->wanted, row, gate.column + b * LANES, gates[b] / (1.0f + e) * ups[b]);
+            }
+        }
+    }
+    for (int64_t row = 0; row < rows; row++)
+        put_codes(to->gated, to->wanted, row, panel_at(to, first).column, count / 2 * PANEL);
+}
+
 /* What `multiply_panels` left in `sums`, to where the product's outputs go. */
 static void finish_panels(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
-    int64_t unit = unit_of(to);
-    for (int64_t i = 0; i < count; i += unit, sums += unit * rows * PANEL) {
-        int64_t panels = count - i < unit ? count - i : unit;
-        for (int64_t row = 0; row < rows; row++)
-            for (int64_t p = 0; p < panels; p++) {
-                Panel panel = panel_at(to, first + i + p);
-                vf outputs[BLOCKS], ups[BLOCKS];
-                load_outputs(&panel, sums + (p * rows + row) * PANEL, outputs);
-                if (to->ending != GATE) {
-                    put_outputs(to, &panel, row, outputs);
-                    continue;
-                }
-                Panel up = panel_at(to, first + i + ++p);
-                load_outputs(&up, sums + (p * rows + row) * PANEL, ups);
-                UNROLL for (int b = 0; b < BLOCKS; b++) {
-                    vf e = exponential(choose(outputs[b] < -87.0f, splat(87.0f), -outputs[b]));
-                    put_input(to->gated, to->wanted, row, panel.column + b * LANES, outputs[b] / (1.0f + e) * ups[b]);
-                }
-                if (p + 1 == panels) {
-                    int64_t from = panel_at(to, first + i).column;
-                    put_codes(to->gated, to->wanted, row, from, up.column + PANEL - from);
-                }
-            }
+    if (to->ending == GATE) {
+        finish_gates(to, rows, first, count, sums);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        Panel panel = panel_at(to, first + i);
+        for (int64_t row = 0; row < rows; row++, sums += PANEL) {
+            vf outputs[BLOCKS];
+            load_outputs(&panel, sums, outputs);
+            put_outputs(to, &panel, row, outputs);
+        }
     }
 }
 

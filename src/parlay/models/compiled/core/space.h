@@ -65,10 +65,15 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     return s;
 }
 
+/* Enough for every forward whose longest sequence has at most so many keys: fewer of them make more queries a tile. */
 static int64_t space_bytes(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                            int64_t threads)
 {
-    return lay_out(model, rows, wanted, longest, segments, threads, 0).bytes;
+    int64_t group = group_of(model), columns = up_to(longest, STRIP) + STRIP;
+    int64_t scores = group * columns > MOST_SCORES ? group * columns : MOST_SCORES;
+    int64_t mixed = MOST_ROWS * group * (model->head_dim + LANES);
+    int64_t thread_bytes = line(scores * 4) + line(mixed * 4) + line(longest * 8);
+    return lay_out(model, rows, wanted, longest, segments, 0, 0).bytes + threads * thread_bytes;
 }
 
 /* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. */
