@@ -76,7 +76,7 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
         text = definition(wanted)
         compiled = matcher(vocabulary, text)
         _check_beginning(compiled, vocabulary)
-        pace = _Pace()
+        pace = _CallTimer()
         for seed in range(_WALKS):
             _walk(compiled.deep_copy(), vocabulary, random.Random(seed), pace)
     except ValueError as error:
@@ -96,7 +96,7 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
     raise ValueError("structured_outputs ask for a text that can't begin with any token of this model's vocabulary")
 
 
-class _Pace:
+class _CallTimer:
     """Makes calls and counts those that take long."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class _Pace:
         return result
 
 
-def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _Pace) -> None:
+def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _CallTimer) -> None:
     """Some steps into a text. Raises ValueError where they take long, or a limit of the library ends them.
 
     A dead end is no error.

@@ -17,7 +17,7 @@ from parlay.requests import RequestOptions, TokensPrompt
 from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import Arguments, Begin, CallReader, Delta, Text
-from parlay.serve.chat.formats import FORMATS, PLAIN, Format
+from parlay.serve.chat.formats import FORMATS, PLAIN, CallFormat
 from parlay.serve.chat.forms import answer_form, call_schema
 from parlay.serve.chat.prompting import conversation
 from parlay.serve.chat.request import ChatRequest
@@ -67,7 +67,7 @@ def chat(**fields: Any) -> ChatRequest:
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def read(shape: Format, pieces: Sequence[str], *, single: bool = False) -> list[Delta]:
+def read(shape: CallFormat, pieces: Sequence[str], *, single: bool = False) -> list[Delta]:
     reader = CallReader(shape, NAMES, single=single)
     return [delta for piece in pieces for delta in reader.feed(piece)] + reader.finish()
 
@@ -84,7 +84,7 @@ def joined(deltas: Sequence[Delta]) -> tuple[str, list[tuple[str, str]]]:
 
 
 ARGUMENTS = json.dumps(json.loads(CALL)["arguments"], ensure_ascii=False)
-CASES: list[tuple[Format, str, str, list[tuple[str, str]]]] = [
+CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (PLAIN, "Hello there.", "Hello there.", []),
     (PLAIN, CALL, "", [("weather", ARGUMENTS)]),
     (PLAIN, '{ "name" : "time" ,\n"arguments" : {} }\n', "", [("time", "{}")]),
@@ -121,7 +121,7 @@ CASES: list[tuple[Format, str, str, list[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("shape", "answer", "text", "calls"), CASES)
 def test_calls_are_read_wherever_pieces_end(
-    shape: Format, answer: str, text: str, calls: list[tuple[str, str]]
+    shape: CallFormat, answer: str, text: str, calls: list[tuple[str, str]]
 ) -> None:
     assert joined(read(shape, [answer])) == (text, calls)
     assert joined(read(shape, list(answer))) == (text, calls)

@@ -82,7 +82,7 @@ Message = Annotated[
 ]
 
 
-class Function(Body):
+class FunctionDefinition(Body):
     """``strict`` has no effect: arguments always keep to the schema where a call is enforced."""
 
     name: Name
@@ -93,7 +93,7 @@ class Function(Body):
 
 class Tool(Body):
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
 
 class FunctionName(Body):
@@ -173,7 +173,7 @@ class ChatBody(GenerationBody):
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Function], Field(max_length=128, fail_fast=True)] | None = None
+    functions: Annotated[list[FunctionDefinition], Field(max_length=128, fail_fast=True)] | None = None
     function_call: FunctionChoice | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: Annotated[str, Field(min_length=1, max_length=32)] | None = None
@@ -245,7 +245,7 @@ class ChatBody(GenerationBody):
         return self.functions is not None
 
     @property
-    def _all_functions(self) -> list[Function]:
+    def _all_functions(self) -> list[FunctionDefinition]:
         return self.functions or [tool.function for tool in self.tools or ()]
 
     @property
@@ -264,7 +264,7 @@ class ChatBody(GenerationBody):
                 return None
 
     @property
-    def callable_functions(self) -> dict[str, Function]:
+    def callable_functions(self) -> dict[str, FunctionDefinition]:
         """Those that the answer may call, by where their parameters stand."""
         if "none" in (self.tool_choice, self.function_call):
             return {}
@@ -281,7 +281,7 @@ class ChatBody(GenerationBody):
         return choice == "required" or isinstance(choice, NamedTool | FunctionName)
 
 
-def check_functions(functions: Sequence[Function], each: str, whole: str) -> None:
+def check_functions(functions: Sequence[FunctionDefinition], each: str, whole: str) -> None:
     """``each`` is where one stands, ``whole`` where all do. Raises ApiError for what can't be called."""
     for place, function in enumerate(functions):
         if (function.parameters or {}).get("type", "object") != "object":

@@ -69,7 +69,7 @@ Block = Annotated[
 ]
 
 
-class Turn(Body):
+class MessageParam(Body):
     """What one side said."""
 
     role: Literal["user", "assistant"]
@@ -122,7 +122,7 @@ class CountBody(Body):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],)}
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=4096, fail_fast=True)]
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=4096, fail_fast=True)]
     system: Texts | None = None
     tools: Annotated[list[CustomTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None

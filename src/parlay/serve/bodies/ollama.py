@@ -39,7 +39,7 @@ Base64 = Annotated[list[str], Field(max_length=0, fail_fast=True)]
 """No images: this server reads text only."""
 
 
-class Options(Body):
+class OllamaOptions(Body):
     """How to sample. What concerns how Ollama runs a model has no effect here."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -73,7 +73,7 @@ class OllamaBody(Body):
     """``strategy`` is an extension. Null is as good as absent."""
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     format: Annotated[Literal["", "json"] | JsonObject | None, Field(union_mode="left_to_right")] = None
     stream: bool | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
@@ -107,14 +107,14 @@ class GenerateBody(OllamaBody):
     images: Base64 | None = None
 
 
-class CalledFunction(Body):
+class OllamaCalledFunction(Body):
     name: Annotated[str, Field(min_length=1, max_length=128)]
     arguments: JsonObject
 
 
 class OllamaCall(Body):
     id: str | None = None
-    function: CalledFunction
+    function: OllamaCalledFunction
 
 
 class OllamaMessage(Body):

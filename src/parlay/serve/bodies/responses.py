@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from parlay.serve.bodies.chat import Function, Name, check_functions
+from parlay.serve.bodies.chat import FunctionDefinition, Name, check_functions
 from parlay.serve.bodies.common import (
     Body,
     Count,
@@ -60,20 +60,20 @@ def text_of(content: Content) -> str:
     return "".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-class Item(Body):
+class ItemBase(Body):
     """What all items may carry. ``id`` and ``status`` of earlier answers have no effect."""
 
     id: str | None = None
     status: str | None = None
 
 
-class InputMessage(Item):
+class InputMessage(ItemBase):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
 
-class CallItem(Item):
+class CallItem(ItemBase):
     """A call that an earlier answer made."""
 
     type: Literal["function_call"]
@@ -82,7 +82,7 @@ class CallItem(Item):
     arguments: str
 
 
-class CallOutputItem(Item):
+class CallOutputItem(ItemBase):
     """What a function answered."""
 
     type: Literal["function_call_output"]
@@ -95,7 +95,7 @@ class ThoughtText(Body):
     text: str
 
 
-class ReasoningItem(Item):
+class ReasoningItem(ItemBase):
     """The reasoning before an earlier answer. What is encrypted can't be read here."""
 
     type: Literal["reasoning"]
@@ -122,7 +122,7 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(Function):
+class FunctionTool(FunctionDefinition):
     type: Literal["function"]
 
     @model_validator(mode="before")
@@ -157,11 +157,11 @@ class PlainFormat(Body):
     type: Literal["text"]
 
 
-class JsonObjectFormat(Body):
+class TextFormatJsonObject(Body):
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(Body):
+class TextFormatJsonSchema(Body):
     """``strict`` has no effect: the answer always keeps to the schema."""
 
     type: Literal["json_schema"]
@@ -172,7 +172,9 @@ class JsonSchemaFormat(Body):
 
 
 class TextOptions(Body):
-    format: Annotated[PlainFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | TextFormatJsonObject | TextFormatJsonSchema, Field(discriminator="type")] | None = (
+        None
+    )
     verbosity: Literal["low", "medium", "high"] | None = None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from parlay.reasoning import Thoughts
 from parlay.serve.chat.calls import Arguments, Begin, CallReader, Text
-from parlay.serve.chat.formats import Format
+from parlay.serve.chat.formats import CallFormat
 from parlay.serve.chat.reasoning import Thought, ThoughtReader
 
 __all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
@@ -21,7 +21,7 @@ class AnswerShape:
     `CallReader`.
     """
 
-    calls: Format | None = None
+    calls: CallFormat | None = None
     names: Collection[str] = ()
     single: bool = False
     certain: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from parlay.serve.chat.formats import Format
+from parlay.serve.chat.formats import CallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class CallReader:
     but for how it is cut.
     """
 
-    def __init__(self, shape: Format, names: Collection[str], *, single: bool = False, certain: bool = False) -> None:
+    def __init__(
+        self, shape: CallFormat, names: Collection[str], *, single: bool = False, certain: bool = False
+    ) -> None:
         space, name = r"\s*", r"(?P<name>[\w-]{0,64})"
         key = [space, ",", space, *_letters(f'"{shape.arguments}"'), space, ":", space, r"\{"]
         named = [r"\{", space, *_letters('"name"'), space, ":", space, '"', name, '"']

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class CallFormat:
     """How a family of models writes a call: ``begin``, a JSON object of name and ``arguments``, ``end``.
 
     Where ``begin`` is empty, an answer is a call from its first character on, or none at all.
@@ -23,15 +23,15 @@ class Format:
     """After ``begin`` comes a list of calls."""
 
 
-PLAIN = Format("", "", "", "arguments")
+PLAIN = CallFormat("", "", "", "arguments")
 FORMATS = (
-    Format("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
-    Format("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", listed=True),  # Mistral
-    Format('"parameters"', "", "", "parameters"),  # Llama 3
+    CallFormat("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
+    CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", listed=True),  # Mistral
+    CallFormat('"parameters"', "", "", "parameters"),  # Llama 3
 )
 
 
-def format_of(template: str) -> Format:
+def format_of(template: str) -> CallFormat:
     """The format that a chat template speaks of; a template without tools gets the plain one."""
     if not takes_tools(template):
         return PLAIN

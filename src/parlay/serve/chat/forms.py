@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.serve.chat.formats import PLAIN, Format, format_of
+from parlay.serve.chat.formats import PLAIN, CallFormat, format_of
 from parlay.serve.chat.request import ChatRequest, Function
 from parlay.types import StructuredOutputsParams
 
@@ -20,7 +20,7 @@ class AnswerForm:
     """
 
     form: StructuredOutputsParams | None
-    calls: Format | None
+    calls: CallFormat | None
     field: str = "structured_outputs"
 
 

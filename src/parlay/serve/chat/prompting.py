@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parlay.chat_template import Tools
-from parlay.serve.chat.formats import Format, format_of, takes_tools
+from parlay.serve.chat.formats import CallFormat, format_of, takes_tools
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
 
 
@@ -21,7 +21,7 @@ def conversation(chat: ChatRequest, template: str) -> tuple[list[dict[str, Any]]
     return messages, [{"type": "function", "function": _described(function)} for function in chat.functions]
 
 
-def _message(message: ChatMessage, shape: Format, *, own_calls: bool) -> dict[str, Any]:
+def _message(message: ChatMessage, shape: CallFormat, *, own_calls: bool) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         plain["name"] = message.name
@@ -40,7 +40,7 @@ def _message(message: ChatMessage, shape: Format, *, own_calls: bool) -> dict[st
     return plain
 
 
-def _written(call: Mapping[str, Any], shape: Format) -> str:
+def _written(call: Mapping[str, Any], shape: CallFormat) -> str:
     text = json.dumps({"name": call["name"], shape.arguments: call["arguments"]}, ensure_ascii=False)
     if shape.listed:
         return f"{shape.begin}[{text}]"

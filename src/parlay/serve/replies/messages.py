@@ -20,7 +20,7 @@ from parlay.serve.streaming import Chunk, NamedFrames
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class Usage(TypedDict):
+class MessagesUsage(TypedDict):
     """``input_tokens`` are those of the prompt that were not in the cache."""
 
     input_tokens: int
@@ -37,7 +37,7 @@ class MessageReply(TypedDict):
     content: list[dict[str, object]]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: Usage
+    usage: MessagesUsage
     parlay: Summary
 
 
@@ -78,7 +78,7 @@ def _stop(sample: CompletionOutput, *, called: bool) -> tuple[StopReason, str | 
     return ("tool_use" if called else "end_turn"), None
 
 
-def _usage(output: RequestOutput) -> Usage:
+def _usage(output: RequestOutput) -> MessagesUsage:
     cached = output.outputs[0].metrics.cached_tokens
     return {
         "input_tokens": len(output.prompt_token_ids) - cached,
@@ -157,7 +157,7 @@ class MessageChunks:
         self._blocks = _Blocks()
 
     def opening(self) -> Sequence[Chunk]:
-        usage: Usage = {
+        usage: MessagesUsage = {
             "input_tokens": self._prompt,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,

@@ -28,7 +28,7 @@ class TokenizePrompt(_Body):
     add_special_tokens: bool = True
 
 
-class Message(BaseModel):
+class TokenizeMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -38,7 +38,7 @@ class Message(BaseModel):
 class TokenizeMessages(_Body):
     """A conversation in the model's chat format."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+    messages: Annotated[list[TokenizeMessage], Field(min_length=1, max_length=4096, fail_fast=True)]
     add_generation_prompt: bool = True
     add_special_tokens: bool = Field(False, description="on top of those that the chat format brings")
 
@@ -66,7 +66,7 @@ class Detokenize(_Body):
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), ALL_WHOLE]
 
 
-class Text(BaseModel):
+class DetokenizedText(BaseModel):
     prompt: str
 
 
@@ -81,13 +81,15 @@ def router(registry: Registry) -> APIRouter:
         return Tokens(tokens=ids, count=len(ids), max_model_len=served.max_model_len)
 
     @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
-    async def detokenize(body: Detokenize, request: Request) -> Text:
+    async def detokenize(body: Detokenize, request: Request) -> DetokenizedText:
         served = await registry.use(body.model, request)
         foreign = next((token for token in body.tokens if token >= served.vocab_size), None)
         if foreign is not None:
             raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
         tokenizer = _tokenizer(served)
-        return Text(prompt=await request.app.state.workers.call(request, lambda: tokenizer.decode(body.tokens)))
+        return DetokenizedText(
+            prompt=await request.app.state.workers.call(request, lambda: tokenizer.decode(body.tokens))
+        )
 
     return routes
 

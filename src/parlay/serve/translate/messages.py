@@ -9,7 +9,7 @@ from fastapi import Request
 from parlay.requests import RequestOptions
 from parlay.serve.bodies.common import TextPart
 from parlay.serve.bodies.extras import heed_extras
-from parlay.serve.bodies.messages import CountBody, MessagesBody, Texts, Thinking, ToolResult, ToolUse, Turn
+from parlay.serve.bodies.messages import CountBody, MessageParam, MessagesBody, Texts, Thinking, ToolResult, ToolUse
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.jobs import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
@@ -87,7 +87,7 @@ def _messages(body: CountBody) -> Iterator[ChatMessage]:
         yield from _said(turn)
 
 
-def _said(turn: Turn) -> Iterator[ChatMessage]:
+def _said(turn: MessageParam) -> Iterator[ChatMessage]:
     """Results of tools stand before what is said beside them."""
     blocks = turn.blocks
     for result in (block for block in blocks if isinstance(block, ToolResult)):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
-from parlay.serve.bodies.ollama import GenerateBody, OllamaBody, OllamaChatBody, OllamaMessage, Options
+from parlay.serve.bodies.ollama import GenerateBody, OllamaBody, OllamaChatBody, OllamaMessage, OllamaOptions
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.errors import ApiError
 from parlay.serve.jobs import FieldNames, limited, refused, request_options
@@ -16,7 +16,7 @@ from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
 
 _SPELLINGS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-_OURS = {_SPELLINGS.get(name, name): f"options.{name}" for name in Options.model_fields}
+_OURS = {_SPELLINGS.get(name, name): f"options.{name}" for name in OllamaOptions.model_fields}
 _OTHERS = {
     **_OURS,
     "logprobs": "logprobs",
@@ -47,12 +47,12 @@ def generate_request(body: GenerateBody, request: Request, settings: Settings) -
 
 def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> SamplingParams:
     """Raises ApiError for values that do not go together, or that are more than the server gives."""
-    options = body.options or Options()
+    options = body.options or OllamaOptions()
     if options.repeat_last_n not in (None, -1, 0) and options.repeat_penalty not in (None, 1):
         field = "options.repeat_last_n"
         raise ApiError(400, f"{field} is not supported but as -1 or 0: the penalty looks at the whole text", field)
     given: Mapping[str, Any] = options.model_dump(
-        exclude_none=True, include=set(Options.model_fields) - {"repeat_last_n"}
+        exclude_none=True, include=set(OllamaOptions.model_fields) - {"repeat_last_n"}
     )
     ours = {_SPELLINGS.get(name, name): value for name, value in given.items() if not _is_unset(name, value)}
     if options.repeat_last_n == 0:

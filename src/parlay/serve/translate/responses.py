@@ -14,10 +14,10 @@ from parlay.serve.bodies.responses import (
     CallOutputItem,
     InputItem,
     InputMessage,
-    JsonSchemaFormat,
     PlainFormat,
     ReasoningItem,
     ResponsesBody,
+    TextFormatJsonSchema,
     text_of,
 )
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
@@ -110,4 +110,4 @@ def _schema(body: ResponsesBody) -> Mapping[str, Any] | None:
     wanted = body.text.format if body.text is not None else None
     if wanted is None or isinstance(wanted, PlainFormat):
         return None
-    return wanted.schema_ if isinstance(wanted, JsonSchemaFormat) else {"type": "object"}
+    return wanted.schema_ if isinstance(wanted, TextFormatJsonSchema) else {"type": "object"}
