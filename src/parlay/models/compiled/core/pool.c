@@ -5,11 +5,12 @@
 #include "pool.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,9 +28,9 @@
 #define SPIN_IN_PHASE 40000
 #define SPIN_BETWEEN_JOBS 1000000
 /* Where other processes want the cores too, who spins uses up its share of them, and keeps a core from a thread of ours
- * that waits for one. So after a period with many involuntary switches of this process, waits are short for a while. */
+ * that waits for one. So after a period in which threads waited long for cores, they spin little for a while. */
 #define PERIOD 80000000
-#define MANY_SWITCHES 8
+#define MUCH (PERIOD / 8) /* of all threads together */
 #define CROWDED_FOR 1000000000
 #define SPIN_WHERE_CROWDED 5000
 #define LEAST_PATIENCE 5000 /* before a piece is taken from a late thread */
@@ -42,6 +43,7 @@ typedef struct {
     uint32_t place __attribute__((aligned(64))); /* OUTSIDE the job, INSIDE, or DETACHED in a piece's computation */
     Member member;
     pthread_t thread;
+    pid_t name;
 } Worker;
 
 static struct {
@@ -57,7 +59,8 @@ static struct {
     uint32_t bell, sleepers; /* rung when a phase ends; who listens */
     uint32_t job_bell __attribute__((aligned(64))), job_sleepers;
     int64_t gap; /* nanoseconds between jobs, lately */
-    int64_t counted_at, switches, crowded_until; /* involuntary switches of this process so far, at that time */
+    pid_t looker;                                /* who looked around last */
+    int64_t looked_at, waited, crowded_until;    /* when; how long it and the workers had waited for cores by then */
     int64_t delayed, delay_every, delay; /* for tests */
     Member caller;
     /* Per piece: stamp << 16 | thread << 2 | state. A slot of an earlier phase is free. */
@@ -89,20 +92,29 @@ static void ring(uint32_t *word, uint32_t *sleepers)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MOST_THREADS, 0, 0, 0);
 }
 
-static int64_t involuntary_switches(void)
+/* How long a thread has been ready to run without a core, since it began. 0 where the system does not tell. */
+static int64_t waited_for_core(pid_t thread)
 {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return usage.ru_nivcsw;
+    char path[64], text[128];
+    snprintf(path, sizeof path, "/proc/self/task/%d/schedstat", (int)thread);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    text[size > 0 ? size : 0] = 0;
+    long long ran, waited;
+    return sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
 }
 
-/* Now and then at the beginning of a job: whether other processes often take cores from this one. */
+/* Now and then at the beginning of a job: whether threads have to wait for cores. */
 static void look_around(int64_t time)
 {
-    if (time - pool.counted_at < PERIOD) return;
-    int64_t switches = involuntary_switches(), most = (time - pool.counted_at) / (PERIOD / MANY_SWITCHES);
-    if (switches - pool.switches > most) STORE(pool.crowded_until, time + CROWDED_FOR);
-    pool.counted_at = time, pool.switches = switches;
+    if (time - pool.looked_at < PERIOD) return;
+    pid_t looker = (pid_t)syscall(SYS_gettid);
+    int64_t waited = waited_for_core(looker), most = (time - pool.looked_at) / PERIOD * MUCH;
+    for (int64_t other = 1; other <= pool.workers; other++) waited += waited_for_core(pool.worker[other].name);
+    if (looker == pool.looker && waited - pool.waited > most) STORE(pool.crowded_until, time + CROWDED_FOR);
+    pool.looker = looker, pool.looked_at = time, pool.waited = waited;
 }
 
 static int crowded(int64_t time)
@@ -302,6 +314,7 @@ static void take_part(Worker *worker)
 
 static void *serve(void *own)
 {
+    ((Worker *)own)->name = (pid_t)syscall(SYS_gettid);
     for (uint32_t seen = 0;;) {
         seen = next_job(seen);
         take_part(own);
