@@ -76,5 +76,5 @@ def test_answers_are_replayed_once_priced_and_reported(cli: Cli, tmp_path: Path)
 def test_forwards_are_timed_when_asked_for(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     words = ["--workloads", "prose", "--strategies", "none", "--prompts", "1", "--rounds", "1", "--max-tokens", "4"]
-    assert cli("bench", *words, "--forwards", "--keep-loops", "--out", str(out)).code == 0
+    assert cli("bench", "--model", "parlay-mini", *words, "--forwards", "--keep-loops", "--out", str(out)).code == 0
     assert {"rows 1", "rows 32", "weights"} <= {row.cell.workload for row in read(out)[1] if is_forward(row)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from parlay.cli import FAILURE, INTERRUPTED, bench_replay, bench_report
-from parlay.cli.flags import add_model_flags, options_from
+from parlay.cli.flags import USUAL, add_model_flags, options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ MOST_TOGETHER = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser)
+    add_model_flags(parser, USUAL)
+    parser.set_defaults(model=None)
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
         "--preset",
@@ -120,12 +121,14 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> int:
     from parlay.bench import workloads  # here, because these load torch and transformers
     from parlay.bench.presets import strategies
+    from parlay.models.pulled import usual
 
     preset = _preset(options.preset)
     _check_against(options, preset)
     chosen = strategies(options.strategies or ",".join(preset.strategies))
     names = options.workloads.split(",") if options.workloads else preset.workloads
     found = workloads.load(names, options.prompts or preset.prompts, options.data)
+    options.model = options.model or usual()
     with _open(options) as llm:
         plan = _plan(options, preset, chosen, found)
         return _run(options, llm, plan)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "parlay-mini"
 MEANINGLESS = {
-    "model": "parlay-mini",
+    "model": None,
     "workloads": None,
     "preset": None,
     "rounds": None,
