@@ -52,7 +52,8 @@ def test_a_malformed_workload_is_named_with_its_line(cli: Cli, tmp_path: Path) -
 def test_it_measures_prints_and_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, out = tmp_path / "mine.jsonl", tmp_path / "rows.jsonl"
     prompts.write_text(json.dumps({"prompt": "def add(a, b):\n    return a", "max_tokens": 6}))
-    words = ["bench", "--model", "parlay-mini", "--workloads", f"{prompts},calls", "--out", str(out), "--dtype", "float32", "--keep-loops"]
+    words = ["bench", "--model", "parlay-mini", "--workloads", f"{prompts},calls", "--out", str(out)]
+    words += ["--dtype", "float32", "--keep-loops"]
     words += ["--strategies", "prompt-lookup:k=4,policy=fixed,suffix-decoding", "--prompts", "1", "--rounds", "1"]
     result = cli(*words, "--max-tokens", "6", "--price-per-hour", "0.5")
     assert result.code == 0, result.err
