@@ -23,7 +23,7 @@ Cells are the speed against plain decoding, with tokens per step in brackets, at
 only, under the default policy, which stops drafting where it does not pay: a cell near 1.00 (1.0) says that nothing was
 to be had. The target is SmolLM2-135M-Instruct (GGUF, Q4_1) with its chat template, the prompts are the first of
 published sets (EditEval, LLMA's documents, BFCL, Spec-Bench, HumanEval): three of each kind in five rounds, so a
-cell is uncertain by some five percent. A forward takes some 3 ms there. Larger targets favour the drafters that cost more.
+cell is uncertain by some five percent. A forward takes some 3 ms there. Larger targets favour dearer drafters.
 Bold: the best of its column. Strategies that want a draft model are not in the table: none with this tokenizer is
 smaller.
 """
