@@ -74,3 +74,18 @@ def test_ten_thousand_hostile_bodies_against_every_constraint(make_app: Callable
         path, body = choose.choice(every[choose.choice(SIZES)])
         _answers(client, path, body)
     assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/messages/count_tokens",
+            {"messages": [{"role": "user", "content": ""}], "tools": [{"name": "f", "input_schema": {}}]},
+        ),
+        ("/v1/messages", {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "x", "allowed_token_ids": [0], "structured_outputs": {"regex": "ab"}}),
+    ],
+)
+def test_what_was_once_a_fault_of_the_server(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    assert client.post(path, json=body).status_code in (200, 400)

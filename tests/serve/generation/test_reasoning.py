@@ -32,7 +32,7 @@ def test_reasoning_and_answer_wherever_pieces_end(thoughts: Thoughts, answer: st
 
 
 def test_calls_are_read_after_the_reasoning_and_not_in_it() -> None:
-    shape = AnswerShape(thoughts="begun", calls=FORMATS[0], names={"time"})
+    shape = AnswerShape(thoughts="begun", calls=FORMATS[1], functions={"time": {}})
     call = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
     deltas = shape.read(f"I might say {call}</think>\n{call}")
     assert deltas[0] == Thought(f"I might say {call}")

@@ -27,8 +27,9 @@ from parlay.serve.replies.spelling import Speller
 from parlay.serve.replies.usage import StreamUsage
 from parlay.serve.translate.chat import read_functions, read_messages, read_schema
 
-MARKED, MISTRAL, LLAMA = FORMATS
+CODER, MARKED, NAMED, MISTRAL, LLAMA = FORMATS
 NAMES = {"weather", "time"}
+FUNCTIONS: dict[str, dict[str, Any]] = {"weather": {}, "time": {}}
 WEATHER = {
     "type": "function",
     "function": {
@@ -68,7 +69,8 @@ def chat(**fields: Any) -> ChatRequest:
 
 
 def read(shape: CallFormat, pieces: Sequence[str], *, single: bool = False) -> list[Delta]:
-    reader = CallReader(shape, NAMES, single=single)
+    functions = {name: WEATHER["function"]["parameters"] if name == "weather" else {} for name in NAMES}
+    reader = AnswerShape(calls=shape, functions=functions, single=single).reader()
     return [delta for piece in pieces for delta in reader.feed(piece)] + reader.finish()
 
 
@@ -116,6 +118,32 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (MISTRAL, f"[TOOL_CALLS][{CALL}] done", " done", [("weather", ARGUMENTS)]),
     (MISTRAL, "[TOOL_CALLS] none", "[TOOL_CALLS] none", []),
     (MISTRAL, f"[TOOL_CALLS][{CALL}, 3]", ", 3]", [("weather", ARGUMENTS)]),
+    (NAMED, f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", "", [("weather", ARGUMENTS)]),
+    (
+        NAMED,
+        f"So: [TOOL_CALLS]weather[CALL_ID]a1b2c3d4e[ARGS]{ARGUMENTS}[TOOL_CALLS]time[ARGS]{{}}",
+        "So: ",
+        [("weather", ARGUMENTS), ("time", "{}")],
+    ),
+    (NAMED, "[TOOL_CALLS]other[ARGS]{}", "[TOOL_CALLS]other[ARGS]{}", []),
+    (NAMED, "[TOOL_CALLS] [1]", "[TOOL_CALLS] [1]", []),
+    (
+        CODER,
+        "Let me.\n<tool_call>\n<function=weather>\n<parameter=city>\nSão\nP\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n</function>\n</tool_call>",
+        "Let me.\n",
+        [("weather", '{"city": "São\\nP", "days": 3}'), ("time", "{}")],
+    ),
+    (
+        CODER,
+        "<tool_call><function=time><parameter=zone>+1 h</parameter>"
+        "<parameter=on>true</parameter></function></tool_call> x",
+        " x",
+        [("time", '{"zone": "+1 h", "on": true}')],
+    ),
+    (CODER, "<tool_call>\n<function=other>", "<tool_call>\n<function=other>", []),
+    (CODER, "a <tool_cal b <tool_call> c", "a <tool_cal b <tool_call> c", []),
+    (CODER, "<tool_call>\n<function=weather>\n<parameter=city>\nSã", "", [("weather", "")]),
 ]
 
 
@@ -289,7 +317,12 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
     params = SamplingParams(max_tokens=len(ids), logits_processors=[dictate], temperature=0)
     prompt = TokensPrompt(prompt_token_ids=ids[:1])
     job = llm.job(prompt, params, RequestOptions(strategy="none"))
-    shape = ChatShape(model="m", speller=Speller(None), logprobs=False, answers=AnswerShape(calls=PLAIN, names=NAMES))
+    shape = ChatShape(
+        model="m",
+        speller=Speller(None),
+        logprobs=False,
+        answers=AnswerShape(calls=PLAIN, functions=FUNCTIONS),
+    )
 
     async def decode() -> tuple[list[Any], RequestOutput]:
         stream, told = await engine.submit(job), ChatChunks(job, shape, StreamUsage())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from parlay.reasoning import Thoughts
 from parlay.serve.chat.calls import Arguments, Begin, CallReader, Text
 from parlay.serve.chat.formats import CallFormat
 from parlay.serve.chat.reasoning import Thought, ThoughtReader
+from parlay.serve.chat.xml_calls import XmlCallReader
 
 __all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
 
@@ -22,7 +24,8 @@ class AnswerShape:
     """
 
     calls: CallFormat | None = None
-    names: Collection[str] = ()
+    functions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Schemas of arguments by the names of those that may be called."""
     single: bool = False
     certain: bool = False
     thoughts: Thoughts = "none"
@@ -41,11 +44,7 @@ class AnswerReader:
     """Takes one sample's text piece by piece."""
 
     def __init__(self, shape: AnswerShape) -> None:
-        self._calls = (
-            None
-            if shape.calls is None
-            else CallReader(shape.calls, shape.names, single=shape.single, certain=shape.certain)
-        )
+        self._calls = None if shape.calls is None else _call_reader(shape.calls, shape)
         self._thoughts = None if shape.thoughts == "none" else ThoughtReader(begun=shape.thoughts == "begun")
 
     @property
@@ -69,3 +68,9 @@ class AnswerReader:
         if self._calls is None:
             return [Text(answer)] if answer else []
         return list(self._calls.feed(answer))
+
+
+def _call_reader(written: CallFormat, shape: AnswerShape) -> CallReader | XmlCallReader:
+    if written.style == "xml":
+        return XmlCallReader(shape.functions, single=shape.single)
+    return CallReader(written, shape.functions, single=shape.single, certain=shape.certain)

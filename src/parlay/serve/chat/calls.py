@@ -53,6 +53,15 @@ def _shape(*parts: str) -> _Shape:
     return _Shape(re.compile("".join(parts)), re.compile(beginning))
 
 
+def _named_call(begin: str, space: str, name: str) -> _Shape:
+    """A bare name, which an id may follow, and where the arguments begin."""
+    start, end = [*_letters(begin), space, name], [*_letters("[ARGS]"), space, r"\{"]
+    id = [*_letters("[CALL_ID]"), r"\w*"]
+    beginnings = [_shape(*start, *end), _shape(*start, *id, *end)]
+    either = "|".join(one.beginning.pattern.replace("?P<name>", "?:") for one in beginnings)
+    return _Shape(re.compile("".join([*start, f"(?:{''.join(id)})?", *end])), re.compile(either))
+
+
 def _letters(text: str) -> list[str]:
     return [re.escape(letter) for letter in text]
 
@@ -72,12 +81,15 @@ class CallReader:
         space, name = r"\s*", r"(?P<name>[\w-]{0,64})"
         key = [space, ",", space, *_letters(f'"{shape.arguments}"'), space, ":", space, r"\{"]
         named = [r"\{", space, *_letters('"name"'), space, ":", space, '"', name, '"']
-        opening = [r"\[", space] if shape.listed else []
+        self._listed = shape.style == "list"
+        opening = [r"\[", space] if self._listed else []
         self._first = _shape(*_letters(shape.begin), space, *opening, *named, *key)
         self._next = _shape(",", space, *named, *key)
+        self._tail = _shape(space, r"\}", *([] if self._listed else [space, *_letters(shape.end)]))
+        if shape.style == "named":  # an id may stand between
+            self._first = _named_call(shape.begin, space, name)
+            self._tail = _shape("")
         self._head = self._first
-        self._tail = _shape(space, r"\}", *([] if shape.listed else [space, *_letters(shape.end)]))
-        self._listed = shape.listed
         self._begin = shape.begin
         self._names = names
         self._single = single
@@ -125,7 +137,7 @@ class CallReader:
     def _search(self) -> Iterator[Delta]:
         """Text, up to the next mark of a call; a part of a mark at the end is kept. Space between calls is dropped."""
         place = self._buffer.find(self._begin)
-        end = place if place >= 0 else len(self._buffer) - _overlap(self._buffer, self._begin)
+        end = place if place >= 0 else len(self._buffer) - overlap(self._buffer, self._begin)
         between = self.found and not self._buffer[:end].strip()
         if between and place < 0:
             return
@@ -203,6 +215,6 @@ class CallReader:
         return taken
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """How much of the end of ``text`` may be the beginning of ``mark``."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

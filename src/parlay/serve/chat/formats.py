@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a family of models writes a call: ``begin``, a JSON object of name and ``arguments``, ``end``.
 
-    Where ``begin`` is empty, an answer is a call from its first character on, or none at all.
+    Where ``begin`` is empty, an answer is a call from its first character on, or none at all. ``style`` says what
+    differs: ``list``, a list of such objects after ``begin``; ``named``, the bare name, ``[ARGS]`` and an object of
+    arguments; ``xml``, tags.
     """
 
     mark: str
@@ -19,14 +22,15 @@ class CallFormat:
     end: str
     arguments: str
     """The key under which the arguments stand."""
-    listed: bool = False
-    """After ``begin`` comes a list of calls."""
+    style: Literal["object", "list", "named", "xml"] = "object"
 
 
 PLAIN = CallFormat("", "", "", "arguments")
 FORMATS = (
+    CallFormat("<function=", "<tool_call>", "</tool_call>", "arguments", "xml"),  # Qwen3-Coder
     CallFormat("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
-    CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", listed=True),  # Mistral
+    CallFormat("[ARGS]", "[TOOL_CALLS]", "", "arguments", "named"),  # Mistral, since version 11 of its tokenizer
+    CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", "list"),  # Mistral before
     CallFormat('"parameters"', "", "", "parameters"),  # Llama 3
 )
 

@@ -43,7 +43,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
     answers = AnswerShape(
         calls=form.calls,
-        names=frozenset(function.name for function in chat.functions),
+        functions={function.name: function.parameters or {} for function in chat.functions},
         single=chat.single_call,
         certain=chat.must_call or chat.answer_schema is None,
         thoughts=job.thoughts,

@@ -42,8 +42,10 @@ def _message(message: ChatMessage, shape: CallFormat, *, own_calls: bool) -> dic
 
 def _written(call: Mapping[str, Any], shape: CallFormat) -> str:
     text = json.dumps({"name": call["name"], shape.arguments: call["arguments"]}, ensure_ascii=False)
-    if shape.listed:
+    if shape.style == "list":
         return f"{shape.begin}[{text}]"
+    if shape.style == "named":
+        return f"{shape.begin}{call['name']}[ARGS]{json.dumps(call['arguments'], ensure_ascii=False)}"
     return f"{shape.begin}\n{text}\n{shape.end}" if shape.begin else text
 
 

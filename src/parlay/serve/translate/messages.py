@@ -90,7 +90,8 @@ def _messages(body: CountBody) -> Iterator[ChatMessage]:
 def _said(turn: MessageParam) -> Iterator[ChatMessage]:
     """Results of tools stand before what is said beside them."""
     blocks = turn.blocks
-    for result in (block for block in blocks if isinstance(block, ToolResult)):
+    results = [block for block in blocks if isinstance(block, ToolResult)]
+    for result in results:
         content = _joined(result.content or "", "")
         yield ChatMessage(
             role="tool", content=f"Error: {content}" if result.is_error else content, call_id=result.tool_use_id
@@ -98,7 +99,7 @@ def _said(turn: MessageParam) -> Iterator[ChatMessage]:
     text = "".join(block.text for block in blocks if isinstance(block, TextPart))
     thoughts = "".join(block.thinking for block in blocks if isinstance(block, Thinking))
     calls = tuple(PastCall(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUse))
-    if text or thoughts or calls or not blocks or turn.role == "assistant":
+    if text or thoughts or calls or not results or turn.role == "assistant":
         yield ChatMessage(role=turn.role, content=text, reasoning=thoughts or None, calls=calls)
 
 
