@@ -84,6 +84,8 @@ def test_ten_thousand_hostile_bodies_against_every_constraint(make_app: Callable
             {"messages": [{"role": "user", "content": ""}], "tools": [{"name": "f", "input_schema": {}}]},
         ),
         ("/v1/messages", {"messages": [{"role": "user", "content": ""}], "max_tokens": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "temperature": 1e-308}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x"}], "options": {"temperature": 1e-308}}),
         ("/v1/completions", {"prompt": "x", "allowed_token_ids": [0], "structured_outputs": {"regex": "ab"}}),
     ],
 )

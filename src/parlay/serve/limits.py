@@ -24,6 +24,7 @@ MOST_CONTAINERS = 2**15
 MOST_VALUES = 2**19
 """Of a body: lists and objects; values in all. What reads JSON, and looks whether it is what it should be, holds up all
 else meanwhile: so many take some 50 ms. Those in texts count, too: only bytes are looked at."""
+LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 prompt_log = logging.getLogger(PROMPT_LOG)
 
@@ -174,8 +175,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
     """The parameters, with the server's ``max_tokens`` where the request names none.
 
-    Raises ApiError for more samples or tokens than the server gives one request.
+    Raises ApiError for more samples or tokens than the server gives one request, and for a temperature too close to 0.
     """
+    if 0 < params.temperature < LEAST_TEMPERATURE:
+        raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
     if params.n > settings.max_n:
         raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
     most = settings.max_tokens

@@ -26,7 +26,6 @@ SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI docum
 INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
 """Each level lets a request overtake some others; without a limit one client could hold up all."""
-LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
 MOST_LEVELS = 200
 """Of free-form JSON. What reads it further on, recursively, gives up at some more, each at its own."""
 MOST_VALUES = 100_000
@@ -283,8 +282,6 @@ class GenerationBody(Body):
 
     def check(self) -> None:
         """What no schema can say. Raises ApiError for fields that don't go together. Called once the model is known."""
-        if self.temperature and self.temperature < LEAST_TEMPERATURE:
-            raise conflict(f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
         if self.seed is not None and self.seed not in SEEDS:
             raise conflict("seed must be a number of 64 bits", "seed")
         if self.truncate_prompt_tokens == 0:
