@@ -9,7 +9,7 @@ from parlay.types import Exactness, RunnerSpec, Segment
 
 
 class CountingRunner:
-    """A `Runner` but for `forward`: what the logits of a row are is for its heirs to say, by the row's place."""
+    """A `Runner` without `forward`: a subclass gives the logits of each row by its position."""
 
     def __init__(self, name: str, vocab_size: int, *, kernels: str, max_context: int = 1 << 20) -> None:
         self.spec = RunnerSpec(

@@ -63,4 +63,4 @@ class _Streamer(BaseStreamer):  # type: ignore[misc]
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nobody is told of the end."""
+        """Nothing waits for the end."""

@@ -82,7 +82,7 @@ class _Curve:
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 
     def _forget(self) -> None:
-        """Rows that were not measured for long may be cheaper than they seem: nobody tries what seems dear."""
+        """Rows that were not measured for long may be cheaper than they seem; no policy tries what seems expensive."""
         base = next(place for place, count in enumerate(self.recent) if count)
         for place in range(base + 1, len(ROWS)):
             likely = self.seconds[base] * (1 + _PRIOR_ROW * (ROWS[place] - ROWS[base]))

@@ -1,4 +1,4 @@
-"""Which counters there are for a device: chosen by trying, with a line that says what and why."""
+"""Finds the energy counters of a device by trying them, with a line that says which there are and why."""
 
 from __future__ import annotations
 

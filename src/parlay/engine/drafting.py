@@ -1,4 +1,4 @@
-"""Budgets and proposals, and afterwards what drafters and policies are told.
+"""Budgets and proposals, and afterwards reports to drafters and policies.
 
 A drafter or policy that raises costs its requests their drafts and nothing else.
 """

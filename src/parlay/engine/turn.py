@@ -107,7 +107,7 @@ class Turn:
         return self.verdict.path[: self.done.accepted]
 
     def observation(self) -> Observation:
-        """What the drafter is told of this step."""
+        """What the drafter sees of this step."""
         return Observation(self.sequence, self.draft, self.verdict, self._states(), self.choices, self.start)
 
     @property

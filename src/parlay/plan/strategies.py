@@ -11,7 +11,7 @@ from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import StrategySpec
 
 ADAPTS = "adaptive"
-"""The policy that drafts as much as pays. The rules of papers are reckoned as if they always drafted k nodes."""
+"""The policy that drafts as much as pays. The rules of papers are computed as if they always drafted k nodes."""
 
 _FREE = ("copy", "store", "retrieval")
 _WRITTEN, _SELF, _PLAIN = "model", "self", "plain"

@@ -1,4 +1,4 @@
-"""A budget that follows the last outcome: two nodes more after a draft that held, one less after any other."""
+"""A budget that follows the last outcome: two nodes more after a draft accepted whole, one less after any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop needs of a recipe, and the losses that recipes share."""
+"""The protocol of recipes, and the losses that they share."""
 
 from __future__ import annotations
 
