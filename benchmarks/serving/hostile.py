@@ -168,7 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(json.dumps(result, indent=1))
     out = options.out or (RESULTS / "hostile.md" if options.requests >= 10_000 else None)
     if out is not None:
-        header = provenance(f"python -m benchmarks.serving.hostile --requests {options.requests}")
+        command = f"python -m benchmarks.serving.hostile --model {options.model} --requests {options.requests}"
+        header = provenance(command)
         out.write_text(page(header, result), encoding="utf-8")
         out.with_suffix(".json").write_text(json.dumps(header | result, indent=1) + "\n", encoding="utf-8")
     return 0 if result["alive"] and not result["wrong"] and result["health"]["longest"] <= GOAL else 1

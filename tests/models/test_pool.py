@@ -137,7 +137,8 @@ def test_a_fork_may_decode_on() -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 sys.path.insert(0, {tests!r})
 from test_pool import logits, models, threads, torch
 runner = models.load("parlay-mini")
@@ -155,11 +156,14 @@ except KeyboardInterrupt:
 def test_an_interrupt_ends_what_it_should_and_nothing_hangs() -> None:
     code = INTERRUPTED.format(tests=os.path.dirname(__file__))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
 
 
 def test_weights_may_go_while_a_thread_is_late(delay: Delay) -> None:

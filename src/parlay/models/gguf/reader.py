@@ -202,9 +202,9 @@ class _Reader:
         if min(shape) < 1 or max(shape) > _LARGEST:
             raise ValueError(f"the tensor {name!r} has the shape {list(shape)}")
         if kind not in FORMATS:
-            stored = f"{_OTHER_FORMATS[kind]}, which" if kind in _OTHER_FORMATS else f"the unknown type {kind}:"
+            stored = _OTHER_FORMATS.get(kind, f"the unknown type {kind}")
             known = ", ".join(format.name for format in Format)
-            raise ValueError(f"the tensor {name!r} is stored as {stored} Parlay does not read; it reads {known}")
+            raise ValueError(f"the tensor {name!r} is stored as {stored}, which Parlay does not read; it reads {known}")
         FORMATS[kind].row_bytes(shape[-1])
         return TensorInfo(name, FORMATS[kind], shape, offset)
 
