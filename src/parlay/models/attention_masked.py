@@ -16,7 +16,7 @@ from parlay.types import Tree
 
 
 class MaskedAttention:
-    """torch's scaled dot product attention; a tree is a mask. Rows may differ in the last bits with their company."""
+    """torch's scaled dot product attention; a tree is a mask. The last bits of a row may depend on the other rows."""
 
     def __init__(self, heads: Heads, rope: Rope) -> None:
         self._heads, self._rope = heads, rope

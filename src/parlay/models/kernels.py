@@ -38,8 +38,8 @@ def judge(decoder: TorchDecoder, device: torch.device) -> Judgement:
     padding = f"attention padded to {form.rows} rows and {form.keys} keys"
     if dependent:
         shapes = ", ".join(f"{linear.in_features} to {linear.out_features}" for linear in dependent)
-        return Judgement(form, Exactness.SEED, f"{kind} linears, {padding}; rows depend on their company in {shapes}")
-    return Judgement(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on their company")
+        return Judgement(form, Exactness.SEED, f"{kind} linears, {padding}; rows depend on each other in {shapes}")
+    return Judgement(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on each other")
 
 
 def _distinct_linears(decoder: TorchDecoder) -> list[Linear]:

@@ -66,7 +66,7 @@ class CompiledForward:
         width = f"{stored} weights" if stored else str(dtype).removeprefix("torch.")
         self._kernels = Kernels(
             exactness=Exactness.BITS,
-            reason=f"compiled decoder ({lanes}), {width}: rows do not depend on their company",
+            reason=f"compiled decoder ({lanes}), {width}: rows do not depend on each other",
             cache_dtype=dtype,
         )
 
