@@ -20,7 +20,7 @@ class AfterReasoning:
     def __init__(self, answer: GrammarConstraint, marks: Marks) -> None:
         self._answer = answer
         self._marks = marks
-        self._tokens: list[int] = []
+        self._committed = 0
         self._length: int | None = None if marks.begin is None else 0
         """How many of the committed tokens are reasoning; None while it goes on."""
 
@@ -31,7 +31,7 @@ class AfterReasoning:
 
     @property
     def committed(self) -> int:
-        return len(self._tokens)
+        return self._committed
 
     def allowed(self, start: int, path: Sequence[int]) -> Tensor | None:
         """See `Constraint`."""
@@ -62,7 +62,7 @@ class AfterReasoning:
         """See `Constraint`."""
         length = self._reasoning(self.committed, (token,))
         over = length is not None and length <= self.committed and self._answer.commit(token)
-        self._tokens.append(token)
+        self._committed += 1
         self._length = length
         return over
 

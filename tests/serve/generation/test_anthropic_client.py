@@ -116,12 +116,12 @@ def test_a_stop_sequence_ends_the_answer_and_is_named(claude: Anthropic) -> None
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "set_lamp"}])
 def test_a_tool_that_must_be_called_is_called_with_valid_input(claude: Anthropic, choice: dict[str, str]) -> None:
     said = [{"role": "user", "content": "Switch the lamp at the door on."}]
-    reply = ask(claude, messages=said, tools=[TOOL], tool_choice=choice, max_tokens=64)
+    reply = ask(claude, messages=said, tools=[TOOL], tool_choice=choice, max_tokens=256)
     (call,) = reply.content
     assert (call.type, call.name, reply.stop_reason) == ("tool_use", "set_lamp", "tool_use")
     assert call.input["lamp"] in ("desk", "door")
     assert isinstance(call.input["on"], bool)
-    with claude.messages.stream(**GREEDY, messages=said, tools=[TOOL], tool_choice=choice, max_tokens=64) as stream:
+    with claude.messages.stream(**GREEDY, messages=said, tools=[TOOL], tool_choice=choice, max_tokens=256) as stream:
         streamed = stream.get_final_message()
     assert streamed.content[0].input == call.input
 

@@ -16,11 +16,12 @@ from parlay.aio import AsyncLLM
 from parlay.requests import RequestOptions, TokensPrompt
 from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.calls import Arguments, Begin, CallReader, Delta, Text
+from parlay.serve.chat.calls import CallReader
 from parlay.serve.chat.formats import FORMATS, PLAIN, CallFormat
 from parlay.serve.chat.forms import answer_form, call_schema
 from parlay.serve.chat.prompting import conversation
 from parlay.serve.chat.request import ChatRequest
+from parlay.serve.chat.scanning import Arguments, Begin, Delta, Text
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import ChatChunks, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller

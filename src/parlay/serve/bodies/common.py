@@ -189,6 +189,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+StopList = Annotated[list[StopText], Field(max_length=16, fail_fast=True)]
+StopTexts = Annotated[Annotated[StopText, Tag("text")] | Annotated[StopList, Tag("parts")], Discriminator(shape_of)]
 
 
 class GenerationBody(Body):
@@ -238,14 +240,7 @@ class GenerationBody(Body):
         | None
     ) = None
     seed: Annotated[int, WHOLE] | None = None
-    stop: (
-        Annotated[
-            Annotated[StopText, Tag("text")]
-            | Annotated[list[StopText], Field(max_length=16, fail_fast=True), Tag("parts")],
-            Discriminator(shape_of),
-        ]
-        | None
-    ) = None
+    stop: StopTexts | None = None
     bad_words: Annotated[list[StopText], Field(max_length=1024, fail_fast=True)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS, fail_fast=True)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None

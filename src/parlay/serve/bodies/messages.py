@@ -12,7 +12,7 @@ from parlay.serve.bodies.common import (
     Body,
     JsonObject,
     Probability,
-    StopText,
+    StopList,
     TextPart,
     conflict,
     only_text,
@@ -171,7 +171,7 @@ class MessagesBody(CountBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
-    stop_sequences: Annotated[list[StopText], Field(max_length=16, fail_fast=True)] | None = None
+    stop_sequences: StopList | None = None
     stream: bool | None = None
     seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from parlay.serve.bodies.common import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopText, shape_of
+from parlay.serve.bodies.common import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopTexts
 from parlay.serve.fields import WHOLE
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -59,14 +59,7 @@ class OllamaOptions(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
-    stop: (
-        Annotated[
-            Annotated[StopText, Tag("text")]
-            | Annotated[list[StopText], Field(max_length=16, fail_fast=True), Tag("parts")],
-            Discriminator(shape_of),
-        ]
-        | None
-    ) = None
+    stop: StopTexts | None = None
 
 
 class OllamaBody(Body):

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parlay.reasoning import Thoughts
-from parlay.serve.chat.calls import Arguments, Begin, CallReader, Text
+from parlay.serve.chat.calls import CallReader
 from parlay.serve.chat.formats import CallFormat
 from parlay.serve.chat.reasoning import Thought, ThoughtReader
+from parlay.serve.chat.scanning import Arguments, Begin, CallScanner, Text
 from parlay.serve.chat.xml_calls import XmlCallReader
 
 __all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
@@ -70,7 +71,7 @@ class AnswerReader:
         return list(self._calls.feed(answer))
 
 
-def _call_reader(written: CallFormat, shape: AnswerShape) -> CallReader | XmlCallReader:
+def _call_reader(written: CallFormat, shape: AnswerShape) -> CallScanner:
     if written.style == "xml":
         return XmlCallReader(shape.functions, single=shape.single)
     return CallReader(written, shape.functions, single=shape.single, certain=shape.certain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parlay.reasoning import BEGIN, END, Thoughts
+from parlay.serve.chat.scanning import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ class ThoughtReader:
         if mark:
             self._buffer, self._state, self._written = rest, self._answer, False
             return thought.rstrip()
-        kept = next((size for size in range(len(END) - 1, 0, -1) if thought.endswith(END[:size])), 0)
-        end = len(thought[: len(thought) - kept].rstrip())
+        end = len(thought[: len(thought) - overlap(thought, END)].rstrip())
         self._buffer = thought[end:]
         return thought[:end]
 
