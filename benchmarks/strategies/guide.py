@@ -14,27 +14,28 @@ from parlay.strategies.catalogue import catalogue
 from parlay.strategies.entry import StrategyEntry
 
 INTRODUCTION = """\
-A strategy is named `NAME[:KEY=VALUE,...]`, on the command line, in the Python API, per request. `parlay strategies`
-lists them, `parlay strategies NAME` tells the parameters with their defaults, and the docstring of the drafter names
-the paper and what was decided where it is silent. All give the very text of plain decoding (`bits` where the model's
-kernels allow it, see [architecture](architecture.md)) unless another accept rule is asked for.
+A strategy is written `NAME[:KEY=VALUE,...]`: on the command line (`--strategy`), in the Python API (`strategy=`), and
+in each request to the server. `parlay strategies` lists them, and `parlay strategies NAME` shows the parameters with
+their defaults. The docstring of a drafter names its paper, and what was decided where the paper is silent. Every
+strategy gives the text of plain decoding unless another accept rule is asked for (see below and
+[architecture](architecture.md)).
 
-Cells are the speed against plain decoding, with tokens per step in brackets, at batch 1, greedy, tokens before any loop
-only, under the default policy, which stops drafting where it does not pay: a cell near 1.00 (1.0) says that nothing was
-to be had. The target is SmolLM2-135M-Instruct (GGUF, Q4_1) with its chat template, the prompts are the first of
-published sets (EditEval, LLMA's documents, BFCL, Spec-Bench, HumanEval): three of each kind in five rounds, so a
-cell is uncertain by some five percent. A forward takes some 3 ms there. Larger targets favour dearer drafters.
-Bold: the best of its column. Strategies that want a draft model are not in the table: none with this tokenizer is
-smaller.
+Cells are the decoding speed over that of plain decoding, with tokens per step in brackets; bold is the best of each
+column. The target is SmolLM2-135M-Instruct (GGUF, Q4_1), whose forward takes about 3 ms: batch 1, greedy, answers cut
+at their first loop, the default policy. That policy stops drafting where it does not pay, so 1.00 (1.0) means that
+there was nothing to gain. The prompts are the first of published sets (EditEval, LLMA's documents, BFCL, Spec-Bench,
+HumanEval), three of each kind in five rounds, so a cell is uncertain by about five percent. No strategy learns from
+other requests here. The larger the target, the more an expensive drafter can gain. Strategies that need a draft model
+were not run: no smaller model has this tokenizer.
 """
 
 
 FORMULA = """\
-The ideal is F2 and F4 of the literature with everything in them measured here: tokens per step, the seconds of forwards
-of so many rows, and those of drafting. `rows` are those of the mean verified draft and its root. What is marked lacks
-more than 15 %. For `lookahead` it is the window: its rows are probes, verified in each step but no proposals, so that
-they are in no count and the ideal has them for nothing. Near 1.00, where a drafter has one short draft now and then,
-the ideal of so few rows is as uncertain as the timing of single forwards.
+*Ideal* is the speed over plain decoding that follows from measured numbers: tokens per step, the seconds of forwards
+of the mean verified draft and its root (`rows`), and the seconds of drafting (Leviathan et al. 2023; Chen et al. 2024).
+The engine's own time is not in it. A gap of more than 15 % is marked. The ideal of `lookahead` is too high: the rows of
+its window are probes, which no count of drafted nodes includes. Ratios near 1.00 are as uncertain as the timing of
+single forwards.
 """
 
 
@@ -53,8 +54,9 @@ def guide(header: Mapping[str, Any], runs: Sequence[Sequence[Row]], model: str) 
         FORMULA.rstrip(),
         *gap_table(own[0]),
         "## Accept rules",
-        "`rule=NAME`. Those of `distribution` keep the distribution of the text but not the text; they want drafts "
-        "that were drawn, which the draft models make when such a rule is named.",
+        "A rule is asked for by `rule=NAME` among a strategy's parameters. Rules of level `distribution` keep the "
+        "distribution of the text, not the text itself. They need drafts that were drawn (`iid`, `without "
+        "replacement`), so they go with draft models, which then draw. `point` drafts are fixed guesses.",
         *rules(),
     ]
     return "\n\n".join(parts) + "\n"
@@ -67,9 +69,9 @@ def table(runs: Sequence[Measurements]) -> list[str]:
     lines = []
     for entry in catalogue().values():
         found, strategy = next((each for run in runs if (each := measured(run, entry.name))), (None, ""))
+        own = found and of_strategy(found, strategy)
         cells: Sequence[str] = not_run(entry, len(kinds))
-        if found:
-            own = of_strategy(found, strategy)
+        if found and own and any(row.tokens for row in own.rows):
             cells = [bold(ratio_cell(found, own, kind), best[kind] == strategy) for kind in kinds]
         lines.append((f"`{strategy or entry.name}`", what(entry), entry.when, *cells))
     return pages.table(("strategy", "what it does", "use it where", *kinds), lines)

@@ -1,12 +1,11 @@
-"""Strategies against plain decoding on SmolLM2, and what the formula says that they should reach.
+"""Strategies against plain decoding on SmolLM2, and the speed that measured costs would allow them.
 
-Ideal seconds of a request are those of its forwards alone, at what a forward of so many rows costs here, and of its
-drafting: F2 and F4 with measured acceptance (tokens over steps), measured v(rows, context) and measured drafting. What
-the measured speed lacks of that is the engine's own time, and steps that are not like the mean step. Rows of probes
+Ideal seconds of a request are those of its forwards, at the measured cost of so many rows and so much context, and of
+its drafting. What the measured speed lacks is the engine's own time, and steps unlike the mean step. Rows of probes
 are in no count of drafted tokens, and so in no ideal.
 
 Every request is decoded several times, so none may feed a store: it would find its own text there the next time. What
-stores win from other requests is seen in the replays.
+stores gain from other requests is seen in the replays.
 """
 
 from __future__ import annotations

@@ -25,13 +25,16 @@ LEVELS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="strategies or accept rules to tell everything about")
-    parser.add_argument("--json", action="store_true", help="print the catalogue as one JSON array")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="strategies or accept rules to describe; with --json strategies"
+    )
+    parser.add_argument("--json", action="store_true", help="print them, or the whole catalogue, as one JSON array")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.json:
-        print(json.dumps(listing(), indent=2))
+        wanted = [find(name).name for name in options.names] or catalogue()
+        print(json.dumps([entry for entry in listing() if entry["name"] in wanted], indent=2))
     elif options.names:
         print("\n\n".join(_find(name) for name in options.names))
     else:
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> str:
-    """Everything about a strategy or a rule. Raises UsageError for what is neither."""
+    """The full description of a strategy or a rule. Raises UsageError for a name that is neither."""
     return _describe_rule(RULES[name]) if name in RULES else _describe(find(name))
 
 
@@ -89,8 +92,14 @@ def _describe_rule(rule: RuleEntry) -> str:
 def _describe_parameters(parameters: Mapping[str, Option]) -> Iterator[str]:
     width = max(map(len, parameters), default=0)
     for name, parameter in parameters.items():
-        default = "+".join(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-        yield _wrap(f"{name:{width}}  {parameter.help} (default: {default})", indent=4, hang=width + 6)
+        yield _wrap(f"{name:{width}}  {parameter.help} ({_values(parameter)})", indent=4, hang=width + 6)
+
+
+def _values(parameter: Option) -> str:
+    """The choices, where the help does not name them, and the default."""
+    choices = "" if all(each in parameter.help for each in parameter.choices) else ", ".join(parameter.choices)
+    default = "+".join(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    return "; ".join(filter(None, (choices, f"default: {'empty' if default == '' else default}")))
 
 
 def _wrap(text: str, indent: int = 2, hang: int | None = None) -> str:

@@ -19,7 +19,11 @@ class BudgetOptions(Options):
     """How much is drafted. The budget policy reads these options, not the drafter. Each entry has its own ``k``."""
 
     k: int = option(help="most nodes in a draft (heuristic: in the first)", low=0, high=1024)
-    policy: str = option("adaptive", "draft while it pays, always k nodes, or by a rule", choices=tuple(BY_NAME))
+    policy: str = option(
+        "adaptive",
+        "budget policy: adaptive drafts what pays, fixed always k nodes, the others follow papers' rules",
+        choices=tuple(BY_NAME),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

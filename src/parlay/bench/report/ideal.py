@@ -1,8 +1,8 @@
-"""Measured against ideal: what the literature's formulas say of a strategy, with measured numbers in them.
+"""Measured against ideal: the speed that the literature's formulas give a strategy, with measured numbers in them.
 
-F2, for chains: with each node accepted with probability a, g nodes give (1 - a^(g+1)) / (1 - a) tokens per step
-(Leviathan et al. 2023). F4, for any tree: tokens per step are one and the sum over nodes of the chance that each is
-accepted, which is what was counted; steps cost v(rows) and drafting (Chen et al. 2024).
+The chain formula: with each node accepted with probability a, g nodes give (1 - a^(g+1)) / (1 - a) tokens per step
+(Leviathan et al. 2023). For any tree, tokens per step are 1 plus the sum over nodes of the chance that each is accepted,
+which is what was counted; a step costs the forward of its rows and the drafting (Chen et al. 2024).
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from parlay.bench.report.pieces import Missing, ScatterChart, Section, Table
 
 TITLE = "Measured against ideal"
 TEXT = (
-    "Ideal seconds of a request are those of its forwards alone, at what forwards of so many rows cost here, and of "
-    "its drafting (F4, with the acceptance that was counted). Speeds are those against plain decoding, whose own ideal "
-    "is forwards of one row. What measured speed lacks is the engine's own time, and steps unlike the mean step. For "
-    "chains F2 is held against the counted tokens per step, with one acceptance rate for all positions: where it is "
-    "far off, acceptance depends on the position. Costs of forwards are those behind the shortest text that was timed; "
-    "gaps of more than 15 % are marked."
+    "Ideal seconds of a request are those of its forwards, at the measured cost of so many rows, and of its drafting, "
+    "with the acceptance that was counted. Speeds are relative to plain decoding, whose ideal is forwards of one row. "
+    "What measured speed lacks is the engine's own time, and steps unlike the mean step. The chain formula has one "
+    "acceptance rate for all positions: where it is far from the counted tokens per step, acceptance depends on the "
+    "position. Costs of forwards are those behind the shortest text that was timed; gaps of more than 15 % are marked."
 )
 EXPLAIN = 0.15
-"""A gap that is to be explained."""
+"""A gap that the report marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """The sum over a strategy's rows of one workload; the first step of each request is prefill's."""
+    """The sum over a strategy's rows of one workload, without the first step of each request, which is prefill's."""
 
     tokens: int
     steps: int
@@ -41,7 +40,7 @@ class Decoding:
     draft_seconds: float
 
     def seconds(self, cost: ForwardPrices, context: int) -> float:
-        """What F4 has in it: forwards and drafting."""
+"""Ideal seconds: forwards and drafting."""
         plain = cost.forward(1, context)
         if not self.drafted:
             return self.steps * plain + self.draft_seconds
@@ -89,7 +88,7 @@ def against_ideal(rows: Sequence[Row]) -> Section | Missing:
     return Section(TITLE, TEXT, (chart, *tables))
 
 
-HEAD = ("strategy", "workload", "tokens per step", "F2", "rows", "measured", "ideal", "measured / ideal")
+HEAD = ("strategy", "workload", "tokens per step", "chain formula", "rows", "measured", "ideal", "measured / ideal")
 
 
 def _lines(
@@ -116,7 +115,7 @@ def _lines(
 
 
 def chain_formula(rows: Sequence[Row]) -> str:
-    """Tokens per step by F2; empty where drafts are no chains, or none were made."""
+"""Tokens per step by the chain formula; empty where drafts are no chains, or none were made."""
     steps = sum(row.steps for row in rows)
     depth = max((len(row.proposed_by_position) for row in rows), default=0)
     proposed, accepted = ([_at(counts, place) for place in range(depth)] for counts in _counts(rows))

@@ -17,7 +17,7 @@ class CascadeOptions(Options):
 
     levels: tuple[str, ...] = option(
         ("prompt-lookup", "draft-model(k=16)"),
-        "drafters from the cheapest to the dearest, joined by +; models from the second on",
+        "drafters from the cheapest to the most expensive, joined by +; models from the second on",
         strategies=True,
     )
     enough: int = option(0, "tokens after which the last level stops; 0: its k", low=0, high=1024)
@@ -29,7 +29,7 @@ class HorizontalOptions(Options):
 
     levels: tuple[str, ...] = option(
         ("draft-model(k=5)", "prompt-lookup(k=10)"),
-        "drafters from the dearest to the cheapest, joined by +; each drafts up to its own k",
+        "drafters from the most expensive to the cheapest, joined by +; each drafts up to its own k",
         strategies=True,
     )
 
@@ -39,6 +39,6 @@ class CsDraftingOptions(Options):
     """Which drafters there are, and how many tokens each writes for which other."""
 
     drafters: tuple[str, ...] = option(
-        ("draft-model", "prompt-lookup"), "from the dearest to the cheapest, joined by +", strategies=True
+        ("draft-model", "prompt-lookup"), "from the most expensive to the cheapest, joined by +", strategies=True
     )
     matrix: tuple[str, ...] = option(("5/10", "0/10"), "tokens each drafter (column) writes, row by row, joined by +")

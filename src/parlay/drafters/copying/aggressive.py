@@ -22,7 +22,7 @@ Texts = tuple[tuple[int, ...], ...]
 class AggressiveOptions(Options):
     """How the place in the source is found again."""
 
-    ngram: int = option(3, "most tokens that must be found, once, to go on in the source", low=1, high=32)
+    ngram: int = option(3, "longest n-gram looked up in the source to find the place to copy from", low=1, high=32)
 
 
 class Aggressive(OneByOne):

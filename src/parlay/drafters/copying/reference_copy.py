@@ -26,7 +26,9 @@ class ReferenceCopyOptions(Options):
 
     max_ngram: int = option(5, "longest match that is looked for", low=1, high=32)
     min_ngram: int = option(1, "fewest tokens that must match", low=1, high=32)
-    resync: bool = option(False, "the first reference predicts the output: start at once, go on after each edit")
+    resync: bool = option(
+        False, "the first reference is a prediction: draft from its start, and go on in it after each edit"
+    )
 
 
 class ReferenceCopy(OneByOne):

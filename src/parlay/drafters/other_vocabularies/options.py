@@ -22,4 +22,4 @@ class IntersectionDraftOptions(ModelOptions):
 class UniversalDraftOptions(IntersectionDraftOptions):
     """The same, and how much text is encoded again where texts meet."""
 
-    window: int = option(10, "tokens before a seam that are encoded again with it", low=1, high=256)
+    window: int = option(10, "last tokens of the text that are tokenised again with the draft", low=1, high=256)

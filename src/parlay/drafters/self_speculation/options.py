@@ -19,9 +19,11 @@ class LayerSkipOptions(Options):
 
     attention: tuple[str, ...] = option((), "layers whose attention is left out, from 0, joined by +")
     mlp: tuple[str, ...] = option((), "layers whose MLP is left out, from 0, joined by +")
-    ratio: float = option(RATIO, "where none are named: share of the inner layers' halves to leave out", low=0, high=1)
-    search: int = option(0, "sets of layers to try while generating, one per step", low=0, high=100_000)
-    window: int = option(32, "search: tokens of output that a set is tried on", low=1, high=4096)
+    ratio: float = option(
+        RATIO, "if none are named: share of the inner attention and MLP blocks to skip", low=0, high=1
+    )
+    search: int = option(0, "most sets of layers to try while decoding, one per step", low=0, high=100_000)
+    window: int = option(32, "search: tokens of output on which a set is tried", low=1, high=4096)
     threshold: float = option(0.8, "greedy: first value of the probability below which a draft ends", low=0, high=1)
     threshold_sampled: float = option(0.5, "the same for sampled requests", low=0, high=1)
     acceptance: float = option(0.9, "acceptance that the threshold moves towards", low=0, high=1)
@@ -31,11 +33,11 @@ class LayerSkipOptions(Options):
 class SwiftOptions(Options):
     """How the set of layers is searched for, and where a draft ends."""
 
-    ratio: float = option(RATIO, "share of the inner layers' halves to leave out", low=0, high=1)
-    window: int = option(32, "tokens of output that a set of layers is tried on", low=1, high=4096)
-    every: int = option(25, "each so many sets, one is chosen by the estimator", low=1, high=100_000)
-    enough: float = option(0.95, "agreement at which the search ends", low=0, high=1)
-    patience: int = option(300, "sets in a row without a better one after which it ends", low=1)
+    ratio: float = option(RATIO, "share of the inner attention and MLP blocks to skip", low=0, high=1)
+    window: int = option(32, "tokens of output on which a set of layers is tried", low=1, high=4096)
+    every: int = option(25, "one in so many sets is chosen by the estimator, the others at random", low=1, high=100_000)
+    enough: float = option(0.95, "the search ends at this share of equal tokens", low=0, high=1)
+    patience: int = option(300, "the search ends after so many sets without a better one", low=1)
     probes: int = option(1000, "most sets that are tried; 0: none", low=0, high=100_000)
     threshold: float = option(0.8, "probability below which a draft ends", low=0, high=1)
     width: int = option(10, "best tokens at each step that become nodes", low=1, high=64)

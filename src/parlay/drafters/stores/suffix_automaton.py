@@ -23,9 +23,9 @@ _DEPTH = 64  # matches and drafts in past outputs have at most so many tokens to
 class SuffixAutomatonOptions(StoreOptions):
     """Which matches count, and what drafts where none does."""
 
-    min_match: int = option(5, "shorter matches leave the draft to the fallback", low=1, high=64)
+    min_match: int = option(5, "where matches are shorter, the fallback drafts", low=1, high=64)
     bias: int = option(5, "tokens by which a match in past outputs must be longer", low=0, high=64)
-    fallback: tuple[str, ...] = option((), "drafter for where matches are short; empty: none", strategies=True)
+    fallback: tuple[str, ...] = option((), "strategy that drafts where matches are short; empty: none", strategies=True)
 
 
 class SuffixAutomaton:

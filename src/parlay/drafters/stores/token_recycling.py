@@ -1,4 +1,4 @@
-"""Token recycling (Luo et al. 2024): drafts the tokens that the target nearly chose when a token occurred before."""
+"""Token recycling (Luo et al. 2024): drafts the tokens that the target ranked highest after the same token before."""
 
 from __future__ import annotations
 
