@@ -40,7 +40,7 @@ def every_tree(nodes: int) -> Iterator[tuple[int, ...]]:
 
 
 def expected(parents: Sequence[int], acceptance: Sequence[Sequence[float]], levels: int) -> float:
-    """1 + sum of the products of acceptance along every path, straight from the definition; 0 for a tree out of bounds."""
+    """1 + sum of the products of acceptance along every path, by definition; 0 for a tree out of bounds."""
     path_prob, depth, siblings = {-1: 1.0}, {-1: 0}, dict.fromkeys(range(-1, len(parents)), 0)
     for node, parent in enumerate(parents):
         rank = siblings[parent]

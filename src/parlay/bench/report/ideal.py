@@ -1,8 +1,8 @@
 """Measured against ideal: the speed that the literature's formulas give a strategy, with measured numbers in them.
 
 The chain formula: with each node accepted with probability a, g nodes give (1 - a^(g+1)) / (1 - a) tokens per step
-(Leviathan et al. 2023). For any tree, tokens per step are 1 plus the sum over nodes of the chance that each is accepted,
-which is what was counted; a step costs the forward of its rows and the drafting (Chen et al. 2024).
+(Leviathan et al. 2023). For any tree, tokens per step are 1 plus the sum over nodes of the chance that each is
+accepted, which is what was counted; a step costs the forward of its rows and the drafting (Chen et al. 2024).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Decoding:
     draft_seconds: float
 
     def seconds(self, cost: ForwardPrices, context: int) -> float:
-"""Ideal seconds: forwards and drafting."""
+        """Ideal seconds: forwards and drafting."""
         plain = cost.forward(1, context)
         if not self.drafted:
             return self.steps * plain + self.draft_seconds
@@ -115,7 +115,7 @@ def _lines(
 
 
 def chain_formula(rows: Sequence[Row]) -> str:
-"""Tokens per step by the chain formula; empty where drafts are no chains, or none were made."""
+    """Tokens per step by the chain formula; empty where drafts are no chains, or none were made."""
     steps = sum(row.steps for row in rows)
     depth = max((len(row.proposed_by_position) for row in rows), default=0)
     proposed, accepted = ([_at(counts, place) for place in range(depth)] for counts in _counts(rows))

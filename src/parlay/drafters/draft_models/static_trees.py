@@ -28,7 +28,7 @@ class StaticTree:
 
     @property
     def expected(self) -> float:
-"""Tokens per step: 1 plus the chance of every node's path."""
+        """Tokens per step: 1 plus the chance of every node's path."""
         return 1 + sum(self.path_probs)
 
     @property
