@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +22,19 @@ from parlay.testing.conformance.strain import Pausing
 from parlay.testing.conformance.universal import CAPACITY, agree, prompt
 from parlay.testing.toy_head import StateOf, ToyHead, toy_state
 from parlay.testing.toys import ToyRunner
-from parlay.types import NO_SKIP, Event, Output, Policy, SamplingParams, Segment, Skip, Strategy
+from parlay.types import (
+    NO_SKIP,
+    Draft,
+    Event,
+    Output,
+    Policy,
+    SamplingParams,
+    Segment,
+    SequenceView,
+    Skip,
+    Spent,
+    Strategy,
+)
 
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=40)
 
@@ -181,6 +194,42 @@ def test_steps_that_decode_plainly_are_not_tapped() -> None:
     assert runner.tapped == [25] + [0] * 39, "the prompt alone"
     decode(runner, [(replace(ask, sample_index=1), Strategy("none", None, SharedNoise(), Fixed(0)))])
     assert not any(runner.tapped[1:])
+
+
+class Slow(Watched):
+    """Says that taps took `SECONDS` of each forward that has some."""
+
+    SECONDS = 0.001
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        time.sleep(self.SECONDS)
+        out = super().forward(segments, taps, skip)
+        return replace(out, tap_seconds=self.SECONDS if taps else 0.0)
+
+
+class Bill(Fixed):
+    """Remembers what each step's drafts are said to have cost."""
+
+    def __init__(self, budget: int) -> None:
+        super().__init__(budget)
+        self.drafting: list[float] = []
+
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
+        self.drafting.append(spent.draft_seconds)
+
+
+def test_taps_are_charged_to_the_drafter_that_reads_them() -> None:
+    """To its policy, and as draft seconds to its request; a request beside it that decodes plainly pays nothing."""
+    case, policy = case_of("toy"), Bill(4)
+    ask = case.ask(5, 25)
+    (drafted,) = decode(Slow(case.stage), [(ask, drafting(case.head(), policy))])
+    assert min(policy.drafting) >= Slow.SECONDS
+    assert drafted.metrics.draft_seconds >= Slow.SECONDS * drafted.metrics.draft_steps
+    plain, resting = drafting(case.head(), Fixed(0)), Bill(0)
+    decode(Slow(case.stage), [(ask, plain), (case.ask(6, 25), drafting(case.head(), resting))])
+    assert max(resting.drafting) == 0.0
 
 
 def test_a_head_reads_long_texts_in_pieces() -> None:

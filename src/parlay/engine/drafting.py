@@ -67,7 +67,7 @@ class Drafting:
         if asked:
             isolated(partial(self._ask, strategy, strategy.drafter), asked, _leave_out)
         self._layers.reclaim()
-        charge([turn for turn in turns if turn.active], began)
+        charge([turn for turn in turns if turn.active], time.perf_counter() - began)
 
     def _plan(self, policy: Policy, turns: list[Turn]) -> None:
         """Set budgets, and see for how many more steps the policy gives none."""
@@ -111,7 +111,7 @@ class Drafting:
         for group in grouped(observed, lambda turn: id(turn.sequence.strategy.drafter)):
             began = time.perf_counter()
             isolated(_observe, group, Turn.drop_drafter, again=False)
-            charge(group, began)
+            charge(group, time.perf_counter() - began)
 
 
 def _leave_out(turn: Turn, error: Exception) -> None:

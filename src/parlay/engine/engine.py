@@ -159,8 +159,9 @@ class Engine:
     def _verify(self, turns: list[Turn], clock: _Clock) -> None:
         """The target runs the turns that have no fault, and gives one to those that it fails on."""
         began = time.perf_counter()
-        verify(self.runner, due := _sound(turns))
-        clock.verify = time.perf_counter() - began
+        tapping = verify(self.runner, due := _sound(turns))
+        clock.verify = time.perf_counter() - began - tapping
+        clock.draft += tapping
         clock.count(due, _sound(due))
 
     def _accept(self, turns: list[Turn], clock: _Clock) -> None:
@@ -170,7 +171,9 @@ class Engine:
         if curious := [turn for turn in due if turn.active and turn.sequence.needs.choices and turn.fault is None]:
             began = time.perf_counter()
             isolated(rank, curious, Turn.drop_drafter)
-            clock.draft += charge(curious, began)
+            seconds = time.perf_counter() - began
+            charge(curious, seconds)
+            clock.draft += seconds
 
     def _commit(self, turns: list[Turn]) -> None:
         for turn in _sound(turns):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -83,7 +82,7 @@ class Turn:
     """The tokens that the sampler prefers at the root and at each node, if the drafter of an active turn wants them."""
 
     draft_seconds: float = 0.0
-    """Wall time of what was done for its drafter in this step: its share of proposing, ranking and observing."""
+    """Wall time of what was done for its drafter in this step: its share of proposing, tapping, ranking, observing."""
 
     done: Commit = _NO_COMMIT
     """Commit: what joined the sequence."""
@@ -128,12 +127,10 @@ class Turn:
         return {layer: self.out.taps[layer][rows] for layer in self.taps}
 
 
-def charge(turns: list[Turn], began: float) -> float:
-    """What was done since ``began`` was done for the drafters of these turns. How many seconds it took."""
-    seconds = time.perf_counter() - began
+def charge(turns: list[Turn], seconds: float) -> None:
+    """So many seconds went into what was done for the drafters of these turns together."""
     for turn in turns:
         turn.draft_seconds += seconds / len(turns)
-    return seconds
 
 
 def grouped(turns: list[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:

@@ -5,20 +5,25 @@ from __future__ import annotations
 from itertools import pairwise
 
 from parlay.engine.isolation import isolated, named
-from parlay.engine.turn import Turn
+from parlay.engine.turn import Turn, charge
 from parlay.types import NO_DRAFT, Runner, Segment
 
 
-def verify(runner: Runner, turns: list[Turn]) -> None:
+def verify(runner: Runner, turns: list[Turn]) -> float:
     """Run all turns in one forward. If it fails, run each alone; a turn that fails alone runs without its draft.
 
-    A forward commits nothing, so turns may run again: their rows are written anew.
+    A forward commits nothing, so turns may run again: their rows are written anew. Returns the seconds spent on taps,
+    which the drafters that asked for them are charged.
     """
+    tapping = 0.0
     taps = sorted({tap for turn in turns if turn.sequence.needs.taps for tap in turn.taps})
 
     def forward(turns: list[Turn]) -> None:
+        nonlocal tapping
         segments = [_segment(turn) for turn in turns]
         out = runner.forward(segments, taps)
+        tapping += out.tap_seconds
+        charge([turn for turn in turns if turn.taps], out.tap_seconds)
         row = 0
         for turn, segment, (start, end) in zip(turns, segments, pairwise(out.starts), strict=True):
             turn.out, turn.first_row, turn.first_logits = out, row, start
@@ -34,6 +39,7 @@ def verify(runner: Runner, turns: list[Turn]) -> None:
 
     if turns:
         isolated(forward, turns, failed)
+    return tapping
 
 
 def _segment(turn: Turn) -> Segment:

@@ -5,7 +5,7 @@ Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from parlay.models.attention import SERIAL, Attend
 from parlay.models.attention_form import Heads
 from parlay.models.config import DecoderConfig
+from parlay.models.forward import Taps
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.linear import Linear, pack
 from parlay.models.rope import interleave
@@ -75,11 +76,11 @@ class TorchDecoder:
         self,
         hidden_NH: Tensor,
         plan: Callable[[Tensor], Sequence[Attend]],
-        taps: Collection[int],
+        taps: Taps,
         skip: Skip = frozenset(),
         embedded_NH: Tensor | None = None,
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Hidden states after the last layer ``[N, H]``, and those that enter the tapped layers.
+    ) -> Tensor:
+        """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
         ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]``
         that attention writes to, and says how each sequence does. Rows pass by the sub-layers of ``skip``.
@@ -87,10 +88,8 @@ class TorchDecoder:
         """
         mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)
         attends = plan(mixed)
-        tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            if index in taps:
-                tapped[index] = hidden_NH.clone()
+            taps.take(index, hidden_NH)
             if ("attention", index) not in skip:
                 qkv = self._qkv(layer, hidden_NH, embedded_NH if index == 0 else None)
                 for attend in attends:
@@ -98,7 +97,7 @@ class TorchDecoder:
                 hidden_NH.add_(layer.attention_out(mixed))
             if ("mlp", index) not in skip:
                 hidden_NH.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden_NH)))))
-        return hidden_NH, tapped
+        return hidden_NH
 
     def last(self, hidden_NH: Tensor) -> Tensor:
         """What the head reads: the rows normed."""

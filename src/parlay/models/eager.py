@@ -14,7 +14,7 @@ from parlay.models.attention import Attend, ExactAttention
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
 from parlay.models.decoder import build
-from parlay.models.forward import Kernels, Result, Work, with_features
+from parlay.models.forward import Kernels, Result, Taps, Work, with_features
 from parlay.models.fused import Operand, stored_as
 from parlay.models.gathered import gathered
 from parlay.models.kernels import judge
@@ -62,16 +62,18 @@ class EagerForward:
             embedded = F.embedding(torch.tensor(rows, device=self._device), self._decoder.embedding)
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
-            hidden, tapped = self._decoder.run(inputs, plan, work.taps, work.skip, beside)
+            taps = Taps(work.taps)
+            hidden = self._decoder.run(inputs, plan, taps, work.skip, beside)
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:
-                hidden = tapped[last] = self._decoder.last(hidden) if normed else hidden
+                hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
             hidden = self._chosen(hidden, work.wanted)
             if not normed:
                 hidden = self._decoder.last(hidden)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
             logits = self._decoder.head(hidden)[: len(work.wanted)].float()
-        return Result(logits, {layer: states[: len(ids)] for layer, states in tapped.items()})
+        taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
+        return Result(logits, taps)
 
     def _plan(self, work: Work, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
         """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""

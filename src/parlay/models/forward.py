@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -37,11 +39,33 @@ class Work(NamedTuple):
     features: Sequence[tuple[int, Features]] = ()
 
 
+@dataclass(slots=True)
+class Taps:
+    """The hidden states ``[N, H]`` that enter some layers, as one forward collects them, and the seconds it takes."""
+
+    layers: Collection[int]
+    states: dict[int, Tensor] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def take(self, layer: int, hidden_NH: Tensor) -> None:
+        """Copy what enters this layer, if it is tapped."""
+        if layer in self.layers:
+            with self.timed():
+                self.states[layer] = hidden_NH.clone()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """What happens inside happens for the taps."""
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
+
+
 class Result(NamedTuple):
-    """``logits`` ``[wanted, V]`` float32, and the hidden states ``[N, H]`` that enter the tapped layers."""
+    """``logits`` ``[wanted, V]`` float32, and the tapped hidden states."""
 
     logits: Tensor
-    taps: dict[int, Tensor]
+    taps: Taps
 
 
 def with_features(embedded_NH: Tensor, features: Sequence[tuple[int, Features]]) -> Tensor:

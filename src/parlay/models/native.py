@@ -128,7 +128,7 @@ class NativeRunner:
         work = Work(ids, places, wanted, taps, skip, self._features(segments))
         again = [segment for segment in segments if segment.base < 0]
         result = self._run_again(again, work) if again else self._forward.run(work)
-        return Output(result.logits, starts, result.taps)
+        return Output(result.logits, starts, result.taps.states, result.taps.seconds)
 
     def _run_again(self, again: Sequence[Segment], work: Work) -> Result:
         """Of these segments committed rows run, too, which are put back afterwards."""

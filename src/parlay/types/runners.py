@@ -115,6 +115,8 @@ class Output:
     logits_RV: Tensor
     starts: tuple[int, ...]
     taps: Mapping[int, Tensor] = field(default_factory=dict)
+    tap_seconds: float = 0.0
+    """What the forward took longer because of the taps. It is charged to the drafters that read them."""
 
 
 class Runner(Protocol):

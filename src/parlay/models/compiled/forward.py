@@ -13,7 +13,7 @@ from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Weights
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Kernels, Result, Work, with_features
+from parlay.models.forward import Kernels, Result, Taps, Work, with_features
 from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import inverse_frequencies
 from parlay.types import Exactness, Skip
@@ -99,13 +99,18 @@ class CompiledForward:
         if work.skip:
             skipped = self._skipped(work.skip)
             batch.skip = ctypes.addressof(skipped)
-        taps = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
-        if taps:
-            tapped = self._taps(taps)
-            batch.taps = ctypes.addressof(tapped)
+        taps = Taps(work.taps)
+        if work.taps:
+            with taps.timed():
+                written = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
+                pointers = self._pointers(written)
+                batch.taps = ctypes.addressof(pointers)
         self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del parents  # the call read them
-        return Result(logits, {layer: states.to(self._dtype) for layer, states in taps.items()})
+        if work.taps:
+            with taps.timed():
+                taps.states = {layer: states_NH.to(self._dtype) for layer, states_NH in written.items()}
+        return Result(logits, taps)
 
     def _segments(self, work: Work) -> tuple[ctypes.Array[structs.SegmentStruct], list[ctypes.Array[ctypes.c_int32]]]:
         """The segments, and the parents that they point to."""
@@ -130,7 +135,7 @@ class CompiledForward:
         embedded_NH = self._weights.embed(work.ids)
         return with_features(embedded_NH, work.features).contiguous()
 
-    def _taps(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    def _pointers(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
         """Where the hidden states ``[N, H]`` that enter each tapped layer are to be written."""
         pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()
         for layer, states in taps.items():
