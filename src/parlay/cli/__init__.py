@@ -19,16 +19,16 @@ from parlay.options import nearest
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
-    "generate": "write text from a prompt, as it is decoded",
-    "chat": "talk with a model at the terminal",
-    "run": "talk with the model of that name: chat --model",
-    "serve": "answer requests over HTTP, as OpenAI's API does",
-    "demo": "a small model: plain decoding against the default strategy, side by side",
-    "pull": "bring a model to this machine",
-    "bench": "measure strategies on workloads, each beside plain decoding",
+    "generate": "continue a prompt, and print the text as it is decoded",
+    "chat": "chat with a model in the terminal",
+    "run": "the same as chat --model MODEL",
+    "serve": "serve models over HTTP, with OpenAI's API",
+    "demo": "race plain decoding against the default strategy, on a small model",
+    "pull": "download a model",
+    "bench": "measure the speed of strategies, each beside plain decoding",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
-    "strategies": "list the ways of decoding",
-    "datastore": "make and inspect the files from which drafts can be retrieved",
+    "strategies": "list the decoding strategies and their parameters",
+    "datastore": "make and inspect datastores: files of texts that a strategy drafts from",
     "train": "train a language model or a draft head",
 }
 """Each is the module of that name here, a `Command`."""

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="quick, standard, readme, spec-bench, published: what flags below say if left out (default: standard)",
+        help="values for flags that are left out: quick, standard, readme, spec-bench or published (default: standard)",
     )
     parser.add_argument(
         "--workloads",
@@ -49,33 +49,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategies",
         metavar="NAMES",
-        help="joined by commas; see parlay strategies; all takes those that need nothing of yours",
+        help="joined by commas; parlay strategies lists them; all: those that need no files or models of yours",
     )
     parser.add_argument(
-        "--against", choices=["transformers"], help="measure it too: plain, compiled, and with its prompt lookup"
+        "--against",
+        choices=["transformers"],
+        help="measure this engine too: plain, compiled, and with its prompt lookup",
     )
     parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload")
     parser.add_argument(
         "--rounds",
         type=_whole(1),
         metavar="N",
-        help="how often each cell is measured (default: 3 times, and up to 9 while its ratio is uncertain)",
+        help="measurements of each strategy on each workload (default: 3, up to 9 while the ratio is uncertain)",
     )
     _add_conditions(parser)
     parser.add_argument(
         "--price-per-hour",
         type=_price,
         metavar="X",
-        help="what an hour of this machine costs: adds tokens per unit of currency",
+        help="price of an hour of this machine: adds a column of tokens per unit of currency",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=OUT,
         metavar="FILE",
-        help=f"rows go there, and a second run goes on with it (default: {OUT})",
+        help=f"file for the rows of results; a second run continues it (default: {OUT})",
     )
-    parser.add_argument("--fresh", action="store_true", help="start the file anew")
+    parser.add_argument("--fresh", action="store_true", help="overwrite the file")
     bench_replay.add_arguments(parser)
     bench_report.add_action(parser)
 
@@ -93,7 +95,7 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
         type=_list(_whole(0)),
         default=(0,),
         metavar="N,...",
-        help="filler is put before prompts until they have N tokens; 0: none (default: 0)",
+        help="lengthen prompts to N tokens by filler text; 0: none (default: 0)",
     )
     parser.add_argument(
         "--max-tokens",
@@ -102,7 +104,7 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
         help="longest answer (default: what each prompt asks for, mostly 128)",
     )
     parser.add_argument(
-        "--keep-loops", action="store_true", help="don't end an answer where it begins to repeat itself"
+        "--keep-loops", action="store_true", help="keep what an answer holds after it begins to repeat itself"
     )
 
 

@@ -38,25 +38,29 @@ MEANINGLESS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "replay", "no model runs: recorded answers are decoded once more, and steps counted"
+        "replay", "count the steps in which strategies decode recorded answers; no model runs"
     )
     group.add_argument(
-        "--replay", metavar="FILES", help="joined by commas: JSON lines with prompt and output, and other usual shapes"
+        "--replay",
+        metavar="FILES",
+        help="recorded answers, joined by commas: JSON lines with prompt and output, or other shapes in docs/bench.md",
     )
     group.add_argument(
         "--tokenizer",
         metavar="T",
-        help=f"whose tokens: mistral-common:v1, v2, v3, v7 or tekken; a model, folder or Hub id (default: {TOKENIZER})",
+        help=f"tokenizer: mistral-common:v1, v2, v3, v7 or tekken, or a model, folder or Hub id (default: {TOKENIZER})",
     )
     priced = group.add_mutually_exclusive_group()
     priced.add_argument(
         "--cost-model",
         metavar="MODEL",
-        help="time forwards of this model here, and model speed by them; its weights may be random",
+        help="time forwards of this model here, and model speed from them; its weights may be random",
     )
-    priced.add_argument("--cost-table", type=Path, metavar="FILE", help="take them from results that hold --forwards")
+    priced.add_argument(
+        "--cost-table", type=Path, metavar="FILE", help="take the times of forwards from results made with --forwards"
+    )
     parser.add_argument(
-        "--forwards", action="store_true", help="time forwards by rows and context too, and the reading of weights"
+        "--forwards", action="store_true", help="also time forwards by rows and context, and the reading of the weights"
     )
 
 

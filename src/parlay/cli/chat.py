@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags but the model's."""
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
-    parser.add_argument("--load", type=Path, metavar="FILE", help="go on with a conversation that /save wrote")
+    parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
     add_tokenizer_flag(parser)
-    add_strategy_flags(parser, "how to decode; see parlay strategies")
-    add_sampling_flags(parser, DEFAULTS, "what the model's makers recommend goes before these defaults")
+    add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
+    add_sampling_flags(parser, DEFAULTS, "values that the model's makers recommend take the place of these defaults")
 
 
 def run(options: argparse.Namespace) -> int:

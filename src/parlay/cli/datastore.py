@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    build = actions.add_parser("build", help="make one of a corpus", description="Make a datastore of a corpus.")
+    build = actions.add_parser("build", help="make a datastore from texts", description="Make a datastore from texts.")
     build.add_argument(
         "corpus",
         nargs="+",
@@ -28,13 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text file, .jsonl file (texts under text, output or content), folder of such files, or - for standard "
         "input",
     )
-    build.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the datastore goes")
+    build.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="file to write the datastore to"
+    )
     whose = build.add_mutually_exclusive_group()
     whose.add_argument(
-        "--model", default="parlay-mini", help="the target that it is for: its tokenizer is used (default: parlay-mini)"
+        "--model", default="parlay-mini", help="target model, whose tokenizer is used (default: parlay-mini)"
     )
-    whose.add_argument("--tokenizer", help="the target's tokenizer, if it is kept elsewhere: folder or Hub id")
-    info = actions.add_parser("info", help="say what one holds", description="Check a datastore and say what it holds.")
+    whose.add_argument("--tokenizer", help="folder or Hub id of the target's tokenizer, if the model does not hold it")
+    info = actions.add_parser(
+        "info", help="check a datastore and say what it holds", description="Check a datastore and say what it holds."
+    )
     info.add_argument("file", type=Path, metavar="FILE")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 

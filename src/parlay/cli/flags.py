@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 SAMPLING_HELP = {
     "max_tokens": "most tokens to write",
     "temperature": "0 always takes the likeliest token; 1 samples the model's own distribution",
-    "top_k": "sample among the K likeliest tokens only; 0 for all",
+    "top_k": "sample among the N likeliest tokens only; 0: all",
     "top_p": "sample among the likeliest tokens that hold this much probability",
     "min_p": "drop tokens less likely than this share of the likeliest one",
     "typical_p": "sample among the most typical tokens that hold this much probability",
     "repetition_penalty": "above 1 discourages tokens of prompt and output",
     "presence_penalty": "discourages tokens of the output, once each",
     "frequency_penalty": "discourages tokens of the output, for each time they occur",
-    "seed": "same seed, same text; drawn and reported when not given",
+    "seed": "the same seed gives the same text; if left out, one is drawn and reported",
     "min_tokens": "do not end before so many tokens",
     "stop": "end where this text would appear; may be given several times",
-    "include_stop_str_in_output": "keep the stop text at the end",
+    "include_stop_str_in_output": "keep the stop text at the end of the output",
     "ignore_eos": "go on after the model's end-of-text token",
     "skip_special_tokens": "leave special tokens out of the text",
 }
@@ -70,7 +70,9 @@ def add_model_flags(parser: argparse.ArgumentParser, default: str = "parlay-mini
 
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
     """For a model whose own tokenizer is missing, or of a kind that can't be read."""
-    parser.add_argument("--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer to use instead")
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL", help="folder or Hub id of a tokenizer to use instead of the model's own"
+    )
 
 
 def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:

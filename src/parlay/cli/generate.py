@@ -30,31 +30,33 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="text to go on from; read from standard input if left out"
+        "prompt", nargs="?", metavar="PROMPT", help="text to continue; read from standard input if left out"
     )
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message in the model's chat format")
-    parser.add_argument("--system", metavar="TEXT", help="system message before it; implies --chat")
-    parser.add_argument("--json", action="store_true", help="print one JSON object when done, instead of streaming")
+    parser.add_argument("--system", metavar="TEXT", help="system message before the prompt; implies --chat")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end instead of streaming the text"
+    )
     add_model_flags(parser)
     add_tokenizer_flag(parser)
-    add_strategy_flags(parser, "how to decode; see parlay strategies")
+    add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
     parser.add_argument(
         "--document",
         action="append",
         default=[],
         metavar="FILE",
-        help="text that the output may repeat: strategies that copy draft from it; may be given several times",
+        help="text that the output may repeat; strategies that copy draft from it; may be given several times",
     )
     parser.add_argument(
         "--prediction",
         metavar="FILE",
-        help="what the output will mostly be, say a file before an edit: drafted from, unless --strategy is given",
+        help="text that the output will mostly repeat, such as a file before an edit; drafts follow it",
     )
     parser.add_argument(
         "--store",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="strategies that learn from many requests may learn from this one",
+        help="let strategies that learn across requests learn from this one",
     )
     add_sampling_flags(parser)
     add_structured_flags(parser)

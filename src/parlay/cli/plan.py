@@ -31,18 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="built-in name, Hugging Face Hub id, or local folder; config.json is enough (default: parlay-mini)",
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
-    parser.add_argument("--dtype", default="auto", help="of the weights: auto, float32, bfloat16, float16 or int8")
+    parser.add_argument(
+        "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
+    )
     add_option_flags(
         parser,
         LoadOptions,
-        {"quantize": "weights in eight bits, on this machine", "threads": "threads that decode on this machine"},
+        {"quantize": "weights in eight bits (on this machine)", "threads": "threads that decode on this machine"},
     )
-    where = parser.add_argument_group("machine", "this one, as calibrated, unless a device is named")
-    where.add_argument("--device", metavar="NAME", help=f"one of {', '.join(DEVICES)}")
+    where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
+    where.add_argument(
+        "--device", metavar="NAME", help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}"
+    )
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
-    where.add_argument("--calibration", metavar="FILE", type=Path, help="where the measurement is kept")
+    where.add_argument("--calibration", metavar="FILE", type=Path, help="file of the measurement, to write or to read")
     cases = parser.add_argument_group("cases")
-    cases.add_argument("--rows", default="1,2,4,8,16", metavar="N,...", help="rows of a verify (default: 1,2,4,8,16)")
+    cases.add_argument(
+        "--rows", default="1,2,4,8,16", metavar="N,...", help="rows of each sequence in a verify (default: 1,2,4,8,16)"
+    )
     cases.add_argument("--context", default="1024", metavar="N,...", help="tokens cached (default: 1024)")
     cases.add_argument("--batch", default="1", metavar="N,...", help="sequences at once (default: 1)")
     cases.add_argument(
@@ -50,15 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]RATE",
-        help="chance that a drafted token is right, of all strategies or of one; 0.6+0.2: of the best guess and the "
-        "second best (default: 0.7)",
+        help="chance that a drafted token is right, for all strategies or the one named; 0.6+0.2: chances of the best "
+        "guess and the second best (default: 0.7)",
     )
     cases.add_argument(
         "--strategy",
         type=strategy,
         action="append",
         metavar="NAME[:KEY=VALUE,...]",
-        help="to compare with plain decoding; repeatable",
+        help="strategy to compare with plain decoding; may be given several times",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

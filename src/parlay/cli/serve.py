@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="refuse fields of requests that have no effect; without it they are named in a header and in the log",
+        help="treat fields of requests that have no effect as errors; otherwise a header and the log name them",
     )
 
 
@@ -51,24 +51,24 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="API keys, one on each line; requests must carry one of them. Limits of its own may follow a key, as in: "
-        "KEY requests=4 tokens=100000 priority=0",
+        help="file of API keys, one per line; requests must carry one of them. A key's own limits may follow it: KEY "
+        "requests=4 tokens=100000 priority=0",
     )
     group.add_argument(
         "--api-key",
         action="append",
         default=[],
         metavar="KEY",
-        help=f"an API key; others on this machine can see it here: better use the file, or {KEY_VARIABLE} in the "
-        "environment",
+        help="an API key; others on this machine can see it in the process list, so prefer the file, or "
+        f"{KEY_VARIABLE} in the environment",
     )
-    group.add_argument("--no-auth", action="store_true", help="let anyone in, even from other machines")
+    group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
     group.add_argument(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let web pages of this origin ask; may be given several times (default: none)",
+        help="let web pages of this origin send requests; may be given several times (default: none)",
     )
 
 
@@ -77,8 +77,10 @@ def _add_watching_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--log-level", choices=LEVELS, default="warning", help="info logs each request (default: warning)"
     )
-    group.add_argument("--log-format", choices=("text", "json"), default="text", help="json: an object a line")
-    group.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts and all")
+    group.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="json: one object per line (default: text)"
+    )
+    group.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts included")
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -95,24 +97,36 @@ def _add_limit_flags(parser: argparse.ArgumentParser) -> None:
 
 _DEFAULTS = Settings()
 _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
-    ("--max-body-bytes", int, "N", _DEFAULTS.max_body_bytes, "bytes of a request's body"),
-    ("--max-prompt-tokens", int, "N", _DEFAULTS.max_prompt_tokens, "tokens of a prompt, below what the model holds"),
-    ("--max-tokens", int, "N", _DEFAULTS.max_tokens, "tokens of an output, below what the model holds"),
-    ("--max-n", int, "N", _DEFAULTS.max_n, "samples of a request"),
-    ("--max-concurrency", int, "N", _DEFAULTS.concurrency, "requests under way at once"),
-    ("--key-requests", int, "N", None, "requests of one API key under way at once"),
-    ("--key-tokens", int, "N", None, "tokens of prompts and outputs that one API key may use a minute"),
-    ("--key-priority", int, "N", _DEFAULTS.key_limits.priority, "the most urgent priority that an API key may ask for"),
-    ("--max-waiting", int, "N", 256, "samples that may wait for a place in a step"),
+    ("--max-body-bytes", int, "N", _DEFAULTS.max_body_bytes, "most bytes of a request's body"),
+    (
+        "--max-prompt-tokens",
+        int,
+        "N",
+        _DEFAULTS.max_prompt_tokens,
+        "most tokens of a prompt, if less than the model holds",
+    ),
+    ("--max-tokens", int, "N", _DEFAULTS.max_tokens, "most tokens of an output, if less than the model holds"),
+    ("--max-n", int, "N", _DEFAULTS.max_n, "most samples of a request"),
+    ("--max-concurrency", int, "N", _DEFAULTS.concurrency, "most requests under way at once"),
+    ("--key-requests", int, "N", None, "most requests of one API key under way at once"),
+    ("--key-tokens", int, "N", None, "tokens of prompts and outputs that one API key may use per minute"),
+    ("--key-priority", int, "N", _DEFAULTS.key_limits.priority, "most urgent priority that an API key may ask for"),
+    ("--max-waiting", int, "N", 256, "most samples that wait for a place in a step"),
     (
         "--responses-kept",
         int,
         "N",
         _DEFAULTS.responses_kept,
-        "earlier responses kept for each API key",
+        "earlier responses that are kept for each API key",
     ),
-    ("--timeout", float, "SECONDS", _DEFAULTS.request_timeout, "time for one request"),
-    ("--drain-seconds", float, "SECONDS", _DEFAULTS.drain_seconds, "time for running requests when told to stop"),
+    ("--timeout", float, "SECONDS", _DEFAULTS.request_timeout, "most time for one request"),
+    (
+        "--drain-seconds",
+        float,
+        "SECONDS",
+        _DEFAULTS.drain_seconds,
+        "time that running requests have to finish when the server stops",
+    ),
 )
 
 

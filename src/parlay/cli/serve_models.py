@@ -31,9 +31,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "be given (default: parlay-mini)",
     )
     group = parser.add_argument_group("models")
-    group.add_argument("--model", action="append", default=[], metavar="MODEL", help="one more MODEL")
+    group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
     group.add_argument(
-        "--model-dir", type=Path, metavar="FOLDER", help="serve each model in this folder: its folders and GGUF files"
+        "--model-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="serve every model in this folder: model folders and GGUF files",
     )
     group.add_argument(
         "--max-loaded",
@@ -46,13 +49,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--idle-seconds",
         type=float,
         metavar="SECONDS",
-        help=f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} where there are "
-        "several, and never where there is one)",
+        help=f"unload a model that no request has named for so long (default: {IDLE_SECONDS:g} with several "
+        "models, never with one)",
     )
-    group.add_argument(
-        "--allow-pull", action="store_true", help="let requests bring models to this machine, as parlay pull does"
-    )
-    add_strategy_flags(group, "how to decode where a request does not say; see parlay strategies")
+    group.add_argument("--allow-pull", action="store_true", help="let requests download models, as parlay pull does")
+    add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
     add_tokenizer_flag(group)
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")

@@ -11,10 +11,10 @@ from parlay.types import StructuredOutputsParams
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
     """At most one of these can be given."""
     group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
-    group.add_argument("--json-schema", metavar="FILE", help="write JSON that keeps to the schema in this file")
-    group.add_argument("--regex", metavar="PATTERN", help="write text that matches as a whole")
+    group.add_argument("--json-schema", metavar="FILE", help="write JSON that follows the schema in this file")
+    group.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression as a whole")
     group.add_argument(
-        "--choice", action="append", metavar="TEXT", help="write one of these texts; given once for each"
+        "--choice", action="append", metavar="TEXT", help="write one of these texts; give the flag once for each"
     )
 
 

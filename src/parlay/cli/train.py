@@ -19,10 +19,11 @@ except ModuleNotFoundError as error:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
     for name, summary, declared in (
-        ("lm", "a language model, from a directory of text", lm.TrainOptions),
-        (EAGLE3, "a draft head for a target", heads.Eagle3TrainOptions),
+        ("lm", "train a language model on a folder of texts", lm.TrainOptions),
+        (EAGLE3, "train an EAGLE-3 draft head for a target model", heads.Eagle3TrainOptions),
     ):
-        add_option_flags(recipes.add_parser(name, help=summary, description=summary), declared)
+        description = f"{summary[0].upper()}{summary[1:]}."
+        add_option_flags(recipes.add_parser(name, help=summary, description=description), declared)
 
 
 def run(options: argparse.Namespace) -> int:

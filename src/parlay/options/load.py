@@ -22,5 +22,7 @@ class LoadOptions(Options):
 
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES))
     device: str = option("auto", "auto, cpu, cuda or mps")
-    quantize: str | None = option(None, "store the weights in eight bits: half of bfloat16's", choices=("int8",))
-    threads: int | None = option(None, "threads that decode (default: one per usable core)", low=1, metavar="N")
+    quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
+    threads: int | None = option(
+        None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
+    )
