@@ -11,14 +11,17 @@ from parlay import models
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead
 from parlay.heads.opening import heads_of
+from parlay.llm import LLM
 from parlay.options import LoadOptions, UsageError
+from parlay.requests import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.train.heads import Eagle3TrainOptions, fit
 from parlay.train.recipes.target import Target
-from parlay.types import ParlayError
+from parlay.types import ParlayError, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +33,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts that count upwards, each from another token on, and the target's features of them."""
+    """Texts that the target wrote, half of them greedily, each from another token on, and its features of them."""
     folder = tmp_path_factory.mktemp("work")
-    texts = [TrainingText(tuple((start + step) % VOCAB_SIZE for step in range(24)), 2) for start in range(40)]
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        prompts = [TokensPrompt(prompt_token_ids=[start % VOCAB_SIZE, start]) for start in range(40)]
+        params = [SamplingParams(temperature=start % 2, max_tokens=22, seed=start) for start in range(40)]
+        outputs = llm.generate(prompts, params, strategy="none")
+    texts = [TrainingText((*out.prompt_token_ids, *out.outputs[0].token_ids), 2) for out in outputs]
     save_shard(shard_path(folder, 0), texts)
     runner = models.load(str(model), LoadOptions(dtype="float32", device="cpu"))
-    FeatureStore(folder, Target.named(str(model)).usual_taps()).compute(runner)
+    FeatureStore(folder, Target.named(str(model)).stored_layers()).compute(runner)
     return folder
 
 
@@ -47,7 +54,7 @@ def options(model: Path, work: Path, out: Path, minutes: float) -> Eagle3TrainOp
 
 def test_a_head_learns_resumes_and_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Path) -> None:
     target = Target.named(str(model))
-    texts = FeatureStore(work, target.usual_taps()).load()
+    texts = FeatureStore(work, target.stored_layers()).load()
     out = tmp_path / "head"
     first = fit(options(model, work, out, 0.03), target, texts)
     steps = int(first.split("step ")[1].split()[0])
@@ -96,6 +103,6 @@ def test_broken_prompts_are_named_and_counted(tmp_path: Path) -> None:
 def test_damaged_features_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
     store = FeatureStore(tmp_path, (0, 1, 2))
     save_shard(shard_path(tmp_path, 0), [TrainingText((1, 2, 3), 1)])
-    (tmp_path / "features-0-1-2-00000.safetensors").write_bytes(b"cut short")
+    (tmp_path / "states-0-1-2-00000.safetensors").write_bytes(b"cut short")
     with pytest.raises(ParlayError, match="is damaged"):
         store.load()

@@ -43,10 +43,10 @@ class Eagle3Layer(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """``hidden_BTH`` are fused features, or the layer's own outputs of the step before."""
+        """``hidden_BTH`` are fused features, or the layer's own outputs of the step before; returns ``[B, R, H]``."""
         beside = torch.cat((self.input_layernorm(embedded_BTH), self.hidden_norm(hidden_BTH)), -1)
-        hidden_BTH = hidden_BTH + self.self_attn(beside, steps)
-        out: Tensor = hidden_BTH + self.mlp(self.post_attention_layernorm(hidden_BTH))
+        hidden_BRH = steps.last(hidden_BTH) + self.self_attn(beside, steps)
+        out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
         return out
 
 
@@ -88,7 +88,7 @@ class Eagle3Head(nn.Module):
         return fused
 
     def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
-        """One more step: hidden states ``[B, T, H]``, from which `logits` and the next step follow."""
+        """One more step: hidden states ``[B, R, H]``, from which `logits` and the next step follow."""
         out: Tensor = self.midlayer(hidden_BTH, embedded_BTH, steps)
         return out
 

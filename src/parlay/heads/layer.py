@@ -1,6 +1,6 @@
 """What heads are made of: norm, rotations, and a Llama layer whose rows of one step see those of the steps before.
 
-Shapes: B texts, T rows of each, N = B * T, H hidden, A query heads, K key heads, D head size, P = D / 2 pairs.
+Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P = D / 2 pairs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,27 @@ class Steps:
     """Keys and values of the steps of a training-time test: of each, one per row, heads repeated to A.
 
     Row i of a later step continues row i of the step before. So it sees the rows up to i of the first step, and row i
-    of all steps after it (Li et al. 2025, EAGLE-3).
+    of all steps after it (Li et al. 2025, EAGLE-3). ``padding`` int64 ``[B]`` says how many rows in front of each text
+    nobody sees. Only the last ``rows`` rows are computed, R of T: of the others the first step needs keys and values.
     """
 
+    padding: Tensor | None = None
+    rows: int | None = None
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+
+    def last(self, x: Tensor) -> Tensor:
+        """The rows ``[B, R, ...]`` of ``x`` ``[B, T, ...]`` that are computed."""
+        return x if self.rows is None else x[:, x.shape[1] - min(self.rows, x.shape[1]) :]
+
+    def hidden(self, rows: int) -> Tensor:
+        """Bool: which rows of the first step a computed row must not see; ``[B, 1, R, T]``, or ``[R, T]`` for all."""
+        total = self.keys[0].shape[2]
+        places = torch.arange(total, device=self.keys[0].device)
+        own = places[total - rows :, None]
+        if self.padding is None:
+            return places > own
+        return (places > own) | ((places < self.padding[:, None, None, None]) & (places != own))
 
 
 class Attention(nn.Module):
@@ -55,9 +71,12 @@ class Attention(nn.Module):
         self.register_buffer("_frequencies_P", frequencies, persistent=False)
 
     def forward(self, x: Tensor, steps: Steps) -> Tensor:
-        """``x`` ``[B, T, inputs]`` are the rows of the next step; their keys and values join ``steps``."""
-        begin = len(steps.keys)
-        query, key = (self._turn(self._heads(proj(x)), begin) for proj in (self.q_proj, self.k_proj))
+        """``x`` ``[B, T, inputs]`` are the rows of the next step; their keys and values join ``steps``.
+
+        Returns ``[B, R, H]``.
+        """
+        wanted, end = steps.last(x), len(steps.keys) + (steps.keys[0].shape[2] if steps.keys else x.shape[1])
+        query, key = (self._turn(self._heads(proj(of)), end) for proj, of in ((self.q_proj, wanted), (self.k_proj, x)))
         steps.keys.append(key.repeat_interleave(self._group, 1))
         steps.values.append(self._heads(self.v_proj(x)).repeat_interleave(self._group, 1))
         mixed = _attend(query, steps)
@@ -68,28 +87,29 @@ class Attention(nn.Module):
         """``x`` ``[B, T, heads * D]`` as ``[B, heads, T, D]``."""
         return x.view(*x.shape[:2], -1, self._dim).transpose(1, 2)
 
-    def _turn(self, x: Tensor, begin: int) -> Tensor:
-        """``x`` ``[B, heads, T, D]`` rotated by position, which of row i is ``begin`` + i."""
+    def _turn(self, x: Tensor, end: int) -> Tensor:
+        """``x`` ``[B, heads, T, D]`` rotated by position, which of the last row is ``end`` - 1."""
         assert isinstance(self._frequencies_P, Tensor)
-        positions_T = torch.arange(begin, begin + x.shape[2], device=x.device)
+        positions_T = torch.arange(end - x.shape[2], end, device=x.device)
         angles_TP = torch.outer(positions_T.float(), self._frequencies_P)
         cosine, sine = angles_TP.cos().to(x.dtype), angles_TP.sin().to(x.dtype)
         first, second = x.chunk(2, -1)
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
 
 
-def _attend(query_BATD: Tensor, steps: Steps) -> Tensor:
-    """The attention ``[B, A, T, D]`` of the latest step's rows; see `Steps`."""
+def _attend(query_BARD: Tensor, steps: Steps) -> Tensor:
+    """The attention ``[B, A, R, D]`` of the latest step's rows; see `Steps`."""
+    rows, total = query_BARD.shape[2], steps.keys[0].shape[2]
+    hidden = steps.hidden(rows)
     if len(steps.keys) == 1:
-        return F.scaled_dot_product_attention(query_BATD, steps.keys[0], steps.values[0], is_causal=True)
-    scale, rows = query_BATD.shape[-1] ** -0.5, query_BATD.shape[2]
-    past = (query_BATD @ steps.keys[0].transpose(2, 3)).float() * scale
-    hidden = torch.ones(rows, rows, dtype=torch.bool, device=query_BATD.device).triu(1)
-    later = [(query_BATD * key).float().sum(-1, keepdim=True) * scale for key in steps.keys[1:]]
-    weights = torch.cat((past.masked_fill(hidden, -torch.inf), *later), -1).softmax(-1).to(query_BATD.dtype)
-    mixed = weights[..., :rows] @ steps.values[0]
+        return F.scaled_dot_product_attention(query_BARD, steps.keys[0], steps.values[0], attn_mask=~hidden)
+    scale = query_BARD.shape[-1] ** -0.5
+    past = (query_BARD @ steps.keys[0].transpose(2, 3)).float() * scale
+    later = [(query_BARD * key).float().sum(-1, keepdim=True) * scale for key in steps.keys[1:]]
+    weights = torch.cat((past.masked_fill(hidden, -torch.inf), *later), -1).softmax(-1).to(query_BARD.dtype)
+    mixed = weights[..., :total] @ steps.values[0]
     for place, value in enumerate(steps.values[1:]):
-        mixed = mixed + weights[..., rows + place, None] * value
+        mixed = mixed + weights[..., total + place, None] * value
     return mixed
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from parlay import models
 from parlay.drafters.heads.options import EAGLE3
 from parlay.heads import artefact
@@ -16,12 +18,15 @@ from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.loop import Loop, LoopOptions, Progress
-from parlay.train.recipes.eagle3 import Eagle3Recipe, fresh_head
+from parlay.train.recipes.eagle3 import Eagle3Recipe
+from parlay.train.recipes.eagle3_start import feature_scale, start_head
 from parlay.train.recipes.target import Target, common_tokens
 from parlay.types import ParlayError, Runner
 
 HELD_OUT = 10
 """One text in so many is kept for measuring; it is never trained on."""
+MEASURED = 64
+"""As many of these are measured in each interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +42,9 @@ class Eagle3TrainOptions(LoopOptions):
     skip_broken: bool = option(False, "leave broken lines of that file out")
     shards: int = option(16, "shards of 128 conversations that the target writes", low=1)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
-    draft_vocab: int = option(8192, "tokens that can be drafted: those that the target writes most", low=2)
+    draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
     steps: int = option(3, "steps of the training-time test", low=1, high=8)
+    own_vocabulary: bool = option(False, "train the LM head too, which begins as the target's")
 
 
 def train(options: Eagle3TrainOptions) -> str:
@@ -55,7 +61,7 @@ def prepare(options: Eagle3TrainOptions, llm: LLM) -> list[Featured]:
     with llm:
         Writer(llm, plan).write(options.work, options.shards, lambda number: print(f"texts: shard {number} written"))
     runner: Runner = models.load(options.model)
-    store = FeatureStore(options.work, Target.named(options.model).usual_taps())
+    store = FeatureStore(options.work, Target.named(options.model).stored_layers())
     store.compute(runner, lambda path: print(f"features: {path.name} written"))
     return store.load()
 
@@ -65,12 +71,14 @@ def fit(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]) 
     heldout, trained = texts[::HELD_OUT], [text for place, text in enumerate(texts) if place % HELD_OUT]
     if not trained:
         raise ParlayError("there are too few texts to train on: raise --shards")
+    torch.manual_seed(options.seed)
     draft_ids_D = common_tokens(trained, options.draft_vocab, target.config.vocab_size)
-    head = fresh_head(target, draft_ids_D, target.usual_taps())
-    recipe = Eagle3Recipe(head, target.embedding_VH, options.steps)
-    reached = Loop(recipe, options, options.work / "state.safetensors").run(trained, heldout, print)
+    head = start_head(target, draft_ids_D, target.usual_taps(), trained)
+    scale_F = feature_scale(trained, head.fc.in_features)
+    recipe = Eagle3Recipe(head, target, scale_F, options.steps, own_vocabulary=options.own_vocabulary)
+    reached = Loop(recipe, options, options.work / "state.safetensors").run(trained, heldout[:MEASURED], print)
     tokens = sum(len(text.ids_T) for text in trained)
-    save(options.out, head, target, _card(options, reached, tokens))
+    save(options.out, recipe.finished(), target, _card(options, reached, tokens))
     return f"{options.out}: {reached}"
 
 

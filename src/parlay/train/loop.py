@@ -19,6 +19,7 @@ from parlay.options import Options, option
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
 from parlay.train.optimizers import adam, muon
+from parlay.train.precision import mixed
 from parlay.train.recipes.recipe import Recipe
 from parlay.train.schedule import learning_rate
 from parlay.types import ParlayError
@@ -33,8 +34,8 @@ class LoopOptions(Options):
     """How long, how fast and how often."""
 
     minutes: float = option(60.0, "how long to train", low=0.001)
-    batch_tokens: int = option(4096, "tokens in a batch", low=8)
-    longest: int = option(320, "of longer texts the last so many tokens are used", low=8)
+    batch_tokens: int = option(2048, "tokens of answers in a batch", low=8)
+    longest: int = option(640, "of longer texts the last so many tokens are used", low=8)
     matrix_rate: float = option(0.01, "peak learning rate of matrices (Muon)", low=0)
     slow_rate: float = option(5e-4, "peak learning rate of output vocabularies and norms (AdamW)", low=0)
     interval: float = option(120.0, "seconds between checkpoints", low=0.01)
@@ -106,7 +107,7 @@ class Loop:
         self._loss = sum(losses) / len(losses)
 
     def _update(self, batch: TrainingBatch) -> float:
-        with torch.autocast("cpu", torch.bfloat16):
+        with mixed():
             loss = self._recipe.loss(batch)
         value = float(loss.detach())
         if not torch.isfinite(loss):
@@ -123,7 +124,7 @@ class Loop:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self._step += 1
-        self._tokens += batch.ids_BT.numel()
+        self._tokens += int(batch.known_BR.sum())
         return value
 
     def _progress(self, heldout: Sequence[Featured]) -> Progress:
@@ -151,7 +152,7 @@ class Loop:
 def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) -> tuple[float, ...]:
     """Share of drafts that are right up to each depth."""
     recipe.module.eval()
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    with torch.inference_mode(), mixed():
         batches = in_order(texts, options.batch_tokens, options.longest)
         counts = torch.stack([recipe.right(batch) for batch in batches]).sum(0).tolist()
     return tuple(count / max(counts[0], 1) for count in counts[1:])

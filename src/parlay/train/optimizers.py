@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from parlay.train.muon import Muon
+
 MUON_RATE = 0.012
 EMBEDDING_RATE = 0.01
 NORM_RATE = 3e-3
@@ -18,7 +20,7 @@ def adam(parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
 
 def muon(matrices: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
     """Muon (Jordan et al. 2024) with a little decay."""
-    return torch.optim.Muon(matrices, lr=rate, weight_decay=WEIGHT_DECAY, momentum=0.95)
+    return Muon(matrices, lr=rate, weight_decay=WEIGHT_DECAY)
 
 
 class Optimizers:

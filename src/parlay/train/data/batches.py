@@ -1,4 +1,4 @@
-"""Batches of featured texts: of like lengths together, padded at the end, in an order that a seed fixes."""
+"""Batches of featured texts: answers of like lengths together, padded in front, in an order that a seed fixes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,35 @@ _POOL = 256
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """B texts, padded to T tokens. ``known_BT``: where the target's next token is known; see `Featured`."""
+    """B texts, padded in front to T tokens. Training looks at the last R rows of each: so long is the longest answer.
+
+    ``states_BTF`` float32; ``padding_B`` counts the rows in front of each text. ``known_BR``: in which of the last rows
+    the target chose the token after the row's.
+    """
 
     ids_BT: Tensor
-    taps_BTF: Tensor
-    best_ids_BTK: Tensor
-    best_probs_BTK: Tensor
-    known_BT: Tensor
+    states_BTF: Tensor
+    padding_B: Tensor
+    known_BR: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.known_BR.shape[1]
+
+    def tokens_ahead(self, count: int) -> Tensor:
+        """Int64 ``[B, R]``: the token that stands so many places after each row; -1 where the text is over."""
+        ended = torch.full((len(self.ids_BT), count), -1)
+        return torch.cat((self.ids_BT, ended), 1)[:, self.ids_BT.shape[1] + count - self.rows :]
 
 
 def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> Iterator[TrainingBatch]:
-    """Epoch after epoch, in batches of about so many tokens; of texts over ``longest`` tokens the end."""
+    """Epoch after epoch, in batches of about so many rows; of texts over ``longest`` tokens the end."""
     epoch = 0
     while True:
         order = random.Random(seed * 1_000_003 + epoch).sample(range(len(texts)), len(texts))
         for start in range(0, len(order), _POOL):
-            pool = sorted(order[start : start + _POOL], key=lambda place: len(texts[place].ids_T))
-            groups = list(_groups([texts[place] for place in pool], tokens, longest))
+            pool = sorted((texts[place] for place in order[start : start + _POOL]), key=_answer_rows)
+            groups = list(_groups(pool, tokens))
             random.Random(seed + start + epoch).shuffle(groups)
             yield from (padded(group, longest) for group in groups)
         epoch += 1
@@ -42,19 +54,22 @@ def endless(texts: Sequence[Featured], tokens: int, longest: int, seed: int) -> 
 
 def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[TrainingBatch]:
     """All texts once."""
-    return (padded(group, longest) for group in _groups(texts, tokens, longest))
+    return (padded(group, longest) for group in _groups(sorted(texts, key=_answer_rows), tokens))
 
 
-def _groups(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[list[Featured]]:
+def _answer_rows(text: Featured) -> int:
+    """Rows whose next token the target chose."""
+    return len(text.ids_T) - text.answer + 1
+
+
+def _groups(texts: Sequence[Featured], tokens: int) -> Iterator[list[Featured]]:
+    """Of texts by rising length."""
     group: list[Featured] = []
-    widest = 0
     for text in texts:
-        width = max(widest, min(len(text.ids_T), longest))
-        if group and width * (len(group) + 1) > tokens:
+        if group and _answer_rows(text) * (len(group) + 1) > tokens:
             yield group
-            group, width = [], min(len(text.ids_T), longest)
+            group = []
         group.append(text)
-        widest = width
     if group:
         yield group
 
@@ -63,13 +78,11 @@ def padded(texts: Sequence[Featured], longest: int) -> TrainingBatch:
     """One batch of these texts."""
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
-        return pad_sequence([part[-longest:] for part in parts], batch_first=True)
+        return pad_sequence([part[-longest:] for part in parts], batch_first=True, padding_side="left")
 
-    known = [torch.arange(len(text.ids_T)) >= text.answer - 1 for text in texts]
-    return TrainingBatch(
-        joined([text.ids_T for text in texts]).long(),
-        joined([text.taps_TF for text in texts]),
-        joined([text.best_ids_TB for text in texts]).long(),
-        joined([text.best_probs_TB for text in texts]).float(),
-        joined(known),
-    )
+    ids_BT = joined([text.ids_T for text in texts]).long()
+    known_BT = joined([torch.arange(len(text.ids_T)) >= text.answer - 1 for text in texts])
+    rows = int(known_BT.any(0).sum())
+    padding_B = torch.tensor([ids_BT.shape[1] - min(len(text.ids_T), longest) for text in texts])
+    states_BTF = joined([text.states_TF for text in texts]).float()
+    return TrainingBatch(ids_BT, states_BTF, padding_B, known_BT[:, ids_BT.shape[1] - rows :])

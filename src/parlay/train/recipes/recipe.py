@@ -1,4 +1,4 @@
-"""The protocol of recipes, and the losses that they share."""
+"""The protocol of recipes, and what they share: the target's own distribution as labels, and counts of right drafts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.train.data.batches import TrainingBatch
@@ -33,28 +34,57 @@ class Recipe(Protocol):
     def right(self, batch: TrainingBatch) -> Tensor:
         """Int64 ``[depths + 1]``: how many first tokens were drafted, then how many drafts were right up to each depth.
 
-        A draft is the likeliest token at each depth, after the text's own tokens.
+        A draft is the likeliest token at each depth, after the text's own tokens. It is right if the text goes on so.
         """
         ...
 
 
-def soft_loss(logits_ND: Tensor, ids_NK: Tensor, probs_NK: Tensor) -> Tensor:
-    """Mean cross-entropy with the target's likeliest tokens, which are the K draft ids with these weights.
+class Teacher:
+    """The target's distribution over a draft vocabulary.
 
-    A draft id of -1 is outside the draft vocabulary; the weights of the others are brought to a sum of 1.
+    ``head_VH`` is its LM head, ``ids_D`` the draft vocabulary, and the last H states of a batch are those that the LM
+    head reads.
     """
-    weights_NK = probs_NK * (ids_NK >= 0)
-    weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True).clamp(min=1e-6)
-    log_probs_NK = logits_ND.float().log_softmax(-1).gather(1, ids_NK.clamp(min=0))
-    return -(weights_NK * log_probs_NK).sum(-1).mean()
+
+    def __init__(self, head_VH: Tensor, ids_D: Tensor) -> None:
+        self._head_DH = head_VH[ids_D].float()
+        self._known_V = torch.zeros(len(head_VH), dtype=torch.bool)
+        self._known_V[ids_D] = True
+
+    def final(self, batch: TrainingBatch) -> Tensor:
+        """The states ``[B, R, H]`` that the LM head reads, of the last R rows."""
+        return batch.states_BTF[:, -batch.rows :, -self._head_DH.shape[1] :]
+
+    def probs(self, batch: TrainingBatch) -> Tensor:
+        """``[B, R, D]``: of the token after each row."""
+        with torch.no_grad():
+            return F.linear(self.final(batch), self._head_DH).softmax(-1)
+
+    def usable(self, batch: TrainingBatch, ahead: int) -> Tensor:
+        """Bool ``[B, R]``: rows whose token so many places after them is in the text and can be drafted."""
+        ids_BR = batch.tokens_ahead(ahead)
+        return batch.known_BR & (ids_BR >= 0) & self._known_V[ids_BR.clamp(min=0)]
+
+
+def soft_loss(logits_BRD: Tensor, probs_BRD: Tensor, usable_BR: Tensor) -> Tensor:
+    """Mean cross-entropy with the teacher's distribution, over the rows that are usable."""
+    losses_N = F.cross_entropy(logits_BRD.flatten(0, 1), probs_BRD.flatten(0, 1), reduction="none")
+    weights_N = usable_BR.flatten().to(losses_N.dtype)
+    return (losses_N * weights_N).sum() / weights_N.sum().clamp(min=1)
+
+
+def right_tokens(draft_ids_BR: Tensor, batch: TrainingBatch, ahead: int) -> Tensor:
+    """Int64 ``[B, R]``: 1 where the token so many places after the row was drafted, 0 where not, -1 where none is."""
+    ids_BR = batch.tokens_ahead(ahead)
+    return torch.where(batch.known_BR & (ids_BR >= 0), (draft_ids_BR == ids_BR).long(), -1)
 
 
 def counted(right_by_depth: Sequence[Tensor]) -> Tensor:
-    """See `Recipe.right`: from whether each depth's token is right, and at all known, per row: int64, 1, 0 or -1."""
-    so_far = torch.ones_like(right_by_depth[0], dtype=torch.bool)
-    counts = [(right_by_depth[-1] >= 0).sum()]
+    """See `Recipe.right`: from `right_tokens` of each depth."""
     rows = right_by_depth[-1] >= 0
+    so_far = rows.clone()
+    counts = [rows.sum()]
     for right in right_by_depth:
         so_far &= right == 1
-        counts.append((so_far & rows).sum())
+        counts.append(so_far.sum())
     return torch.stack(counts)

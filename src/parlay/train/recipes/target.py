@@ -1,4 +1,4 @@
-"""What recipes take from a target: its shape, its embedding and head, and its last layer to start from."""
+"""What recipes take from a target: its shape, its embedding and head, and which layers to tap."""
 
 from __future__ import annotations
 
@@ -47,26 +47,23 @@ class Target:
         """A weight as numbers, float32."""
         return as_tensor(self.weights[name], torch.float32)
 
-    def last_layer(self) -> dict[str, Tensor]:
-        """The weights of the last layer by their names in it."""
-        at = f"model.layers.{self.config.num_layers - 1}."
-        return {name.removeprefix(at): self.tensor(name) for name in self.weights if name.startswith(at)}
-
     def usual_taps(self) -> tuple[int, ...]:
         """EAGLE-3's: the inputs of layers 2, L / 2 and L - 3; of shallow targets those of them that differ."""
         layers = self.config.num_layers
         return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
+    def stored_layers(self) -> tuple[int, ...]:
+        """The usual taps, then the states that the LM head reads."""
+        return (*self.usual_taps(), self.config.num_layers)
+
 
 def common_tokens(texts: Iterable[Featured], size: int, vocab_size: int) -> Tensor:
-    """The ``size`` tokens that the target would most often write in these texts, int64, rising.
+    """The ``size`` tokens that the target wrote most often in these texts, int64, rising.
 
     Where there are fewer, low ids follow: tokenizers number common tokens first.
     """
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for text in texts:
-        ids_K, probs_K = text.best_ids_TB.flatten().long(), text.best_probs_TB.flatten().double()
-        counts_V.index_add_(0, ids_K, probs_K)
-        counts_V.index_add_(0, text.ids_T.long(), torch.full((len(text.ids_T),), 0.1, dtype=torch.float64))
+        counts_V += torch.bincount(text.ids_T[text.answer :].long(), minlength=vocab_size)
     counts_V += torch.arange(vocab_size, 0, -1, dtype=torch.float64) * 1e-12
     return counts_V.topk(min(size, vocab_size)).indices.sort().values

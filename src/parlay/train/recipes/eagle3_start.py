@@ -1,0 +1,99 @@
+"""Where EAGLE-3's training starts: at the best linear guess.
+
+From a target's features of token i and the embedding of token i + 1, a ridge regression guesses the state that the LM
+head will read at token i + 1. What it takes from the features becomes the head's projection. What it takes from the
+embedding goes through attention, whose first query head of each group sees its own row alone at the start. The other
+query heads and the MLP add nothing yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
+from parlay.heads.layer import Attention
+from parlay.train.data.features import Featured
+from parlay.train.recipes.target import Target
+
+_ROWS = 40_000
+_SCALED = 64
+"""Texts that show how large each feature is."""
+_RIDGE = 1e-3
+"""Relative to the mean square of each input."""
+_OWN = 1.2
+"""The size of queries and keys by which a row sees itself: scores of some 11, while others are near 0."""
+_SMALL = 0.02
+
+
+def feature_scale(texts: Sequence[Featured], features: int) -> Tensor:
+    """The root of the mean square of each feature, ``[F]``."""
+    states_NF = torch.cat([text.states_TF[text.answer - 1 :, :features] for text in texts[:_SCALED]]).float()
+    return states_NF.square().mean(0).sqrt().clamp(min=1e-6)
+
+
+def start_head(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], texts: Sequence[Featured]) -> Eagle3Head:
+    """A head for the features of ``taps``, which are the first that ``texts`` hold; see the module."""
+    config = target.config
+    head = Eagle3Head(Eagle3Config(config, len(draft_ids_D), taps))
+    head.set_draft_vocab(draft_ids_D)
+    from_features, from_embedding, size = _guess(target, texts, head.fc.in_features)
+    with torch.no_grad():
+        head.fc.weight.copy_(from_features)
+        _see_own_row(head.midlayer.self_attn, from_embedding, config.num_heads, config.num_kv_heads)
+        head.midlayer.mlp.down_proj.weight.zero_()
+        head.norm.weight.fill_(size)
+        head.lm_head.weight.copy_(target.head_VH[draft_ids_D].float())
+    return head
+
+
+def _guess(target: Target, texts: Sequence[Featured], features: int) -> tuple[Tensor, Tensor, float]:
+    """Matrices ``[H, F]`` and ``[H, H]`` from features and from the normed embedding, and the size of what they guess.
+
+    That is the root of the mean square of a state's numbers.
+    """
+    inputs_NF, embedded_NH, wanted_NH = _rows(target, texts, features)
+    x_NX = torch.cat((inputs_NF, embedded_NH), -1)
+    scale_X = x_NX.square().mean(0).sqrt().clamp(min=1e-6)
+    x_NX = x_NX / scale_X
+    gram_XX = (x_NX.T @ x_NX).double()
+    gram_XX += _RIDGE * len(x_NX) * torch.eye(len(gram_XX), dtype=torch.float64)
+    found_XH = torch.linalg.solve(gram_XX, (x_NX.T @ wanted_NH).double()).float() / scale_X[:, None]
+    return found_XH[:features].T, found_XH[features:].T, float(wanted_NH.square().mean().sqrt())
+
+
+def _rows(target: Target, texts: Sequence[Featured], features: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of answers: features, the next token's normed embedding, and the state after that token."""
+    size, count = target.config.hidden_size, 0
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for text in texts:
+        states_TF = text.states_TF[text.answer - 1 :].float()
+        embedded_TH = target.embedding_VH[text.ids_T[text.answer :].long()].float()
+        normed_TH = F.rms_norm(embedded_TH, (size,), eps=target.config.rms_norm_eps)
+        found.append((states_TF[:-1, :features], normed_TH, states_TF[1:, -size:]))
+        count += len(normed_TH)
+        if count >= _ROWS:
+            break
+    inputs, embedded, wanted = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return inputs, embedded, wanted
+
+
+def _see_own_row(attention: Attention, wanted_HH: Tensor, heads: int, groups: int) -> None:
+    """Attention that adds ``wanted_HH`` times the normed embedding of its own row, as far as the values' rank goes."""
+    size, dim = len(wanted_HH), attention.k_proj.out_features // groups
+    left_HS, strength_S, right_SH = torch.linalg.svd(wanted_HH, full_matrices=False)
+    rank = min(groups * dim, size)
+    for part in (attention.q_proj, attention.k_proj, attention.v_proj):
+        part.weight.normal_(0, _SMALL)
+    attention.o_proj.weight.zero_()
+    attention.v_proj.weight[:rank] = torch.cat((right_SH[:rank], torch.zeros(rank, size)), -1)
+    for group in range(groups):
+        first = group * (heads // groups) * dim
+        own = _OWN * torch.linalg.qr(torch.randn(size, dim)).Q.T if dim <= size else torch.zeros(dim, size)
+        for place, part in ((first, attention.q_proj), (group * dim, attention.k_proj)):
+            part.weight[place : place + dim] = torch.cat((own, torch.zeros_like(own)), -1)
+        ranks = range(group * dim, min((group + 1) * dim, rank))
+        attention.o_proj.weight[:, first : first + len(ranks)] = left_HS[:, list(ranks)] * strength_S[list(ranks)]
