@@ -40,10 +40,10 @@ class Muon(torch.optim.Optimizer):
         weight.add_(orthogonal(ahead), alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """``matrix`` with singular values near 1, by Newton and Schulz's iteration."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    found: Tensor = (matrix.T if tall else matrix) / matrix.norm().clamp(min=1e-7)
+def orthogonal(matrix_NM: Tensor) -> Tensor:
+    """The matrix with singular values near 1, by Newton and Schulz's iteration."""
+    tall = matrix_NM.shape[0] > matrix_NM.shape[1]
+    found: Tensor = (matrix_NM.T if tall else matrix_NM) / matrix_NM.norm().clamp(min=1e-7)
     for _ in range(_ITERATIONS):
         gram = found @ found.T
         found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
