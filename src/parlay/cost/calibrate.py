@@ -1,4 +1,4 @@
-"""What this machine reaches: forwards of real runners, timed, fitted to a `Machine` and kept in a JSON file."""
+"""Calibrates a machine: times forwards of real runners, fits a `Machine` to the times, keeps it in a JSON file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.types import ParlayError, Runner, Segment, Tree
 
 FORMAT = 1
-"""Of the file; a file of another format is refused."""
+"""Version of the file's format. A file with another version is refused."""
 
 Provenance = Mapping[str, str | int]
 
@@ -40,7 +40,7 @@ SHAPES = (
         tie_embeddings=True,
     ),
 )
-"""Of 4 and 53 million parameters: one that starting operators decides, one that memory and arithmetic do."""
+"""Of 4 and 53 million parameters: the small one shows the cost of starting operators, the large one the rest."""
 
 WORKS = (
     *(
@@ -55,7 +55,7 @@ WORKS = (
 
 _CHUNK = 256
 _ROUNDS, _SECONDS = 12, 6.0
-"""Passes over the forwards of one context and batch, and the time after which no further pass begins."""
+"""Passes over the forwards of one context and batch; seconds after which no further pass begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,5 +190,5 @@ def _time_forward(runner: Runner, work: ForwardShape) -> float:
     segments = [Segment(sequence, (0,), chain) for sequence in range(work.batch)]
     start = time.perf_counter()
     out = runner.forward(segments)
-    out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
     return time.perf_counter() - start

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from parlay.cost.roofline import Machine, Overheads
 
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
-"""Assumed: what good kernels reach of a maker's figures."""
+"""Assumed: the share of the maker's figures that good kernels reach."""
 _LAUNCH_SECONDS = 5e-6
 _LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
 """Assumed: operators that are started one by one, without graphs, per layer, per sequence in a layer, per forward."""
 _ENGINE = Overheads(step=2.5e-4, sequence=5e-5, drafted=5e-5, node=5e-6, level=2e-4, level_sequence=5e-5)
-"""Assumed: the engine's own part of a step."""
+"""Assumed: the engine's own time in a step."""
 
 _WIDE = "float32", "float64"
 
@@ -59,7 +59,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
 
 
 def machine(name: str, dtype: str) -> Machine:
-    """What a device of the table is taken to reach with weights of ``dtype``.
+    """The speeds that a device of the table is assumed to reach with weights of ``dtype``.
 
     Raises ValueError for a name that is not in the table.
     """

@@ -19,18 +19,18 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, operators
 
 Array = NDArray[np.float64]
 Ratios = tuple[float, float, float]
-"""FLOPs per byte at which arithmetic is as busy as memory: linear layers from memory, from the cache, attention."""
+"""FLOPs per byte at which arithmetic takes as long as memory: linear layers from memory, from the cache, attention."""
 
 _FEWEST = 8
 _RATIOS = tuple(4.0**power for power in range(-1, 6))
 _REFINED = 14
-_NEVER = 1e-18
-"""Seconds per byte where nothing was left to explain: that part is taken to be free."""
+_FREE = 1e-18
+"""Seconds per byte of a kind of operator for which the fit found no cost: it counts as free."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedForward:
-    """A forward that was timed."""
+    """A forward, and the time that it took."""
 
     shape: ModelShape
     work: ForwardShape
@@ -78,7 +78,7 @@ class _Solution:
     loss: float
 
     def machine(self, cache_bytes: float) -> Machine:
-        linear, cached, attention, vector = (max(float(each), _NEVER) for each in self.seconds[:4])
+        linear, cached, attention, vector = (max(float(each), _FREE) for each in self.seconds[:4])
         reached = [(1 / each, ratio / each) for each, ratio in zip((linear, cached), self.ratios[:2], strict=True)]
         if not self.seconds[1]:  # no sample fits into the cache: memory is taken to be as fast
             reached[1] = reached[0]

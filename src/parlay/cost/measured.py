@@ -1,4 +1,4 @@
-"""What steps cost on this machine: forwards are timed once at start, and every step that is taken refines that."""
+"""What steps cost on this machine: forwards are timed once at start, and every later step refines the estimates."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 _CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buckets: 512, 1024, ...
 _PRIOR_SECONDS = 0.01
-_PRIOR_ROW = 0.03  # of a one-row forward, per further row: what small models on CPUs measure
+_PRIOR_ROW = 0.03  # guessed cost of a further row, in one-row forwards: what small models show on CPUs
 
-_FEW = 4  # records of which the quickest counts, where nothing was measured before
-_WINDOW = 0.2  # relative errors beyond this count as this much: delays may be of any size
-_UP, _DOWN = 0.22, 0.5  # how far all estimates follow a slower or a quicker step: a low quantile, as delays only add
-_BY_CHANCE = 3  # steps in a row that were slower, or quicker; after more of them the machine has changed
-_OWN = 0.2  # of that, how far the measured row count moves beside the others
+_FEW = 4  # of so many first records of a row count the quickest is taken
+_WINDOW = 0.2  # relative errors are cut to this, because a delay may have any size
+_UP, _DOWN = (
+    0.22,
+    0.5,
+)  # how far all estimates follow a slower or a quicker step; unequal, for a low quantile: delays only add
+_BY_CHANCE = 3  # after more slower (or quicker) steps in a row than this, the machine's speed has changed
+_OWN = 0.2  # how much further the measured row count moves than the others
 
-_LONG = 128  # records after which an estimate that had no part in them is doubted
-_MOVED = 0.05  # change of an estimate that matters to those who work with it
+_LONG = 128  # after so many records an estimate that none of them touched is lowered
+_MOVED = 0.05  # relative change of an estimate that counts as a revision
 
-_CALIBRATED = (1, 16, 4, 32, 2, 8)  # most telling first, in case time runs out
+_CALIBRATED = (1, 16, 4, 32, 2, 8)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 
@@ -39,9 +42,9 @@ class _Curve:
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
         self.measured = list(measured)
-        self.recent = [0] * len(ROWS)  # measured since estimates were last looked through
+        self.recent = [0] * len(ROWS)  # records of each row count since the last check of old estimates
         self.records = 0  # their sum
-        self.slower, self.run = False, 0  # how the last steps were, and how many in a row
+        self.slower, self.run = False, 0  # last steps slower than estimated; alike in a row
         self.watched = list(seconds)  # at the last revision
 
     def at(self, rows: int) -> float:
@@ -52,7 +55,7 @@ class _Curve:
         return self.seconds[high] + slope * (rows - ROWS[high])  # beyond the last bucket too
 
     def learn(self, rows: int, seconds: float) -> bool:
-        """Whether estimates have moved by more than `_MOVED` since this was said last."""
+        """Returns whether estimates have moved by more than `_MOVED` since it last returned True."""
         place = _nearest(rows)
         ratio = seconds / self.at(rows)
         if self.measured[place] >= _FEW:
@@ -71,18 +74,18 @@ class _Curve:
         return moved
 
     def _set(self, place: int, ratio: float) -> None:
-        """Only a guess was known of these rows: it moves, as do those of more rows, up to what is known."""
+        """Replaces the guess for a row count that was never measured, and moves the guesses for more rows along."""
         known = [other for other in range(place + 1, len(ROWS)) if self.measured[other]]
         most = self.seconds[known[0]] if known else math.inf
         fewer = [other for other in range(place) if self.measured[other]]
-        if fewer:  # in several forwards of fewer rows they would take no longer than this
+        if fewer:  # several forwards of fewer rows would take no longer than this
             longest = self.seconds[fewer[-1]] * ROWS[place] / ROWS[fewer[-1]]
             ratio = min(ratio, longest / self.seconds[place])
         for guessed in range(place, known[0] if known else len(ROWS)):
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 
     def _forget(self) -> None:
-        """Rows that were not measured for long may be cheaper than they seem; no policy tries what seems expensive."""
+        """Lowers estimates that were not measured for long: a policy never tries row counts that seem expensive."""
         base = next(place for place, count in enumerate(self.recent) if count)
         for place in range(base + 1, len(ROWS)):
             likely = self.seconds[base] * (1 + _PRIOR_ROW * (ROWS[place] - ROWS[base]))
@@ -93,7 +96,7 @@ class _Curve:
         self.recent, self.records = [0] * len(ROWS), 0
 
     def _follow(self, place: int, ratio: float) -> None:
-        """The machine has become slower or quicker by a little; or else these rows have."""
+        """Moves all estimates a little towards the measured step, and those of its row count a little further."""
         slower = ratio > 1
         self.run = self.run + 1 if slower == self.slower else 1
         self.slower = slower
@@ -151,13 +154,13 @@ class MeasuredCost:
 
 
 def _nearest(rows: int) -> int:
-    """The place in `ROWS` that is nearest to so many rows."""
+    """The index in `ROWS` of the count nearest to ``rows``."""
     place = min(bisect_left(ROWS, rows), len(ROWS) - 1)
     return place - 1 if place and rows - ROWS[place - 1] < ROWS[place] - rows else place
 
 
 def _make_way(curve: list[float], place: int) -> None:
-    """Push the estimates beside ``place`` out of its way, so that the curve rises again."""
+    """Raises estimates after ``place`` and lowers those before it until the curve never falls."""
     now = curve[place]
     for above in range(place + 1, len(curve)):
         if curve[above] >= now:
@@ -172,7 +175,7 @@ def _make_way(curve: list[float], place: int) -> None:
 def _fill(samples: Mapping[int, float]) -> list[float]:
     """A curve over `ROWS` through the samples, straight in between and beyond; from one sample, with a guessed slope.
 
-    No sample counts for more than one of a larger forward, or than several of a smaller one: delays only ever add.
+    Delays only add to a time. So a sample is cut to that of any larger forward, and to several forwards of fewer rows.
     """
     known = sorted(samples.items())
     if len(known) == 1:
@@ -214,7 +217,7 @@ def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
 
 
 def _time_rows(runner: Runner, deadline: float) -> dict[int, float]:
-    """The quickest forward seen for each row count; passes over all of them, so that a slow moment hits all alike."""
+    """The shortest time for each row count. Every pass times all of them, so that a slow moment affects all alike."""
     best: dict[int, float] = {}
     enough = time.perf_counter() + _ENOUGH
     _time_forward(runner, 1)  # the first one ever may build kernels
@@ -233,5 +236,5 @@ def _time_forward(runner: Runner, rows: int) -> float:
     start = time.perf_counter()
     tokens = tuple(row % runner.spec.vocab_size for row in range(rows))
     out = runner.forward([Segment(_SCRATCH, tokens)])
-    out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
     return time.perf_counter() - start

@@ -1,8 +1,8 @@
 """What a forward does, operator by operator, and how long a machine takes for it: a roofline.
 
-A forward's time is the sum over its operators of max(arithmetic, bytes moved), each over what the machine reaches, and
-what starting them costs. Sum of maxima, not maximum of sums: an operator that waits for memory does not hide another's
-arithmetic (Williams et al. 2009 for one kernel; here every operator is one).
+A forward's time is the sum over its operators of the larger of two times, FLOPs over the machine's rate and bytes over
+its bandwidth, plus the time to start them. It is not the larger of two sums: operators run one after another, so one
+that waits for memory does not hide another's arithmetic (Williams et al. 2009 describe this for one kernel).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["linear", "attention", "vector"]
-"""Products with weights; products with cached keys and values; everything that goes through rows number by number."""
+"""Products with weights; products with cached keys and values; elementwise work on rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The numbers of a decoder that its costs follow from. Sizes count elements, bytes are those of one number."""
+    """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value."""
 
     vocab_size: int
     hidden_size: int
@@ -41,7 +41,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Weights of all matrices; norms and biases, a thousandth of them or less, are left out."""
+        """Weights of all matrices. Norms and biases, a thousandth of them or less, are left out."""
         return self._multiplied + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
 
     @property
@@ -106,7 +106,7 @@ def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
     yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * shape.intermediate_size), layers)
     yield _linear("down", shape.weight_bytes, rows, (shape.intermediate_size, shape.hidden_size), layers)
     yield _linear("head", shape.weight_bytes, head_rows, (shape.hidden_size, shape.vocab_size))
-    # Two norms and two additions per layer, heads turned, gate times up; in four bytes each, read and written.
+    # Two norms and two additions per layer, rotations of heads, gate times up; four bytes each, read and written.
     passed = 4 * shape.hidden_size + shape.qkv_size + 2 * shape.intermediate_size
     yield Operator("norms, rotations, gates", "vector", 0, 8 * layers * rows * passed)
     # Scores are masked and normed in four bytes: about three times read and written.
@@ -114,7 +114,7 @@ def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
 
 
 def _linear(name: str, weight_bytes: int, rows: int, sizes: tuple[int, int], count: int = 1) -> Operator:
-    """So many products of rows with weights of ``sizes``, inputs and outputs."""
+    """``count`` products of ``rows`` rows with a matrix of ``sizes`` (inputs, outputs), as one operator."""
     inputs, outputs = sizes
     moved = inputs * outputs + rows * (inputs + outputs)
     return Operator(name, "linear", 2 * count * rows * inputs * outputs, count * moved * weight_bytes)
@@ -156,7 +156,7 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a machine reaches in a forward: bytes and FLOPs per second by kind of operator, and seconds besides.
+    """What a machine reaches in a forward: bytes and FLOPs per second by kind of operator, and fixed times in seconds.
 
     Weights that fit into ``cache_bytes`` together stay there from forward to forward, and are read at
     ``cached_bandwidth`` (and multiplied at ``cached_rate``); larger models come from memory every time.

@@ -1,4 +1,4 @@
-"""How fast each way of decoding would be on a machine, by the papers' formulas over the roofline.
+"""How fast each strategy would be on a machine, by the papers' formulas and the roofline's times.
 
 Tokens per step: with a chance a that a drafted token is right where the one before it was, a chain of k nodes gives
 E = (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023); a tree gives 1 + the sum over its nodes of the chance that the
@@ -46,9 +46,9 @@ def best_tree(ranks: Sequence[float], nodes: int) -> TreeShape:
 
 
 def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
-    """Nodes of the endless tree, best first: chance to be reached, level from 1, number of the parent (root: -1)."""
+    """Nodes that a tree could have, likeliest first: chance to be reached, level from 1, parent (the root: -1)."""
     order = itertools.count()
-    waiting = [(-ranks[0], next(order), 1, 0, -1, 1.0)]  # the order settles ties
+    waiting = [(-ranks[0], next(order), 1, 0, -1, 1.0)]  # of equal chances the first found comes first
     for number in itertools.count():
         reach, _, level, rank, parent, above = heapq.heappop(waiting)
         yield -reach, level, parent
@@ -87,7 +87,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where: so many sequences of ``context`` tokens, of one model on one machine."""
+    """``batch`` sequences of ``context`` tokens, of one model on one machine."""
 
     machine: Machine
     shape: ModelShape
@@ -96,13 +96,13 @@ class Setting:
 
 
 def predict(setting: Setting, plan: DraftPlan) -> Speed:
-    """The plan's speed, at the number of nodes that it would settle on."""
+    """The plan's speed. With ``adapts`` the number of nodes is the fastest one, else ``nodes``."""
     sizes = [0, *_sizes(plan.nodes)] if plan.adapts else [plan.nodes]
     return max((_speed(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
 
 
 def choose(speeds: Sequence[Speed]) -> Speed:
-    """The fastest; of equals the first."""
+    """The fastest speed; the first of equals."""
     return max(speeds, key=_rate)
 
 
@@ -145,5 +145,5 @@ def _speed(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
 
 
 def _sizes(most: int) -> list[int]:
-    """Every count up to 16, then fewer and fewer, and ``most``."""
+    """Every count up to 16, then ever larger steps up to ``most``."""
     return sorted({size for size in (*range(1, 17), *(1 << power for power in range(5, 11))) if size < most} | {most})
