@@ -1,4 +1,4 @@
-"""How likely drafted nodes are to be accepted: the drafter's own scores, put right by what was seen."""
+"""How likely drafted nodes are to be accepted: the drafter's scores, calibrated by measured acceptance."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from parlay import trees
 from parlay.router.ranking import Candidates
 from parlay.types import Draft
 
-_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # of the buckets of scores
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between buckets of scores
 UNSCORED = 0.7  # score of a node whose drafter gives none
-_WEIGHT = 4.0  # observations that a score is worth before anything was seen
+_WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
 
 def walk(draft: Draft, accepted: int, text: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The nodes on the accepted path, and all whose parent was reached: those were tested.
+    """The nodes on the accepted path, and the tested nodes: all whose parent was accepted, or the root.
 
-    ``accepted`` nodes were; ``text`` ends with the tokens of the step, which tell the path where the tree branches.
+    ``accepted`` is the number of accepted nodes. ``text`` ends with the tokens of the step, from which the path is read
+    where the tree branches.
     """
     real = len(draft) - draft.probes
     if trees.is_chain(draft.tree):
@@ -48,11 +49,12 @@ Outcome = tuple[Draft, Sequence[int], Sequence[int]]
 
 
 class _Table(NamedTuple):
-    """What is known of drafts with the same scores.
+    """Numbers that all drafts with the same scores share in a step.
 
-    For each node its bucket, what speaks for and against it once its parent was accepted, and its chance then; how many
-    of the first n nodes of a chain should be accepted, if all are tested; and chains that were, by nodes accepted and
-    tested: these are counted first and looked at together.
+    For each node: its bucket, the weights for (``likely``) and against it (``unlikely``) given that its parent was
+    accepted, and its chance, which follows from them. ``expected[n]``: how many of the first n nodes of a chain are
+    expected to be accepted, if all are tested. ``chains``: tested chains by nodes accepted and tested, to be learned
+    from together.
     """
 
     buckets: tuple[int, ...]
@@ -69,7 +71,7 @@ class ScoreCalibration:
     def __init__(self) -> None:
         self._accepted = [0.0] * (len(_EDGES) + 1)
         self._rejected = [0.0] * (len(_EDGES) + 1)
-        self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they fade like what was seen
+        self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they decay like the observations
         self._tables: dict[tuple[float, ...], _Table] = {}
         self.drafts = 0
         """How many were tested."""
@@ -81,9 +83,9 @@ class ScoreCalibration:
         return likely / (likely + self._rejected[bucket] + self._weights[bucket] * (1 - score))
 
     def candidates(self, draft: Draft, odds: float, floor: float, sure: int) -> Candidates:
-        """The nodes that are accepted, with all above them, with a chance of at least ``floor``; probes are left out.
+        """The nodes whose path is accepted with a probability of at least ``floor``, and the first ``sure`` nodes.
 
-        The first ``sure`` are among them whatever theirs. A node's own is `chance`, its odds times ``odds``.
+        Probes are left out. A node's own probability is `chance`, with its odds multiplied by ``odds``.
         """
         table, real = self._table(draft), len(draft) - draft.probes
         weighed = zip(table.likely[:real], table.unlikely, strict=False)
@@ -103,7 +105,7 @@ class ScoreCalibration:
         return range(len(path_probs)), path_probs
 
     def learn(self, outcomes: Sequence[Outcome]) -> list[float]:
-        """One step of many drafts. How many of each one's tested nodes should have been accepted, as far as known."""
+        """Learns from one step of many drafts. Returns how many tested nodes of each were expected to be accepted."""
         right, tested = [0] * len(self._weights), [0] * len(self._weights)
         expected: list[float] = []
         for draft, path, reached in outcomes:
@@ -129,7 +131,7 @@ class ScoreCalibration:
         return expected
 
     def _table(self, draft: Draft) -> _Table:
-        """Made once a step for all drafts that score alike: each is asked for before the forward and after it."""
+        """The table of a draft's scores. It is made once per step: it is needed before the forward and after it."""
         scores = draft.scores or (UNSCORED,) * len(draft)
         table = self._tables.get(scores)
         if table is None:
@@ -150,14 +152,15 @@ def _count(counts: list[int], buckets: Sequence[int], more: int) -> None:
 
 @lru_cache(maxsize=512)
 def _buckets(scores: tuple[float, ...]) -> tuple[int, ...]:
-    """The buckets of a draft's scores; many drafters score alike again and again."""
+    """The buckets of a draft's scores. Cached, because many drafters give the same scores in every draft."""
     return tuple([bisect_right(_EDGES, score) for score in scores])
 
 
 class Record:
     """Levels and nodes that were tested and accepted lately: how deep to draft, and how far the calibration is off.
 
-    That of a sequence leans on ``whole``, the record of all sequences, which leans on a guess that fades.
+    The record of a sequence starts from ``whole``, the record of all sequences, and that one from a guess; the weight
+    of both decays.
     """
 
     def __init__(self, whole: Record | None = None) -> None:
@@ -169,7 +172,7 @@ class Record:
 
     @property
     def share(self) -> float:
-        """Of the levels that were reached, the share at which a node was accepted."""
+        """The share of reached levels at which a node was accepted."""
         if self._whole is None:
             return self._right_levels / self._levels
         return (self._right_levels + _WEIGHT * self._whole.share) / (self._levels + _WEIGHT)
@@ -181,8 +184,8 @@ class Record:
         return up * (self._nodes - self._expected + 1) / (self._nodes - self._right + 1)
 
     def learn(self, accepted: int, missed: bool, nodes: int, expected: float) -> None:
-        """One step: levels at which a node was accepted, whether one was reached at which none was, nodes tested, and
-        how many of these should have been accepted by the calibration.
+        """Learns from one step. ``accepted``: levels at which a node was accepted; ``missed``: whether a level was
+        reached at which none was; ``nodes``: nodes tested; ``expected``: how many of these the calibration expected.
         """
         decay = self._decay
         self._levels = self._levels * decay + accepted + missed

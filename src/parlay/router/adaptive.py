@@ -15,32 +15,32 @@ from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
 from parlay.types import Budgets, Cost, Draft, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
-_KNOWN = 50  # drafts after which it is known
+_KNOWN = 50  # drafts after which the drafter counts as known
 _TRIAL = 2  # nodes of a trial
 _LOOK = 16  # steps after which a sequence with credit looks at prices again
 _UP = 0.1  # how far the depth per node follows a draft
 
 
 class Adaptive:
-    """Drafts what raises tokens per second, in the spirit of SmartSpec's goodput (arXiv:2406.14066).
+    """Drafts as much as raises tokens per second, after SmartSpec's goodput (arXiv:2406.14066).
 
     *Planning*: how many nodes to draft, from the share of levels accepted lately, the measured seconds of proposals,
     and the cost of forwards; 0 where no size pays. Prices are worked out again when the batch or an estimate changes.
 
     *Trimming*: a node's path probability is the product of its path's calibrated scores. All nodes of the batch are
     ranked by it, and the first m are verified for which (sequences + their path probabilities) / (draft seconds +
-    v(rows)) is largest; so a node stays while it is worth its row at the margin. Drafts of other kinds than ``point``
-    are never trimmed: removing nodes by what was drawn would change the distribution. The probes of a `Draft` pay in
-    later steps, so they are not trimmed; planning counts their rows, and a step of probes
-    alone as one in which nothing was accepted. Drafts as sure as those that were all kept, and then right to their
-    ends, are not weighed while prices hold.
+    v(rows)) is largest, where v(rows) is the cost of a forward. Drafts of other kinds than ``point`` are never trimmed:
+    removing nodes by what was drawn would change the distribution. The probes of a `Draft` pay in later steps, so they
+    are not trimmed; planning counts their rows, and a step of probes alone counts as one in which nothing was accepted.
+    If all nodes of some drafts were kept and then accepted, drafts with scores as high are kept without ranking, until
+    prices change.
 
-    *Never slower*: each sequence has a `Ledger`, which says what its drafts may lose. It begins with `_FIRST` nodes and
-    doubles with each draft that is accepted, unless the drafter is known by then. Where nothing is to be drafted, the
-    policy stays inactive until the next trial.
+    *Never slower*: each sequence has a `Ledger`, which limits what its drafts may lose. A sequence's first draft has
+    `_FIRST` nodes at most, and each accepted draft doubles that limit; once the drafter is known, there is none. While
+    nothing is to be drafted, the policy is inactive until the next trial.
 
-    Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, because that
-    needs few observations. Calibration by depth, as static trees use it, ignores how confident a drafter is.
+    Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, which needs
+    few observations. Calibration by depth, as static trees use it, would ignore how confident a drafter is.
     """
 
     def __init__(self, cost: Cost, max_budget: int) -> None:
@@ -54,12 +54,12 @@ class Adaptive:
         self._states: dict[int, _State] = {}
         self._prices: Prices | None = None
         self._depth_per_node = 1.0
-        self._proposed = 0.0  # nodes for each sequence that was asked for in this step
-        self._probes = 0.0  # that a draft carries, as last proposed
-        self._others_seen = (0, 0)  # rows that were not this strategy's, in the last two steps
+        self._proposed = 0.0  # nodes per sequence, as proposed in this step
+        self._probes = 0.0  # probes per draft, as last proposed
+        self._others_seen = (0, 0)  # rows of other strategies in the last two steps
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        others = min(self._others_seen)  # one chunk of somebody's prompt does not make a crowd
+        others = min(self._others_seen)  # a single chunk of another request's prompt does not count
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         self._proposed = 0.0
         if self._max_budget == 0 or not views:
@@ -78,7 +78,7 @@ class Adaptive:
         return state.budget
 
     def _current_prices(self, views: Sequence[SequenceView], others: int) -> Prices:
-        """Worked out again only for another batch, or where an estimate has moved."""
+        """The prices of this batch; computed anew only if the batch or an estimate has changed."""
         sequences, context = len(views), _mean_length(views)
         revisions = self._cost.revision, self._draft_seconds.revision
         key = sequences, others, *revisions, context.bit_length(), round(self._probes)
@@ -102,9 +102,9 @@ class Adaptive:
         self._probes = sum([draft.probes for draft in drafts]) / len(drafts)
         found = [draft for draft in drafts if len(draft)]
         most, least = max(map(len, found)), min([min(draft.scores, default=UNSCORED) for draft in found])
-        if prices.held is None or most > prices.held[0] or least < prices.held[1]:
+        if prices.kept_whole is None or most > prices.kept_whole[0] or least < prices.kept_whole[1]:
             kept = self._trim(prices, [self._states[view.sequence] for view in views], drafts, _mean_length(views))
-            prices.held = (most, least) if all(map(operator.is_, kept, drafts)) else None
+            prices.kept_whole = (most, least) if all(map(operator.is_, kept, drafts)) else None
         return kept
 
     def _trim(self, prices: Prices, states: Sequence[_State], drafts: Sequence[Draft], context: int) -> list[Draft]:
@@ -126,7 +126,7 @@ class Adaptive:
         return [_cut(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
 
     def _floor(self, rows: int, nodes: int, context: int) -> float:
-        """A path probability worth no row: a quarter of what rows cost on average, in tokens of plain decoding."""
+        """A path probability too low to verify: a quarter of the mean cost of a row, in tokens of plain decoding."""
         plain = self._cost.forward(rows, context)
         row = (self._cost.forward(rows + nodes, context) - plain) / nodes
         return 0.25 * row * rows / plain
@@ -142,27 +142,27 @@ class Adaptive:
     ) -> None:
         rows = len(views) + sum(map(len, drafts))
         self._others_seen = (self._others_seen[0], max(0, spent.rows - rows))
-        told = [
+        drafted = [
             (state, (draft, *walk(draft, right, view.tokens)))
             for view, draft, right in zip(views, drafts, accepted, strict=True)
             if (state := self._states.get(view.sequence)) and state.budget
         ]
-        if not told or self._prices is None:
+        if not drafted or self._prices is None:
             return
-        self._settle(told, spent, self._prices.token)
-        outcomes = [outcome for _, outcome in told]
-        for (state, outcome), expected in zip(told, self._calibration.learn(outcomes), strict=True):
+        self._settle(drafted, spent, self._prices.token)
+        outcomes = [outcome for _, outcome in drafted]
+        for (state, outcome), expected in zip(drafted, self._calibration.learn(outcomes), strict=True):
             self._learn_outcome(state, outcome, expected)
 
-    def _settle(self, told: Sequence[tuple[_State, Outcome]], spent: Spent, token: float) -> None:
-        """Charge each sequence what its proposal and its rows have cost, less what was accepted."""
+    def _settle(self, drafted: Sequence[tuple[_State, Outcome]], spent: Spent, token: float) -> None:
+        """Charge each sequence for its proposal and its rows, less the tokens that were accepted."""
         forward = self._cost.forward(spent.rows, spent.context)
         proposed, slowdown = self._proposed, max(1.0, spent.verify_seconds / forward)
         seconds = self._draft_seconds.own_work(proposed, spent.draft_seconds, slowdown, forward)
         known = min(spent.draft_seconds, self._draft_seconds.of(proposed))
         rows = {0: 0.0}
         is_first = False
-        for state, (draft, path, _) in told:
+        for state, (draft, path, _) in drafted:
             ledger, count = state.ledger, len(draft)
             if count not in rows:
                 rows[count] = forward - self._cost.forward(spent.rows - count, spent.context)
@@ -170,10 +170,10 @@ class Adaptive:
             if ledger.is_unread:
                 is_first, drafting = True, known
                 ledger.read_prompt(spent.draft_seconds + loss)
-            if count or spent.draft_seconds > FREE * forward:  # else it found nothing, for nothing
+            if count or spent.draft_seconds > FREE * forward:  # else it proposed nothing and cost nothing
                 ledger.settle(drafting + loss, token, trial=state.is_trial, tested=count > 0)
         if not is_first:
-            self._draft_seconds.learn(proposed, seconds if known else spent.draft_seconds, forward / len(told))
+            self._draft_seconds.learn(proposed, seconds if known else spent.draft_seconds, forward / len(drafted))
 
     def _learn_outcome(self, state: _State, outcome: Outcome, expected: float) -> None:
         draft, path, tested = outcome
@@ -181,7 +181,7 @@ class Adaptive:
         if not nodes:
             return
         if accepted < nodes and self._prices is not None:
-            self._prices.held = None
+            self._prices.kept_whole = None
         chained = trees.is_chain(draft.tree)
         missed = len(tested) > accepted and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         state.record.learn(accepted, missed, len(tested), expected)
@@ -206,10 +206,10 @@ class Adaptive:
 
 @dataclass(slots=True)
 class _State:
-    """What is remembered of one sequence."""
+    """What the policy remembers of one sequence."""
 
     limit: int
-    """Nodes that may be drafted for now."""
+    """Most nodes of the next draft."""
     record: Record
     ledger: Ledger
     budget: int = 0
@@ -218,7 +218,7 @@ class _State:
 
 
 def _inactive(states: Sequence[_State]) -> int:
-    """Steps until the next trial, or until prices are to be looked at again."""
+    """Steps until the next trial, or until prices are compared again."""
     steps = min([state.ledger.wait(len(states)) for state in states]) - 1
     return max(0, min(steps, _LOOK - 1) if any(state.ledger.credit > 0 for state in states) else steps)
 
@@ -228,6 +228,6 @@ def _mean_length(views: Sequence[SequenceView]) -> int:
 
 
 def _cut(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft without the nodes that are not worth it; drawn drafts stay whole."""
+    """The draft with these nodes only; drawn drafts stay whole."""
     whole = draft.kind != "point" or len(nodes) == len(draft) - draft.probes
     return draft if whole else trees.prune(draft, nodes)

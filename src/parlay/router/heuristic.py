@@ -8,15 +8,15 @@ from parlay import trees
 from parlay.types import Budgets, Draft, SequenceView, Spent
 
 _MORE, _LESS, _LEAST = 2, 1, 1
-_MOST = 1024  # no draft is larger, as of the parameter k itself
+_MOST = 1024  # the upper bound of the parameter k
 
 
 class Heuristic:
     """The ``heuristic`` schedule of assisted generation (Gante 2023, transformers' ``num_assistant_tokens_schedule``).
 
     A sequence drafts ``budget`` nodes at first, two more after each draft that was accepted to its end, one less after
-    any other, never less than one. ``transient``: each sequence begins at ``budget`` again; otherwise where the one
-    that ended last stood. A step in which nothing was verified changes nothing. ``budget`` 0 is plain decoding.
+    any other, never less than one. A new sequence begins where the one that ended last stood; with ``transient``, at
+    ``budget``. A step in which nothing was verified changes nothing. ``budget`` 0 is plain decoding.
     """
 
     def __init__(self, budget: int, *, transient: bool = False) -> None:

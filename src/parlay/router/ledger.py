@@ -1,4 +1,4 @@
-"""What drafts may cost a sequence, in seconds: what they have earned, and small shares of the decoding time to try."""
+"""What drafts may cost a sequence, in seconds: what they have gained, and a small share of decoding time for trials."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_WAIT = 8  # tokens without a draft before the first trial
 
 
 class Account:
-    """Seconds that were lost, to be worked off with ``share`` of the decoding time before more may be lost."""
+    """Seconds lost by trials. ``share`` of the decoding time pays them off; until then no more may be lost."""
 
     __slots__ = ("debt", "share")
 
@@ -22,21 +22,21 @@ class Account:
         self.debt = 0.0
 
     def earn(self, seconds: float) -> None:
-        """So many seconds were spent on decoding."""
+        """Count seconds of decoding."""
         self.debt = max(0.0, self.debt - self.share * seconds)
 
     def tokens_left(self, seconds: float) -> int:
-        """Tokens, each of so many seconds, until the debt is worked off."""
+        """Tokens to decode, each of so many seconds, until the debt is paid off."""
         return math.ceil(self.debt / (self.share * seconds))
 
 
 class Ledger:
     """One sequence's accounts.
 
-    ``credit`` is what its drafts have gained beyond what they cost. It pays for drafts that are expected to pay.
-    Without credit, or where no draft is expected to pay, only trials are drafted. Each trial that loses at least
-    doubles what must be worked off before the next. A sequence's first proposal reads its prompt: that is charged to
-    ``prompts``, which the sequences of a strategy share.
+    ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain. Without
+    credit, or if no draft is expected to gain, only trials are drafted. Each trial that loses at least doubles the debt
+    that must be paid off before the next. A sequence's first proposal reads its prompt: that is charged to ``prompts``,
+    which the sequences of a strategy share.
     """
 
     __slots__ = ("_counted", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")
@@ -61,17 +61,17 @@ class Ledger:
             self._prompts.earn(tokens * self._token)
 
     def wait(self, together: int) -> int:
-        """Tokens to decode before a trial, where so many sequences decode together."""
+        """Tokens to decode before the next trial, if so many sequences decode together."""
         tokens = self._trials.tokens_left(self._token)
         return max(tokens, self._prompts.tokens_left(self._token * together)) if self.is_unread else tokens
 
     def read_prompt(self, loss: float) -> None:
-        """The first proposal, which read the prompt, has lost so many seconds in all."""
+        """Charge the first proposal, which read the prompt and lost so many seconds in all."""
         self.is_unread = False
         self._prompts.debt = max(0.0, loss)
 
     def settle(self, loss: float, token: float, *, trial: bool, tested: bool) -> None:
-        """A proposal has lost so many seconds, or gained them (below 0). ``tested``: some nodes were verified."""
+        """Book a proposal's loss in seconds; a gain is below 0. ``tested``: some of its nodes were verified."""
         self._token = token
         self.credit = max(0.0, self.credit - loss)
         least = FIRST_WAIT * TRIALS * token

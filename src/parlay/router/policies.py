@@ -1,4 +1,4 @@
-"""Budget policies by name: none, always the same, as much as pays, and the rules that papers give."""
+"""Budget policies by name: no drafts, a fixed size, as much as pays, and the rules of papers."""
 
 from __future__ import annotations
 

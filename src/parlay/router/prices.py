@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 from parlay.router.acceptance import Record, expected_accepted
 
 FREE = 0.01  # of a forward: drafting that costs less counts as free
-_SURE = 0.98  # acceptance of the surest drafts
+_SURE = 0.98  # acceptance that the best drafts are assumed to have
 
 _DECAY = 0.9  # per proposal
-_ORIGIN = 0.1  # proposals that it weighs that no nodes cost nothing
-_FEW = 4  # proposals of which the quickest counts, at first
+_ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
+_FEW = 4  # of so many first proposals the quickest sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
-_MOVED = 0.1  # change of an estimate that is worth new prices, if it is no less than `FREE`
+_MOVED = 0.1  # relative change of an estimate that leads to new prices, if it is at least `FREE` of a forward
 
 
 class DraftSeconds:
-    """What a sequence's proposal costs: something fixed, and so much per node.
+    """What a sequence's proposal costs: a fixed time, and a time per node.
 
-    Least squares over what was seen, where older proposals count less. A proposal of no nodes is taken to cost nothing
-    until sizes tell more. Delays are noise: of the first few proposals the quickest sets the level, and later what took
-    longer than expected counts less.
+    Both come from least squares over the proposals seen; older ones count less. Until proposals of several sizes were
+    seen, the fixed time is taken to be about 0. Delays are noise: of the first few proposals the quickest sets the
+    level, and later ones that took longer than expected count less.
     """
 
     def __init__(self) -> None:
         self.revision = 0
         """Raised whenever estimates have moved by more than a tenth, and by `FREE` of a forward."""
         self._fixed = self._per_node = 0.0
-        self._watched = (0.0, 0.0)  # these two at the last revision
+        self._watched = (0.0, 0.0)  # both times at the last revision
         self._seen = 0
         self._count, self._nodes, self._squares = _ORIGIN, 0.0, 0.0
         self._seconds = self._products = 0.0
@@ -38,11 +38,11 @@ class DraftSeconds:
         return self._fixed + self._per_node * nodes
 
     def own_work(self, nodes: float, seconds: float, slowdown: float, forward: float) -> float:
-        """Of the seconds that a proposal took those that it would take without delays.
+        """The seconds that a proposal would have taken without delays.
 
-        What slowed the step's forward, by ``slowdown``, has slowed drafting too. What is left may be 4 times the usual
-        and a quarter of a ``forward``: that leaves room for drafters that are dear in one step out of four and free in
-        the others.
+        What slowed the step's forward, by ``slowdown``, is assumed to have slowed drafting too. The rest is cut to 4
+        times the usual plus a quarter of a ``forward``: enough for drafters that are expensive in one step out of four
+        and free in the others.
         """
         usual = self.of(nodes)
         if not usual:
@@ -50,7 +50,7 @@ class DraftSeconds:
         return min(seconds, max(usual, seconds / slowdown), 4 * usual + 0.25 * forward)
 
     def learn(self, nodes: float, seconds: float, forward: float) -> None:
-        """Proposals of so many nodes on average took so long each, beside a ``forward`` per sequence."""
+        """Learn that proposals of so many nodes on average took so long each. ``forward``: its seconds per sequence."""
         expected = self.of(nodes)
         if expected and self._seen < _FEW:
             factor = min(1.0, seconds / expected)
@@ -78,21 +78,21 @@ class DraftSeconds:
 
 @dataclass
 class Prices:
-    """What it costs a batch that each of its sequences drafts, for a few sizes.
+    """What drafts of a few sizes cost a batch, if each of its sequences drafts.
 
-    They hold as long as ``key`` does: the batch, and the revisions of the estimates that they come from.
+    They are valid as long as ``key`` is: the batch, and the revisions of the estimates that they come from.
     """
 
     key: tuple[int, ...]
     sequences: int
     rows: int
-    """Of a plain step: the sequences' own, and those of other strategies."""
+    """Rows of a plain step: one per sequence, and those of other strategies."""
     steps: list[tuple[int, float, float]]
-    """Nodes per sequence; seconds of drafting and of the forward, for all sequences together. The first is plain."""
+    """By size: nodes per sequence, seconds of drafting and of the forward for all sequences. The first is plain."""
     sizes: dict[tuple[float, float], int] = field(default_factory=dict)
-    """Those that pay, as far as anyone asked."""
-    held: tuple[int, float] | None = None
-    """Of drafts that were weighed and all kept, none of which was wrong since: most nodes, and lowest score."""
+    """Results of `best_size`, by its arguments."""
+    kept_whole: tuple[int, float] | None = None
+    """Most nodes and lowest score of drafts of which every node was kept, and none has been rejected since."""
 
     def __post_init__(self) -> None:
         self._free = all(drafting <= FREE * forward for _, drafting, forward in self.steps)
@@ -103,9 +103,9 @@ class Prices:
         return self.steps[0][2] / self.rows
 
     def best_size(self, record: Record, depth_per_node: float) -> int:
-        """The nodes with which tokens per second are highest if all sequences do as this one; 0 where none beats plain.
+        """The number of nodes with the most tokens per second if all sequences draft so many; 0 if plain is fastest.
 
-        If drafting is free, as many as the surest drafts are worth: trimming leaves what others are.
+        If drafting is free, the number that pays at the highest acceptance: trimming cuts drafts that are less likely.
         """
         share, depth_per_node = _SURE if self._free else round(record.share, 3), round(depth_per_node, 2)
         size = self.sizes.get((share, depth_per_node))

@@ -1,4 +1,4 @@
-"""Which of a batch's drafted nodes are worth verifying: by the probability that the path down to each is accepted."""
+"""Which of a batch's drafted nodes to verify, by the probability that the path down to each is accepted."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 Candidates = tuple[Sequence[int], list[float]]
-"""Nodes of one draft, rising and closed under parents, and the path probability of each, at most its parent's."""
+"""Nodes of one draft in ascending order, none without its parent, and the path probability of each."""
 
 NO_CANDIDATES: Candidates = ((), [])
 
-_STRIDES = 16  # at most about so many counts are compared
+_STRIDES = 16  # about so many counts are compared
 
 
 def best_count(ranked: Sequence[float], plain: int, seconds: Callable[[int], float]) -> int:
-    """How many of the nodes to verify: where tokens per second are highest, and fewer of equals.
+    """How many nodes to verify for the most tokens per second; of equals the fewest.
 
-    ``ranked``: path probabilities, highest first. ``plain`` tokens come without any node. ``seconds`` gives those of
-    the step by the nodes that it verifies.
+    ``ranked``: path probabilities, highest first. ``plain``: tokens that the step commits without any node.
+    ``seconds``: of the step, by the number of nodes that it verifies.
     """
     gains = [0.0, *accumulate(ranked)]
     stride = -(-len(ranked) // _STRIDES) or 1
@@ -30,10 +30,9 @@ def best_count(ranked: Sequence[float], plain: int, seconds: Callable[[int], flo
 
 
 def best(candidates: Sequence[Candidates], ranked: Sequence[float], count: int) -> list[Sequence[int]]:
-    """Of each draft the nodes that are among the ``count`` best, rising; of equals those that come first.
+    """The nodes of each draft that are among the ``count`` likeliest of all, in ascending order; of equals the first.
 
-    ``ranked`` are the path probabilities of all candidates, highest first. What is kept of a draft is closed under
-    parents.
+    ``ranked``: path probabilities of all candidates, highest first. A kept node's parents are kept too.
     """
     if count == len(ranked):
         return [nodes for nodes, _ in candidates]
@@ -55,6 +54,6 @@ def best(candidates: Sequence[Candidates], ranked: Sequence[float], count: int) 
 
 
 def best_of(candidates: Candidates, count: int) -> Sequence[int]:
-    """The ``count`` best nodes of one draft, rising; fewer where there are fewer."""
+    """The ``count`` likeliest nodes of one draft, in ascending order, or all if there are fewer."""
     ranked = sorted(candidates[1], reverse=True)
     return best([candidates], ranked, min(count, len(ranked)))[0]

@@ -1,4 +1,4 @@
-"""Policies that end a draft where its scores say that a rejection has become likely."""
+"""Policies that end a draft where its scores make a rejection likely."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from parlay import trees
 from parlay.router.acceptance import UNSCORED, ScoreCalibration, walk
 from parlay.types import Budgets, Draft, SequenceView, Spent
 
-_RECORD = 256  # tested nodes that a threshold is fitted to, the latest ones
-_FEWEST = 6  # of them, before the first fit
-_MISSED = 3.0  # what a right node that would not be drafted weighs, in wrong ones that are
+_RECORD = 256  # latest tested nodes, to which a threshold is fitted
+_FEWEST = 6  # tested nodes before the first fit
+_MISSED = 3.0  # weight of a right node below the threshold, relative to a wrong one above it
 
 
 class Confidence:
     """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
 
     A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
-    that minimises FPR + 3 FNR (the ROC curve's corner) over the nodes tested lately; nodes that the walk never reached
-    are no evidence and stay out of the record. Such a node itself is drafted, or nothing below the threshold would
-    ever be tested and it could not fall. Drafts without scores, and drawn ones, stay whole.
+    that minimises FPR + 3 FNR (the ROC curve's corner) over the nodes tested lately. Nodes that the walk did not reach
+    are not recorded. The first node below the threshold is still drafted, because otherwise nothing below it would be
+    tested and it could not fall. Drafts without scores, and drawn ones, stay whole.
     """
 
     def __init__(self, budget: int, threshold: float = 0.4) -> None:
@@ -76,9 +76,9 @@ def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> floa
 class Risk:
     """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
 
-    Each a is the chance of a node if its parent is right. In the paper a trained head tells it; here it is the
-    drafter's score, put right by what was seen. As in the reference ``most`` is .3, and depth 1 counts as certain, so a
-    draft has at least two levels. 1 ends no draft. Drawn drafts stay whole.
+    Each a is the chance of a node if its parent is right. In the paper a trained head predicts it; here it is the
+    drafter's calibrated score. As in the reference implementation ``most`` is .3, and depth 1 counts as certain, so a
+    draft has at least two levels. ``most`` 1 ends no draft. Drawn drafts stay whole.
     """
 
     def __init__(self, budget: int, most: float = 0.3) -> None:
@@ -103,15 +103,15 @@ class Risk:
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        told = zip(views, drafts, accepted, strict=True)
-        self._calibration.learn([(draft, *walk(draft, right, view.tokens)) for view, draft, right in told])
+        drafted = zip(views, drafts, accepted, strict=True)
+        self._calibration.learn([(draft, *walk(draft, right, view.tokens)) for view, draft, right in drafted])
 
     def release(self, sequence: int) -> None:
         """Holds nothing of a sequence."""
 
 
 def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
-    """The draft without what hangs below nodes at which it does not go on."""
+    """The draft without the descendants of nodes at which it ends."""
     if draft.kind != "point" or not goes_on:
         return draft
     real = len(draft) - draft.probes
