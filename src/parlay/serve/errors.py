@@ -150,7 +150,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
     field = _field(first, error.body)
     match first["type"]:
         case "json_invalid":
-            return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
+            return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
         case "unsupported_part":
             return ApiError(400, f"{field}: {first['msg']}", field, "unsupported_field")
         case "two_spellings":
@@ -173,7 +173,7 @@ def _field(wrong: Mapping[str, Any], body: object) -> str | None:
     location = wrong["loc"][1:]
     path, here = "", body
     paths: Mapping[str, str] = {}
-    if isinstance(body, dict) and location and location[0] not in body:
+    if isinstance(body, dict) and location and not any(part in body for part in location):
         here, paths = read_leniently(body)
     for part in location:
         if isinstance(here, dict) and part in here:

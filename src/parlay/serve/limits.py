@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
 from dataclasses import replace
 
 from starlette.datastructures import Headers
@@ -14,18 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from parlay.serve.auth import digest
 from parlay.serve.errors import ApiError, too_many, unavailable
 from parlay.serve.quotas import Quotas
+from parlay.serve.reading import check_readable
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import SamplingParams
 
 _LIGHT = 32 * 1024
 """Bytes up to which a body is read at once; larger ones one after the other, with a pause for others between two."""
 _PAUSE = 0.005
-MOST_CONTAINERS = 2**15
-MOST_VALUES = 2**19
-"""Of a body: lists and objects; values in all. What reads JSON, and looks whether it is what it should be, holds up all
-else meanwhile: so many take some 50 ms. Those in texts count, too: only bytes are looked at."""
 LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 prompt_log = logging.getLogger(PROMPT_LOG)
 
 
@@ -92,6 +86,7 @@ class BodyLimit:
             self._check_announced(Headers(scope=scope).get("content-length", ""))
             async with asyncio.timeout(self._timeout):
                 body = await self._read(receive)
+            check_readable(body or b"")
         except ApiError as error:
             return await error.response(scope["path"])(scope, receive, send)
         except TimeoutError:
@@ -102,8 +97,6 @@ class BodyLimit:
         if len(body) > _LIGHT:
             async with self._large:
                 await asyncio.sleep(_PAUSE)
-        if wrong := _unreadable(body):
-            return await wrong.response(scope["path"])(scope, receive, send)
         if self._log_prompts and body:
             prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
         scope.setdefault("state", {})["body_bytes"] = len(body)
@@ -129,34 +122,6 @@ class BodyLimit:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._limit} bytes, which is all this server takes")
-
-
-def _unreadable(body: bytes) -> ApiError | None:
-    """Why a body is not even looked into, if so."""
-    containers = body.count(b"[") + body.count(b"{")
-    for count, most, what in (
-        (containers, MOST_CONTAINERS, "lists and objects"),
-        (containers + body.count(b","), MOST_VALUES, "values"),
-    ):
-        if count > most:
-            message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}"
-            return ApiError(400, f"{message}: send less")
-    if not _is_text(body):
-        return ApiError(400, "the body holds half of a surrogate pair, which is no character")
-    return None
-
-
-def _is_text(body: bytes) -> bool:
-    """False for JSON whose escapes make strings that no UTF-8 can hold. Whether it is JSON at all is asked later."""
-    if not _SURROGATE.search(body):
-        return True
-    try:
-        json.dumps(json.loads(body), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    except (ValueError, RecursionError):
-        pass
-    return True
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -106,13 +106,16 @@ def test_a_form_that_is_none_is_refused(create: Any, form: dict[str, Any]) -> No
 
 
 def test_tools_nested_deeper_than_anyone_reads_are_refused_by_name(refusal: Callable[..., Any]) -> None:
-    parameters: dict[str, Any] = {"type": "object"}
-    for _ in range(300):
-        parameters = {"type": "object", "properties": {"a": parameters}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    error = refusal("chat/completions", messages=[{"role": "user", "content": "x"}], tools=[tool])
-    assert error["param"] == "tools[0].function.parameters"
-    assert "200 levels" in error["message"]
+    def refused(depth: int) -> Any:
+        parameters: dict[str, Any] = {"type": "object"}
+        for _ in range(depth):
+            parameters = {"type": "object", "properties": {"a": parameters}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        return refusal("chat/completions", messages=[{"role": "user", "content": "x"}], tools=[tool])
+
+    assert refused(60)["param"] == "tools[0].function.parameters"
+    assert "100 levels" in refused(60)["message"]
+    assert "200 levels" in refused(300)["message"]  # so deep that nothing looks which field it is
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -18,20 +19,21 @@ from pydantic import (
     model_validator,
 )
 
-from parlay.serve.bodies.spelling import Paths, respelled
+from parlay.serve.bodies.spelling import MOST_FIELDS, Paths, respelled
 from parlay.serve.errors import ApiError
-from parlay.serve.fields import MOST_IDS, WHOLE
+from parlay.serve.fields import ALL_WHOLE, WHOLE
 
 SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI document tells bounds as floats
 INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
 """Each level lets a request overtake some others; without a limit one client could hold up all."""
-MOST_LEVELS = 200
+MOST_LEVELS = 100
 """Of free-form JSON. What reads it further on, recursively, gives up at some more, each at its own."""
 MOST_VALUES = 100_000
 """Of free-form JSON, so that to look at all of it takes no time that others would notice."""
-MOST_FIELDS = 256
-"""Of any object that has fields of ours: all of them are looked at."""
+
+
+MOST_BIASES = 4096
 
 
 class Body(BaseModel):
@@ -72,26 +74,21 @@ def conflict(message: str, field: str) -> ApiError:
 
 
 def _check_plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Free-form JSON may hold numbers and characters that can't be sent back or written down."""
-    if not _is_flat(value):
-        raise ValueError(f"holds more than {MOST_LEVELS} levels or {MOST_VALUES} values")
-    try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-    except ValueError:
-        raise ValueError("holds NaN, infinity, or text that is not Unicode") from None
-    return value
+    """Free-form JSON may hold numbers that can't be sent back, and more than anyone wants to look at.
 
-
-def _is_flat(value: object) -> bool:
-    """Whether nothing lies deeper than `MOST_LEVELS`, and no more than `MOST_VALUES` in all."""
-    level, values = [value], 0
-    for _ in range(MOST_LEVELS + 1):
-        inner = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+    Raises ValueError for what lies deeper than `MOST_LEVELS`, for more than `MOST_VALUES`, and for numbers without end.
+    """
+    level: list[Any] = [value]
+    values = depth = 0
+    while level:
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
         level = [item for items in inner for item in items]
-        values += len(level)
-        if not level or values > MOST_VALUES:
-            return not level
-    return False
+        values, depth = values + len(level), depth + 1
+        if values > MOST_VALUES or (level and depth > MOST_LEVELS):
+            raise ValueError(f"holds more than {MOST_LEVELS} levels or {MOST_VALUES} values")
+        if not all(math.isfinite(item) for item in level if isinstance(item, float)):
+            raise ValueError("holds NaN or infinity, which are no JSON")
+    return value
 
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(_check_plain)]
@@ -184,13 +181,28 @@ class StructuredOutputs(Body):
             raise conflict(message, "structured_outputs")
 
 
-TokenId = Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE]
+TokenId = Annotated[int, Field(ge=0, le=INT_LIMIT)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), ALL_WHOLE]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 StopList = Annotated[list[StopText], Field(max_length=16, fail_fast=True)]
 StopTexts = Annotated[Annotated[StopText, Tag("text")] | Annotated[StopList, Tag("parts")], Discriminator(shape_of)]
+
+
+def _check_biases(value: Any) -> Any:
+    """Before their names are looked at: each wrong one would be an error of its own."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"holds {len(value)} tokens, and the limit is {MOST_BIASES}")
+    return value
+
+
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(_check_biases),
+]
 
 
 class GenerationBody(Body):
@@ -232,19 +244,13 @@ class GenerationBody(Body):
     repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: (
-        Annotated[
-            dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=4096, json_schema_extra={"additionalProperties": False}),
-        ]
-        | None
-    ) = None
+    logit_bias: LogitBias | None = None
     seed: Annotated[int, WHOLE] | None = None
     stop: StopTexts | None = None
     bad_words: Annotated[list[StopText], Field(max_length=1024, fail_fast=True)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MOST_IDS, fail_fast=True)] | None = None
+    allowed_token_ids: TokenIds | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True), ALL_WHOLE] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     min_tokens: Count | None = None

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.bodies.chat import ResponseFormat
-from parlay.serve.bodies.common import INT_LIMIT, Count, GenerationBody, conflict
-from parlay.serve.fields import ALL_WHOLE, WHOLE
+from parlay.serve.bodies.common import Count, GenerationBody, TokenIds, conflict
+from parlay.serve.fields import WHOLE
 
 PROMPTS_LIMIT = 1024
 
@@ -24,13 +24,12 @@ def _shape(value: Any) -> str:
     return "tokens" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
 
 
-Tokens = Annotated[list[Annotated[int, Field(ge=0, le=INT_LIMIT)]], Field(min_length=1, fail_fast=True), ALL_WHOLE]
 Text = Annotated[str, Field(min_length=1)]
 PromptField = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("texts")]
-    | Annotated[Tokens, Tag("tokens")]
-    | Annotated[list[Tokens], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("token_lists")],
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("token_lists")],
     Discriminator(_shape),
 ]
 """A text, texts, token ids, or lists of token ids."""

@@ -26,6 +26,8 @@ _UNLIMITED = {"n_predict": -1, "num_predict": -1}
 _FORM = "structured_outputs"
 OPTIONS = "options"
 """Where Ollama keeps what others have at the top."""
+MOST_FIELDS = 256
+"""Of any object that has fields of ours: all of them are looked at."""
 
 
 Paths = dict[str, str]
@@ -35,12 +37,13 @@ Paths = dict[str, str]
 def respelled(data: Mapping[str, Any], known: Container[str]) -> tuple[dict[str, Any], Paths]:
     """The body with its fields under the names that they have here, which are ``known``; and how it calls them.
 
-    What ``options`` holds and nobody knows stays under its path. Raises
-    PydanticCustomError for a field that is there twice, under two names and with two values.
+    What ``options`` holds and nobody knows stays under its path. Raises PydanticCustomError for a field that is there
+    twice, under two names and with two values, and for ``options`` that hold too many.
     """
     result, paths = {name: value for name, value in data.items() if not _moves(name, value)}, Paths()
     for name, value in data.items():
         if name == OPTIONS and isinstance(value, dict):
+            _check_count(value)
             for inner, setting in value.items():
                 _put(result, inner, setting, f"{OPTIONS}.{inner}", known)
                 paths[SPELLINGS.get(inner, inner)] = f"{OPTIONS}.{inner}"
@@ -51,6 +54,12 @@ def respelled(data: Mapping[str, Any], known: Container[str]) -> tuple[dict[str,
             _put_form(result, name, value)
             paths |= {_FORM: name, f"{_FORM}.{FORMS[name]}": name}
     return result, paths
+
+
+def _check_count(options: Mapping[str, Any]) -> None:
+    if len(options) > MOST_FIELDS:
+        told = f"{OPTIONS} has {len(options)} fields, and no object of this API has more than {MOST_FIELDS}"
+        raise PydanticCustomError("two_spellings", "{told}", {"told": told, "field": OPTIONS})
 
 
 def _moves(name: str, value: object) -> bool:

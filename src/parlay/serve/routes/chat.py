@@ -9,6 +9,7 @@ from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.bodies.extras import note_ignored
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.hosted import Served
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.serve.replies.chat import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.replies.spelling import Speller
@@ -20,7 +21,7 @@ from parlay.serve.translate.chat import NAMES, chat_request
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
-    routes = APIRouter(tags=["generation"])
+    routes = APIRouter(route_class=BodyRoute, tags=["generation"])
 
     @routes.post(
         "/v1/chat/completions",

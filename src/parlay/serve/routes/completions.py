@@ -15,6 +15,7 @@ from parlay.serve.hosted import Served
 from parlay.serve.infill import infill_prompt
 from parlay.serve.jobs import FieldNames, body_options, check_count, check_length, prepare, sampling_params
 from parlay.serve.limits import limit_params
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.serve.replies.completions import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.replies.usage import StreamUsage
@@ -28,7 +29,7 @@ NAMES = FieldNames.of(CompletionBody, "prompt")
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
-    routes = APIRouter(tags=["generation"])
+    routes = APIRouter(route_class=BodyRoute, tags=["generation"])
 
     @routes.post(
         "/v1/completions",

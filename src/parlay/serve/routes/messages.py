@@ -10,6 +10,7 @@ from parlay.serve.bodies.extras import note_ignored
 from parlay.serve.bodies.messages import CountBody, MessagesBody
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.errors import MessageErrorBody, responses
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.serve.replies.messages import MessageChunks, MessageReply, MessageShape, message_reply
 from parlay.serve.routes.answering import answer_streamed, answer_whole, described, in_thread
@@ -23,7 +24,7 @@ class Count(BaseModel):
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/v1/messages", tags=["anthropic"])
+    routes = APIRouter(route_class=BodyRoute, prefix="/v1/messages", tags=["anthropic"])
 
     @routes.post(
         "",

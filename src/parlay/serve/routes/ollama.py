@@ -20,6 +20,7 @@ from parlay.serve.errors import OllamaErrorBody, responses
 from parlay.serve.hosted import Served
 from parlay.serve.infill import infill_prompt
 from parlay.serve.jobs import FieldNames, prepare, request_options
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.serve.replies.ollama import OllamaChunks, OllamaShape, ollama_reply, only_loaded
 from parlay.serve.replies.spelling import Speller
@@ -46,7 +47,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["ollama"])
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["ollama"])
 
     @routes.post("/chat", summary="Answer in a conversation", responses=_ANSWERS, response_class=JSONResponse)
     async def ollama_chat(body: OllamaChatBody, request: Request) -> Response:

@@ -23,6 +23,7 @@ from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError, OllamaErrorBody, responses
 from parlay.serve.hosted import HostedModel
 from parlay.serve.pulling import Puller
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 
@@ -33,7 +34,7 @@ _FAILURES = responses(400, 403, 404, 408, 413, 429, 503, body=OllamaErrorBody)
 
 
 def router(registry: Registry, settings: Settings, puller: Puller | None) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["ollama"])
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["ollama"])
 
     @routes.get("/version", summary="Which version of Ollama's API this is")
     async def ollama_version() -> dict[str, str]:

@@ -17,6 +17,7 @@ from parlay.serve.chat.request import ChatMessage, PastCall
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.hosted import Served
 from parlay.serve.kept import Kept, KeptResponses
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.serve.replies.responses import ResponseChunks, ResponseReply, ResponseShape, whole_response
 from parlay.serve.replies.spelling import Speller
@@ -46,7 +47,7 @@ class InputItems(BaseModel):
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
-    routes = APIRouter(tags=["generation"])
+    routes = APIRouter(route_class=BodyRoute, tags=["generation"])
 
     @routes.post(
         "/v1/responses", summary="Answer in items", responses=described(ResponseReply), response_class=JSONResponse

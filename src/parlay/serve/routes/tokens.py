@@ -13,6 +13,7 @@ from parlay.serve.bodies.common import INT_LIMIT
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.fields import ALL_WHOLE
 from parlay.serve.hosted import Served
+from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.types import Tokenizer
 
@@ -71,7 +72,7 @@ class DetokenizedText(BaseModel):
 
 
 def router(registry: Registry) -> APIRouter:
-    routes = APIRouter(tags=["tokens"])
+    routes = APIRouter(route_class=BodyRoute, tags=["tokens"])
     failures = responses(400, 404, 408, 413, 429, 503)
 
     @routes.post("/tokenize", summary="From text to token ids", responses=failures)

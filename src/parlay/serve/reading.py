@@ -1,0 +1,72 @@
+"""The JSON of a body: how much of it a body may hold, and reading it while nothing else can run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.responses import Response
+
+from parlay.serve.errors import ApiError
+
+MOST_CONTAINERS = 2**15
+MOST_STRINGS = 2**15
+MOST_VALUES = 2**18
+"""Of a body: lists and objects; strings, names of fields among them; values in all. To read so many, and to look
+whether they are what they should be, takes some 50 ms, in which the server answers nobody. What merely looks like
+them inside a text counts too: only bytes are looked at."""
+MOST_LEVELS = 200
+"""The parser's own limit."""
+
+_REASONS = {
+    "recursion limit exceeded": f"it has more than {MOST_LEVELS} levels",
+    "hex escape": "it holds half of a surrogate pair, which is no character",
+    "invalid unicode code point": "it holds bytes that are not UTF-8",
+}
+"""What the parser's messages mean, where they say it badly."""
+
+
+def check_readable(body: bytes) -> None:
+    """Raises ApiError for a body that is not even looked into."""
+    containers = body.count(b"[") + body.count(b"{")
+    quotes = body.count(b'"') - body.count(b'\\"')
+    for count, most, what in (
+        (containers, MOST_CONTAINERS, "lists and objects"),
+        ((quotes + 1) // 2, MOST_STRINGS, "strings"),
+        (containers + body.count(b","), MOST_VALUES, "values"),
+    ):
+        if count > most:
+            message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}: send less"
+            raise ApiError(400, message)
+
+
+def read_json(body: bytes) -> Any:
+    """Three times as fast as the standard library, and strict about text. Raises JSONDecodeError."""
+    try:
+        return from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings=False)
+    except ValueError as error:
+        told = str(error)
+        raise json.JSONDecodeError(
+            next((plain for part, plain in _REASONS.items() if part in told), told), "", 0
+        ) from None
+
+
+class _BodyRequest(Request):
+    async def json(self) -> Any:
+        return read_json(await self.body())
+
+
+class BodyRoute(APIRoute):
+    """A route whose body is read by `read_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            return await handle(_BodyRequest(request.scope, request.receive))
+
+        return answer

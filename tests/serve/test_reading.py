@@ -1,0 +1,94 @@
+"""How much a body may hold, and that nothing reads more: what is read at once holds up all other requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from parlay.serve.bodies.common import MOST_BIASES
+from parlay.serve.bodies.spelling import MOST_FIELDS
+from parlay.serve.reading import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable, read_json
+
+JSON = {"Content-Type": "application/json"}
+
+
+def many(unit: bytes, count: int) -> bytes:
+    return b'{"x": [' + b",".join([unit] * count) + b"]}"
+
+
+@pytest.mark.parametrize(
+    ("unit", "most", "what"),
+    [(b"{}", MOST_CONTAINERS, "lists and objects"), (b'"\\""', MOST_STRINGS, "strings"), (b"7", MOST_VALUES, "values")],
+)
+def test_a_body_of_too_many_things_is_refused_before_it_is_read(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, unit: bytes, most: int, what: str
+) -> None:
+    check_readable(many(unit, most - 10))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr("parlay.serve.reading.from_json", refuse)
+    for path in ("/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"):
+        reply = client.post(path, content=many(unit, most + 1), headers=JSON)
+        assert reply.status_code == 400
+        assert what in reply.text
+        assert f"the limit is {most}" in reply.text
+
+
+def test_text_is_no_number_of_strings() -> None:
+    check_readable(json.dumps({"prompt": '"quoted" ' * MOST_STRINGS}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("logit_bias", {f"k{place}": 1 for place in range(MOST_BIASES + 1)}, f"the limit is {MOST_BIASES}"),
+        ("options", {f"k{place}": 1 for place in range(MOST_FIELDS + 1)}, f"more than {MOST_FIELDS}"),
+        ("allowed_token_ids", [1] * 200_000 + [-1], "greater than or equal to 0"),
+        ("structured_outputs", {"json": {"x": [0] * 100_001}}, "100000 values"),
+    ],
+)
+def test_a_field_of_too_many_things_is_refused_by_its_name(
+    client: TestClient, field: str, value: Any, told: str
+) -> None:
+    reply = client.post("/v1/completions", json={"prompt": "x", field: value})
+    assert reply.status_code == 400
+    assert field in reply.json()["error"]["param"]
+    assert told in reply.text
+
+
+def test_free_json_holds_no_number_without_end(client: TestClient) -> None:
+    body = b'{"prompt": "x", "structured_outputs": {"json": {"const": [1e999]}}}'
+    assert "infinity" in client.post("/v1/completions", content=body, headers=JSON).json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"a": ', "EOF"),
+        (b"[" * 210 + b"]" * 210, "200 levels"),
+        (b'{"a": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"a": "\xff"}', "UTF-8"),
+    ],
+)
+def test_what_is_no_json_is_told_in_words(body: bytes, told: str) -> None:
+    with pytest.raises(json.JSONDecodeError, match=told):
+        read_json(body)
+
+
+def test_a_mark_of_byte_order_is_no_matter() -> None:
+    assert read_json(b'\xef\xbb\xbf{"a": 1.5}') == {"a": 1.5}
+
+
+def test_every_operation_reads_its_body_so(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    reading = [path for path, operations in paths.items() if "requestBody" in operations.get("post", {})]
+    assert len(reading) > 8
+    for path in reading:
+        reply = client.post(path, content=b'{"a": "\\ud800"}', headers=JSON)
+        assert reply.status_code == 400
+        assert "half of a surrogate pair" in reply.text
