@@ -1,4 +1,4 @@
-"""Accept rules walk the drafts, and drafters that ask for it see what the sampler prefers at each row."""
+"""Accept rules walk the drafts; for drafters that ask for it, the sampler ranks the tokens at each row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parlay.types import Exactness, Fault
 
 
 def accept(turns: list[Turn]) -> None:
-    """Each rule decides all its turns at once. If it raises, only the guilty requests end."""
+    """Each rule decides all its turns at once. If it raises, only the requests that make it raise end."""
     for group in grouped(turns, lambda turn: (id(turn.sequence.strategy.rule), id(turn.out))):
         isolated(_judge, group, lambda turn, error: turn.fail(named(error), error))
 

@@ -1,4 +1,4 @@
-"""What becomes of a proposed draft on its way to the forward: every check and every cut, in one order.
+"""Every check and every cut of a proposed draft on its way to the forward, in one order.
 
 1. sound: a draft that no forward or no accept rule could take is the drafter's fault
 2. budget: no more nodes than its drafter was allowed, probes not counted
@@ -24,7 +24,7 @@ from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, RunnerSpec, St
 
 
 class DraftAdmission:
-    """Decides what the target verifies of the drafts of a step's turns."""
+    """Decides which nodes of a step's drafts the target verifies."""
 
     def __init__(self, spec: RunnerSpec, scheduler: Scheduler, *, max_context: int, max_draft_rows: int) -> None:
         self._spec = spec
@@ -32,7 +32,7 @@ class DraftAdmission:
         self._max_context = max_context
         self._max_draft_rows = max_draft_rows
         self._share = max_draft_rows
-        """Nodes per draft: if as many draft as in the last step, more would be cut again."""
+        """Nodes per draft for which the row budget suffices, if as many sequences draft as in the last step."""
 
     def limit(self, turn: Turn) -> int:
         """How many nodes a drafter may draft now. More would be cut again, or lie beyond the end of the text."""
@@ -56,7 +56,9 @@ class DraftAdmission:
         """Step 6, for the drafts of the whole step. Doing it again changes nothing."""
         for turn in turns:
             constraint = turn.sequence.request.constraint
-            if constraint is not None and turn.sequence.strategy.drafter is not None:  # who never drafts stays plain
+            if (
+                constraint is not None and turn.sequence.strategy.drafter is not None
+            ):  # without a drafter decoding stays plain
                 self._add_forced(turn, constraint)
 
     def settle(self, turns: list[Turn]) -> None:
@@ -87,7 +89,7 @@ class DraftAdmission:
         return 0 if self._spec.tree == "none" else turn.sequence.room(self._max_context) - 1
 
     def _fits(self, turn: Turn) -> bool:
-        """Whether context and cache hold the draft.
+        """Whether context and cache have room for the draft.
 
         A drawn draft needs room for its whole budget: its length may depend on what was drawn, its fate must not.
         """

@@ -1,4 +1,4 @@
-"""Drafts under a constraint: forbidden nodes are removed, and tokens that have no alternative are added."""
+"""Drafts under a constraint: forbidden nodes are removed, and tokens without an alternative are added."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRAMMAR = "grammar"
 
 
 def legal(draft: Draft, constraint: Constraint) -> Draft:
-    """The draft without the nodes that are forbidden on their own paths, and without what hangs on them.
+    """The draft without the nodes that are forbidden on their own paths, and without their descendants.
 
     A draft that was drawn stays whole: the rule rejects what is forbidden.
     """
@@ -60,7 +60,7 @@ def drafters_part(draft: Draft) -> Draft | None:
 
 
 def _along(draft: Draft, tokens: Sequence[int]) -> list[int]:
-    """The path of nodes whose tokens are the first of ``tokens``, as far as the draft has it."""
+    """The path of nodes whose tokens are the first of ``tokens``, as long as the draft holds one."""
     real = range(len(draft) - draft.probes)
     below = {(draft.tree.parents[node], draft.tree.tokens[node]): node for node in reversed(real)}
     path: list[int] = []

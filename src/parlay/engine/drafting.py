@@ -21,18 +21,18 @@ from parlay.types import NO_DRAFT, Draft, Drafter, Policy, Spent, Strategy
 
 
 class Drafting:
-    """Fills in the drafts of a step's turns, and reports what became of them."""
+    """Fills in the drafts of a step's turns, and reports their outcomes to drafters and policies."""
 
     def __init__(self, admission: DraftAdmission, scheduler: Scheduler, layers: TargetLayers) -> None:
         self._admission = admission
         self._scheduler = scheduler
         self._layers = layers
         self._planned: list[Sequence] = []
-        """Those that could draft in the last step."""
+        """The sequences that could draft in the last step."""
         self._inactive = 0
-        """For how many more steps of these their policies are inactive."""
+        """For how many more steps of these sequences their policies are inactive."""
         self._is_inactive = False
-        """This is one of those steps."""
+        """Whether this step is one of those."""
 
     def propose(self, turns: list[Turn]) -> None:
         """Ask each drafter once for all its sequences, then settle what the target verifies."""
@@ -45,7 +45,7 @@ class Drafting:
         self._admission.settle(ready)
 
     def _stays_inactive(self, turns: list[Turn], ready: list[Turn]) -> bool:
-        """Whether the same sequences run, and no others, as when their policies had nothing to draft for a while."""
+        """Whether policies are still inactive: the same sequences run as in the last step, and steps are left."""
         sequences = [turn.sequence for turn in ready]
         self._is_inactive = self._inactive > 0 and len(ready) == len(turns) and sequences == self._planned
         self._planned = sequences
@@ -70,7 +70,7 @@ class Drafting:
         charge([turn for turn in turns if turn.active], time.perf_counter() - began)
 
     def _plan(self, policy: Policy, turns: list[Turn]) -> None:
-        """Set budgets, and see for how many more steps the policy gives none."""
+        """Set budgets. Returns for how many more steps the policy gives none."""
         views = [turn.sequence for turn in turns]
         nodes, inactive = policy.plan(views)
         wanted = [(turn, budget) for turn, budget in zip(turns, nodes, strict=True) if budget > 0]
@@ -99,14 +99,14 @@ class Drafting:
         self._admission.admit(strategy, turns)
 
     def learn(self, turns: list[Turn], spent: Spent) -> None:
-        """Tell each policy once what the drafts of all its sequences came to."""
+        """Report the outcome of all its sequences' drafts to each policy, in one call."""
         if self._is_inactive:
             return
         for group in _by_strategy([turn for turn in turns if turn.done.committed and turn.sequence.drafting]):
             isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, Turn.drop_drafter, again=False)
 
     def observe(self, turns: list[Turn]) -> None:
-        """Show each drafter once what became of all its sequences, if it wants to know."""
+        """Report the step of all its sequences to each drafter that asks for it, in one call."""
         observed = [turn for turn in turns if _observes(turn)]
         for group in grouped(observed, lambda turn: id(turn.sequence.strategy.drafter)):
             began = time.perf_counter()
@@ -115,13 +115,13 @@ class Drafting:
 
 
 def _leave_out(turn: Turn, error: Exception) -> None:
-    """Whatever was proposed is not verified."""
+    """Verify nothing of what was proposed."""
     turn.budget, turn.draft = 0, NO_DRAFT
     turn.drop_drafter(error)
 
 
 def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
-    """Of drafts that forced tokens were added to, the policy sees the drafter's part."""
+    """If forced tokens were added to a draft, the policy sees only the drafter's part."""
     views: list[Sequence] = []
     drafts: list[Draft] = []
     accepted: list[int] = []

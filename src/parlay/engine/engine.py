@@ -52,7 +52,7 @@ class _Clock:
         return time.perf_counter() - self.began - self.draft - self.verify
 
     def count(self, turns: list[Turn], verified: list[Turn]) -> None:
-        """Draft and verify are over; ``verified`` are the turns that came through."""
+        """Record the end of draft and verify. ``verified``: the turns without a fault."""
         if not verified:
             return
         out, rows, tokens = turns[0].out, 0, 0
@@ -62,7 +62,7 @@ class _Clock:
             tokens += len(turn.sequence.tokens)
             self.whole &= turn.out is out
         context = tokens // len(verified)
-        self.spent = Spent(0.0, self.verify, rows, context)  # draft seconds are told to each policy by itself
+        self.spent = Spent(0.0, self.verify, rows, context)  # each policy gets its own draft seconds
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> Event | None:
-        """End a request now; its tokens so far stand. None if it is not under way."""
+        """End a request now and keep its tokens so far. None if it is not under way."""
         sequence = self._sequences.get(request_id)
         return None if sequence is None else self._end(sequence, Commit(finish_reason="abort"))
 
@@ -137,7 +137,7 @@ class Engine:
         )
 
     def step(self) -> list[Event]:
-        """One forward of the target over everything that is due, and the tokens that come of it."""
+        """Run one forward of the target over all that is due, and commit the tokens that follow."""
         with torch_on_one():
             clock = _Clock(time.perf_counter())
             turns = self.scheduler.next()
@@ -157,16 +157,16 @@ class Engine:
         clock.draft = time.perf_counter() - began
 
     def _verify(self, turns: list[Turn], clock: _Clock) -> None:
-        """The target runs the turns that have no fault, and gives one to those that it fails on."""
+        """Run the turns without a fault; a turn with which the target fails gets a fault."""
         began = time.perf_counter()
-        tapping = verify(self.runner, due := _sound(turns))
+        tapping = verify(self.runner, due := _without_fault(turns))
         clock.verify = time.perf_counter() - began - tapping
         clock.draft += tapping
-        clock.count(due, _sound(due))
+        clock.count(due, _without_fault(due))
 
     def _accept(self, turns: list[Turn], clock: _Clock) -> None:
-        """The rules decide the drafts. Early prefill chunks have nothing to decide."""
-        due = [turn for turn in _sound(turns) if turn.at_root]
+        """Let the accept rules decide the drafts. Early prefill chunks have nothing to decide."""
+        due = [turn for turn in _without_fault(turns) if turn.at_root]
         accept(due)
         if curious := [turn for turn in due if turn.active and turn.sequence.needs.choices and turn.fault is None]:
             began = time.perf_counter()
@@ -176,7 +176,7 @@ class Engine:
             clock.draft += seconds
 
     def _commit(self, turns: list[Turn]) -> None:
-        for turn in _sound(turns):
+        for turn in _without_fault(turns):
             try:
                 self._commit_one(turn)
             except Exception as error:  # a stop checker, for example: only its own request ends
@@ -194,15 +194,15 @@ class Engine:
         turn.done = done
 
     def _observe(self, turns: list[Turn], clock: _Clock) -> None:
-        """Drafters see what became of their sequences, and policies what it has cost."""
+        """Report the step to drafters, and to policies with its cost."""
         began = time.perf_counter()
-        self._drafting.observe(_sound(turns))
+        self._drafting.observe(_without_fault(turns))
         clock.draft += time.perf_counter() - began
         self._drafting.learn(turns, clock.spent)
 
     def _count_seconds(self, turns: list[Turn], clock: _Clock) -> None:
         overhead, spent = clock.overhead, clock.spent
-        if clock.whole:  # drafts make commits longer: that is part of what their rows cost
+        if clock.whole:  # drafts lengthen commits too, so that time is part of the cost of rows
             self.cost.record(spent.rows, spent.context, clock.verify + overhead)
         for turn in turns:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
@@ -224,7 +224,7 @@ class Engine:
         self._drafter_faults += sequence.tally.drafter_faults
         if done.finish_reason is not None:
             self._finished[done.finish_reason] += 1
-        _let_go(sequence)
+        _forget(sequence)
         wanted = request.params.prompt_logprobs is not None
         return Event(
             request.id,
@@ -277,13 +277,13 @@ class Engine:
             )
 
 
-def _sound(turns: list[Turn]) -> list[Turn]:
-    """Those without a fault."""
+def _without_fault(turns: list[Turn]) -> list[Turn]:
+    """The turns without a fault."""
     return [turn for turn in turns if turn.fault is None]
 
 
-def _let_go(sequence: Sequence) -> None:
-    """Policy and drafter forget the sequence. If one of them raises, that is logged, and the request still ends."""
+def _forget(sequence: Sequence) -> None:
+    """Policy and drafter drop their state of the sequence. An exception is logged, and the request still ends."""
     policy, drafter = sequence.strategy.policy, sequence.strategy.drafter
     for release in (policy.release, *([drafter.release] if drafter is not None else [])):
         try:

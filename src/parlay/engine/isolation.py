@@ -1,4 +1,4 @@
-"""One failure must not cost the others: a call for many members that raises is made again for each alone."""
+"""Keeps one failure from ending others: a call for many members that raises is made again for each alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def isolated(
 ) -> None:
     """Make the call for all members together. If it raises, make it for each member alone.
 
-    ``failed`` is told which members raise when they are alone. With ``again=False`` the call is made only once,
-    because it leaves traces: if it raises, all members have failed.
+    ``failed`` is called with each member that raises when it is alone. With ``again=False``, for calls that can't be
+    repeated, there is one call only: if it raises, all members have failed.
     """
     try:
         call(members)

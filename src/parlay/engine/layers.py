@@ -1,4 +1,4 @@
-"""The target's own layers, lent to drafters for one proposal. Rows and seconds are counted, and memory is reserved."""
+"""The target's own layers, lent to drafters for one proposal: rows and seconds are counted, memory is reserved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Recomputation:
 
 
 class TargetLayers:
-    """The `Layers` of every sequence of an engine. Only sequences that are lent now can run.
+    """The `Layers` of every sequence of an engine. Only sequences that are lent at the moment can run.
 
     ``most_rows`` bounds the rows of one call of `states`, which feeds text as prefill does.
     """
@@ -49,14 +49,14 @@ class TargetLayers:
         self._runner = runner
         self._most_rows = most_rows
         self._loans: dict[int, _Loan] = {}
-        self._names = itertools.count(-1, -1)  # no sequence of the engine has a negative one
+        self._names = itertools.count(-1, -1)  # the engine's sequences have no negative numbers
 
     def lend(self, sequence: Sequence, limit: int) -> None:
         """Let this sequence run. Its tokens and ``limit`` more are reserved already. Its scratch is forgotten."""
         self._loans[sequence.sequence] = _Loan(sequence, limit)
 
     def reclaim(self) -> None:
-        """The proposal is over."""
+        """End all loans: the proposal is over."""
         self._loans.clear()
 
     def forward(self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
@@ -66,18 +66,18 @@ class TargetLayers:
             _check(loan, path, rows)
         segments = [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
         for loan in loans:
-            loan.written = []  # unless the forward succeeds
+            loan.written = []  # they count only if the forward succeeds
         began = time.perf_counter()
         out = self._runner.forward(segments, skip=skip)
         seconds = time.perf_counter() - began
         for loan, segment in zip(loans, segments, strict=True):
             loan.sequence.tally.count_layers(segment.rows, seconds)
-            if segment.base >= 0:  # rows that saw cached ones without these sub-layers serve no other call
+            if segment.base >= 0:  # rows computed without these sub-layers can't be used by another call
                 loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
         return out.logits_RV
 
     def states(self, views: Seq[SequenceView], starts: Seq[int], taps: Seq[int]) -> list[Mapping[int, Tensor]]:
-        """See `Layers`. Copies of the sequences run what is lacking, so nothing is set back and any runner will do."""
+        """See `Layers`. Copies of the sequences run what is lacking, so no sequence has to be cut back."""
         most = max(1, self._most_rows // max(1, len(views)))
         readings = [self._reading(loan, start, most) for loan, start in zip(self._lent(views), starts, strict=True)]
         due = [reading for reading in readings if reading.segment is not None]

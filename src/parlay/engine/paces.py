@@ -1,4 +1,4 @@
-"""What the streams of an owner take per token: alone, as was seen lately, and beside other owners."""
+"""Seconds per token of each owner's streams: in steps alone, and in steps shared with other owners."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _KEPT = 4096
-"""Owners that are remembered, those seen last: more than have something running at once."""
+"""Most owners that are remembered, the latest ones: more than can run at once."""
 _DECAY, _DECAY_BESIDE = 0.95, 0.995
-"""Per step alone, of the weight of earlier ones; a step alone while others run tells less, for they slow it all the
+"""Decay of earlier steps alone, per step; slower for a step alone while others run, because they slow it all the
 same: their requests are read and their answers written meanwhile."""
 _TRIAL = 32
-"""Shared steps after which one owner has a step alone, for its pace may have changed."""
+"""Shared steps after which an owner has a step alone, because its pace may have changed."""
 _ROW = 8
-"""Most steps alone one after the other: then the others have their turn, whatever they cost."""
+"""Most steps alone in a row; then the others have a step."""
 _PART = 0.7
-"""Of the seconds that a token may take beside others: the rest is for what surrounds steps."""
+"""Share of the allowed seconds per token that steps may take; the rest is for the work between steps."""
 _MOST_BEHIND = 64
-"""In tokens alone; so that one slow step is not made good for long."""
+"""Limit, in tokens alone, of what an owner is owed, so that one slow step is not repaid for long."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Decayed seconds and tokens of steps alone; the seconds that shared steps took too long, not made good yet; how
-    many steps were shared since the last one alone, or alone since the last one shared."""
+    """``seconds`` and ``tokens`` of steps alone, decayed. ``behind``: the seconds that shared steps took too long, less
+    those repaid. ``shared``: steps shared since the last one alone. ``row``: steps alone since the last shared one."""
 
     seconds: float
     tokens: float = 1.0
@@ -34,18 +34,17 @@ class _Pace:
 
 
 class Paces:
-    """Says which owner has taken longer beside others than its fair share of the time allows.
+    """Decides which owner has a step alone, because shared steps took longer than its fair share allows.
 
-    With n owners a token of each may take n times as long as alone. What a step takes beyond that is the owner's to
-    make good, in steps alone: so whatever others' rows cost, and however many tokens drafts bring when nobody disturbs,
-    the mean holds.
+    With n owners a token of each may take n times as long as alone. An owner is owed what a step takes beyond that, and
+    is repaid by steps alone. So the mean stays within the limit, whatever other owners' rows cost.
     """
 
     def __init__(self) -> None:
         self._paces: OrderedDict[str, _Pace] = OrderedDict()
 
     def know(self, owner: str, usual: float) -> None:
-        """An owner has streams in the next step. ``usual``: seconds of a step alone, while none was seen."""
+        """Note an owner with streams in the next step. ``usual``: seconds of a step alone, as long as none was seen."""
         if owner not in self._paces:
             self._paces[owner] = _Pace(usual)
             if len(self._paces) > _KEPT:
@@ -53,9 +52,9 @@ class Paces:
         self._paces.move_to_end(owner)
 
     def learn(self, owner: str, seconds: float, tokens: float, *, owners: int, alone: bool) -> None:
-        """A step brought each stream of the owner so many tokens, while so many owners had something running.
+        """Learn from a step that brought each stream of the owner ``tokens`` tokens.
 
-        ``alone``: it ran nothing but these streams.
+        ``owners``: how many owners had something running. ``alone``: the step ran nothing but these streams.
         """
         pace = self._paces[owner]
         if owners > 1:
@@ -68,7 +67,7 @@ class Paces:
             pace.seconds, pace.tokens = pace.seconds * decay + seconds, pace.tokens * decay + tokens
 
     def first(self, owners: Iterable[str]) -> str | None:
-        """Who of these has the next step alone: the one furthest behind, or one whose pace was not seen for long."""
+        """The owner that has the next step alone: the one owed most, or one not measured for long. None: no owner."""
         known = [(owner, self._paces[owner]) for owner in owners]
         if any(pace.row >= _ROW for _, pace in known):
             return None

@@ -1,4 +1,4 @@
-"""Who runs in the next step: sequences that decode first, then prefill, by priority and then by arrival."""
+"""Which sequences run in the next step: those that decode first, then prefill, by priority and arrival."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Scheduler:
         """The turns of the next step. A sequence that can never go on gets a turn with the reason as its fault."""
         turns: list[Turn] = []
         failed: list[Turn] = []
-        self._welcome(failed)
+        self._start_new_owners(failed)
         room, preemptions = self._limits.max_rows, self.preemptions
         for sequence in self._shares.begin(self._decoding_first(), time.perf_counter()):
             rows = self._shares.rows(sequence, room)
@@ -125,8 +125,8 @@ class Scheduler:
             return False
         return True
 
-    def _welcome(self, failed: list[Turn]) -> None:
-        """Owners who have nothing running start before others take rows; where every place is taken, one is freed."""
+    def _start_new_owners(self, failed: list[Turn]) -> None:
+        """Start owners that have nothing running before others take rows; if every place is taken, free one."""
         while self.waiting and self.running:
             newcomer = shares.first_waiting(self.waiting, self.running)
             if not shares.is_new(newcomer, self.running):
@@ -187,7 +187,7 @@ class Scheduler:
         sequence.is_open = True
 
     def _count_prefix(self, sequence: Sequence) -> None:
-        """Count what a sequence found cached when it began. What a preempted one finds of itself is not reuse."""
+        """Count the tokens that a sequence found cached when it began; not what a preempted one finds of itself."""
         if sequence.admitted:
             return
         sequence.admitted = True

@@ -1,4 +1,4 @@
-"""One sample while it is decoded: its tokens, how many of them are cached, its request and strategy."""
+"""One sample while it is decoded: its tokens, how many of them are cached, its request and its strategy."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Sequence:
     cached: int = 0
     is_open: bool = False
     admitted: bool = False
-    """It has run before, even if it was preempted since."""
+    """Whether it has run before, even if it was preempted since."""
     drafting: bool = True
     """False after its drafter or its policy raised."""
     tally: Tally = field(default_factory=Tally)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
 
     def drop_drafter(self) -> None:
-        """The request goes on plainly."""
+        """Decode plainly from now on."""
         self.drafting, self.needs = False, NOTHING_NEEDED
         self.tally.drafter_faults += 1
 

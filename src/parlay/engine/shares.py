@@ -1,6 +1,6 @@
-"""How owners share the engine: each has as much of it, however many requests it sends and how urgent it calls them.
+"""How owners share the engine: evenly, however many requests an owner sends and whatever their priorities.
 
-With one owner nothing of this has any effect.
+With one owner nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parlay.types import Cost
 
 
 def first_waiting(waiting: SequenceOf[Sequence], running: Iterable[Sequence]) -> Sequence:
-    """Whose turn it is to start, of ``waiting`` by rank: the first of the owner who has fewest running."""
+    """Which of ``waiting`` (by rank) starts next: the first of the owner that has the fewest running."""
     there = Counter(_owner(sequence) for sequence in running)
     first: dict[str, Sequence] = {}
     for sequence in waiting:
@@ -26,7 +26,7 @@ def first_waiting(waiting: SequenceOf[Sequence], running: Iterable[Sequence]) ->
 
 
 def victim(running: SequenceOf[Sequence]) -> Sequence:
-    """Who gives way, of ``running`` by rank: the last of the owner who has most of them."""
+    """Which of ``running`` (by rank) is preempted: the last of the owner that has the most running."""
     there = Counter(_owner(sequence) for sequence in running)
     return max(enumerate(running), key=lambda entry: (there[_owner(entry[1])], entry[0]))[1]
 
@@ -37,7 +37,7 @@ def is_new(sequence: Sequence, running: Iterable[Sequence]) -> bool:
 
 
 def gives_way(running: Iterable[Sequence]) -> bool:
-    """Whether someone can give way to an owner who has nothing running: one with more than one sequence."""
+    """Whether an owner has more than one sequence running, so that one of them can be preempted for a new owner."""
     return max(Counter(map(_owner, running)).values(), default=0) > 1
 
 
@@ -47,30 +47,31 @@ _LOOK = 16
 
 @dataclass(slots=True)
 class _Step:
-    """What one step is divided into."""
+    """How one step is divided among owners."""
 
     owners: dict[str, list[Sequence]]
-    """What each has running, in the scheduler's order."""
+    """The running sequences of each owner, in the scheduler's order."""
     rows: int
     left: dict[str, int] = field(default_factory=dict)
-    """Rows that each owner may still take, where there are several."""
+    """Rows that each owner may still take; empty with one owner."""
     streams_left: dict[str, int] = field(default_factory=dict)
-    """Of these, for sequences that decode."""
+    """Of these rows, those for sequences that decode."""
     alone: str | None = None
-    """Whose step this is, although others have something running too."""
+    """The owner that has the step alone, although others have something running."""
     taken: int = 0
-    """Rows, where there are several owners."""
+    """Rows taken so far; not counted with one owner."""
     feeds: bool = False
-    """Part of a prompt is in it. Noted in steps that are watched."""
+    """Whether the step holds part of a prompt; only noted if the step is timed."""
     watched: dict[str, list[tuple[Sequence, int]]] = field(default_factory=dict)
-    """By owner that wants no more than its share: what decodes, and how many tokens it had before the step."""
+    """The step is timed for these owners, which want no more than their share: the sequences that decode, and how many
+    tokens each had before the step."""
 
 
 class Shares:
-    """Divides steps among the owners of what runs: beside n - 1 others a token may take n times as long as alone.
+    """Divides steps among owners: beside n - 1 others a token may take n times as long as alone.
 
-    By the measured cost no step has more rows than this allows, and owners that want few of them leave the rest to the
-    others. Where that was not enough for an owner that wants no more than its share, it has steps alone: see `Paces`.
+    By the measured cost no step has more rows than that allows. Rows that an owner does not want go to the others. If
+    an owner that wants no more than its share still gets less, it has steps alone: see `Paces`.
     """
 
     def __init__(self, cost: Cost, max_rows: int) -> None:
@@ -81,15 +82,15 @@ class Shares:
         self._began = 0.0
         self._steps = 0
         self._one_owners: list[Sequence] = []
-        """What ran in the last step, if all of it was one owner's."""
+        """The sequences of the last step, if all of them were one owner's."""
         self._served: dict[Sequence, int] = {}
-        """The last step in which each sequence had a turn, while owners share."""
+        """The last step in which each sequence had a turn; only kept with several owners."""
 
     def begin(self, ordered: list[Sequence], now: float) -> list[Sequence]:
         """The sequences in the order in which they get rows in the step that begins ``now``, in seconds of any clock.
 
-        Of those that decode, who waited longest goes first; prompts are fed one after the other. While one owner has
-        the same sequences running, one step of `_LOOK` tells its pace.
+        Of those that decode, the one that waited longest goes first; prompts are fed one after the other. While one
+        owner has the same sequences running, one step in `_LOOK` is timed.
         """
         if self._step.watched:
             self._learn(ordered, now - self._began)
@@ -116,7 +117,7 @@ class Shares:
     def rows(self, sequence: Sequence, room: int) -> int:
         """How many rows the sequence may have, of ``room`` that are left in the step.
 
-        An owner whose first sequence starts in the middle of a step has its share from the next one on.
+        An owner whose first sequence starts during a step has a share from the next step on.
         """
         step, owner = self._step, sequence.request.owner
         if len(step.owners) < 2:
@@ -127,7 +128,7 @@ class Shares:
         return min(room, left, step.streams_left[owner]) if left and _decodes(sequence) else min(room, left)
 
     def take(self, sequence: Sequence, rows: int) -> None:
-        """Note rows that a sequence has got."""
+        """Note the rows that a sequence was given."""
         step = self._step
         if step.watched and not _decodes(sequence):
             step.feeds = True
@@ -139,12 +140,12 @@ class Shares:
             self._served[sequence] = self._steps
 
     def draft_rows(self, limit: int) -> int:
-        """How many rows of drafts the step may have: in a shared one those that nobody has taken."""
+        """How many rows of drafts the step may have: in a shared step those that no owner has taken."""
         step = self._step
         return limit if len(step.owners) < 2 or step.alone is not None else min(limit, max(0, step.rows - step.taken))
 
     def _divide(self, step: _Step) -> None:
-        """Where an owner has prompts too, half of its rows are for them."""
+        """Give each owner its rows. If it has prompts as well as streams, half of its rows are for prompts."""
         step.rows = self._most_rows(step.owners)
         step.left = divided(step.rows, {owner: sum(map(_pending, own)) for owner, own in step.owners.items()})
         for owner, own in step.owners.items():
@@ -152,7 +153,7 @@ class Shares:
             step.streams_left[owner] = step.left[owner] - (step.left[owner] // 2 if feeds else 0)
 
     def _most_rows(self, owners: Mapping[str, list[Sequence]]) -> int:
-        """As many as take no longer than each owner's streams alone would, times the number of owners."""
+        """The most rows for which a step takes no longer than the number of owners times any owner's streams alone."""
         streams = [own for own in (list(filter(_decodes, own)) for own in owners.values()) if own]
         if not streams:
             return self._max_rows
@@ -163,7 +164,7 @@ class Shares:
         return counts[max(0, fit - 1)]
 
     def _seconds(self, streams: list[Sequence]) -> float:
-        """Of a step with nothing else."""
+        """Modelled seconds of a step with these streams alone."""
         return self._cost.forward(len(streams), _context(streams))
 
     def _watch(self, step: _Step) -> None:
@@ -174,7 +175,7 @@ class Shares:
                 step.watched[owner] = [(sequence, len(sequence.tokens)) for sequence in streams]
 
     def _learn(self, ordered: list[Sequence], seconds: float) -> None:
-        """The last step is over. If none of its sequences goes on, the engine may have been idle since."""
+        """Learn from the last step, unless none of its sequences goes on: the engine may have been idle since."""
         step = self._step
         if all(sequence not in ordered for own in step.owners.values() for sequence in own):
             return
@@ -185,7 +186,7 @@ class Shares:
 
 
 def divided(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """At most ``rows`` among owners: who wants less than an even share gets that, and the others share the rest."""
+    """Divides ``rows`` among owners: one that wants less than an even share gets what it wants, the others the rest."""
     shares: dict[str, int] = {}
     for place, owner in enumerate(sorted(wanted, key=wanted.__getitem__)):
         shares[owner] = min(wanted[owner], rows // (len(wanted) - place))

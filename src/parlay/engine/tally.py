@@ -38,7 +38,7 @@ class Nodes:
 
 @dataclass(slots=True)
 class Tally:
-    """What the engine counts for one sample. Nobody else counts. Seconds are wall time of the sample's steps."""
+    """What the engine counts for one sample; nothing is counted elsewhere. Seconds are wall time of its steps."""
 
     steps: int = 0
     draft_steps: int = 0
@@ -48,7 +48,8 @@ class Tally:
     layer_rows: int = 0
     layer_seconds: float = 0.0
     chains: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    """Drafts by source, nodes proposed and nodes accepted. Only drafts without branches and with one source: most."""
+    """Drafts by source, nodes proposed and nodes accepted: only those without branches and with one source, which
+    most are."""
     others: Nodes = field(default_factory=Nodes)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0

@@ -56,9 +56,9 @@ class Turn:
     """Position of the first pending token."""
     pending: tuple[int, ...]
     prefill: bool
-    """No step of this sequence has committed yet."""
+    """Whether no step of this sequence has committed yet."""
     at_root: bool
-    """The pending tokens reach the root, so this turn commits. An early prefill chunk does not."""
+    """Whether the pending tokens reach the root, so that this turn commits. An early prefill chunk does not."""
     fault: Fault | None = None
 
     budget: int = 0
@@ -128,7 +128,7 @@ class Turn:
 
 
 def charge(turns: list[Turn], seconds: float) -> None:
-    """So many seconds went into what was done for the drafters of these turns together."""
+    """Charge seconds of work that was done for the drafters of these turns together."""
     for turn in turns:
         turn.draft_seconds += seconds / len(turns)
 
