@@ -1,4 +1,4 @@
-"""`parlay train eagle3` on a tiny target: a head that learns, goes on after a kill, and is refused elsewhere."""
+"""`parlay train` of each kind of head on a tiny target: it learns, goes on after a kill, and is refused elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
-from parlay.train.heads import Eagle3TrainOptions, fit
+from parlay.train.heads import METHODS, fit
+from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, SamplingParams
 
@@ -46,26 +47,34 @@ def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(model: Path, work: Path, out: Path, minutes: float) -> Eagle3TrainOptions:
-    return Eagle3TrainOptions(
-        model=str(model), work=work, out=out, minutes=minutes, batch_tokens=256, draft_vocab=48, steps=2, interval=1.0
-    )
+def options(method: str, model: Path, work: Path, out: Path, minutes: float) -> HeadTrainOptions:
+    made = METHODS[method].options
+    return made(model=str(model), work=work, out=out, minutes=minutes, batch_tokens=256, draft_vocab=48, interval=0.5)
 
 
-def test_a_head_learns_resumes_and_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_learns_and_resumes(method: str, model: Path, work: Path, tmp_path: Path) -> None:
     target = Target.named(str(model))
     texts = FeatureStore(work, target.stored_layers()).load()
-    out = tmp_path / "head"
-    first = fit(options(model, work, out, 0.03), target, texts)
+    (tmp_path / "work").mkdir()
+    first = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.02), target, texts)
     steps = int(first.split("step ")[1].split()[0])
-    again = fit(options(model, work, out, 0.06), target, texts)
+    again = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.04), target, texts)
     assert int(again.split("step ")[1].split()[0]) > steps, "the second run goes on where the first one stopped"
     assert float(again.split("held-out ")[1].split()[0]) > 100 / 48, "better than chance"
 
     spec = models.load(str(model), LoadOptions(dtype="float32", device="cpu")).spec
-    opened = heads_of(str(model), spec, None)("eagle3", str(out))
+    opened = heads_of(str(model), spec, None)(method, str(tmp_path / "head"))
     assert opened is not None
     assert opened.artefact.settings["draft_vocab_size"] == 48
+
+
+def test_a_head_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Path) -> None:
+    target = Target.named(str(model))
+    out = tmp_path / "head"
+    texts = FeatureStore(work, target.stored_layers()).load()
+    fit("eagle3", options("eagle3", model, tmp_path, out, 0.01), target, texts)
+    spec = models.load(str(model), LoadOptions(dtype="float32", device="cpu")).spec
 
     other = tmp_path / "other"
     save_random("llama", other, seed=1)
@@ -82,7 +91,7 @@ def test_a_head_learns_resumes_and_opens_for_its_target_alone(model: Path, work:
 
 def test_too_few_texts_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
     with pytest.raises(ParlayError, match="too few texts"):
-        fit(options(model, tmp_path, tmp_path / "head", 0.01), Target.named(str(model)), [])
+        fit("eagle3", options("eagle3", model, tmp_path, tmp_path / "head", 0.01), Target.named(str(model)), [])
 
 
 def test_wrong_values_are_errors() -> None:

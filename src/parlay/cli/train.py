@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from parlay.cli.flags import add_option_flags, options_from
-from parlay.drafters.heads.options import EAGLE3
+from parlay.options import Options
 from parlay.types import ParlayError
 
 try:
@@ -18,17 +18,18 @@ except ModuleNotFoundError as error:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
-    for name, summary, declared in (
-        ("lm", "train a language model on a folder of texts", lm.TrainOptions),
-        (EAGLE3, "train an EAGLE-3 draft head for a target model", heads.Eagle3TrainOptions),
-    ):
+    declared: dict[str, tuple[str, type[Options]]] = {
+        "lm": ("train a language model on a folder of texts", lm.TrainOptions)
+    }
+    declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
+    for name, (summary, options) in declared.items():
         description = f"{summary[0].upper()}{summary[1:]}."
-        add_option_flags(recipes.add_parser(name, help=summary, description=description), declared)
+        add_option_flags(recipes.add_parser(name, help=summary, description=description), options)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.kind == "lm":
         print(lm.train(options_from(lm.TrainOptions, options)))
     else:
-        print(heads.train(options_from(heads.Eagle3TrainOptions, options)))
+        print(heads.train(options.kind, options_from(heads.METHODS[options.kind].options, options)))
     return 0

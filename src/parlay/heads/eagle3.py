@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 
@@ -50,37 +51,20 @@ class Eagle3Layer(nn.Module):
         return out
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(DraftVocab):
     """Pure: features and embeddings in, hidden states and logits out.
 
     Row i of the first step reads the features of token i and the embedding of token i + 1, and predicts token i + 2.
     """
 
-    d2t: Tensor
-    """Draft id to target id, as an offset: target = draft + d2t[draft]."""
-    t2d: Tensor
-    """Bool ``[V]``: whether the draft vocabulary has this token of the target."""
-
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
+        super().__init__(config.draft_vocab_size, config.layer.vocab_size)
         size = config.layer.hidden_size
         self.config = config
         self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
         self.midlayer = Eagle3Layer(config.layer)
         self.norm = RmsNorm(size, config.layer.rms_norm_eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self.register_buffer("t2d", torch.zeros(config.layer.vocab_size, dtype=torch.bool))
-
-    def set_draft_vocab(self, ids_D: Tensor) -> None:
-        """``ids_D`` int64: the target's tokens that the head can propose, rising."""
-        self.d2t.copy_(ids_D - torch.arange(len(ids_D)))
-        self.t2d.zero_()[ids_D] = True
-
-    @property
-    def draft_ids(self) -> Tensor:
-        """Target id of each draft id, int64."""
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, features: Tensor) -> Tensor:
         """``features`` ``[..., taps * H]`` as hidden states ``[..., H]``."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import nn
 
+from parlay.drafters.heads.options import EAGLE3, MEDUSA
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
+from parlay.heads.medusa import MedusaConfig, MedusaHeads
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand
@@ -20,21 +23,57 @@ def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
 
     def find(method: str, name: str) -> OpenHead:
         torch.manual_seed(seed)
-        head = random_eagle3(target)
-        with torch.no_grad():
-            for weight in head.parameters():
-                if weight.ndim == 2:
-                    weight.normal_(0, weight.shape[1] ** -0.5)
-        head.fc.weight.data /= 64.0  # toys' taps are large numbers
-        settings = {"taps": list(head.config.taps), "draft_vocab_size": head.config.draft_vocab_size}
-        artefact = HeadArtefact(method, head.config.layer, settings, dict(head.state_dict()), torch.zeros(0))
+        artefact = _medusa(target) if method == MEDUSA else _eagle3(target)
         return OpenHead(artefact, torch.randn(target.vocab_size, target.hidden_size), _runner, torch.float32)
 
     return find
 
 
+def _eagle3(target: RunnerSpec) -> HeadArtefact:
+    head = random_eagle3(target)
+    _disturb(head)
+    head.fc.weight.data /= 64.0  # toys' taps are large numbers
+    settings = {"taps": list(head.config.taps), "draft_vocab_size": head.config.draft_vocab_size}
+    return HeadArtefact(EAGLE3, head.config.layer, settings, dict(head.state_dict()), torch.zeros(0))
+
+
+def _medusa(target: RunnerSpec) -> HeadArtefact:
+    heads = random_medusa(target)
+    settings = {
+        "taps": [target.num_layers],
+        "draft_vocab_size": heads.config.draft_vocab_size,
+        "heads": heads.config.heads,
+        "acceptance": [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]],
+    }
+    return HeadArtefact(MEDUSA, _layer(target), settings, dict(heads.state_dict()), torch.zeros(0))
+
+
+def _disturb(head: nn.Module) -> None:
+    """Matrices of random numbers."""
+    with torch.no_grad():
+        for weight in head.parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, weight.shape[1] ** -0.5)
+
+
+def random_medusa(target: RunnerSpec) -> MedusaHeads:
+    """Three heads."""
+    heads = MedusaHeads(MedusaConfig(target.hidden_size, target.vocab_size, max(target.vocab_size // 2, 2), 3))
+    heads.set_draft_vocab(torch.arange(heads.config.draft_vocab_size) * 2)
+    _disturb(heads)
+    return heads
+
+
 def random_eagle3(target: RunnerSpec) -> Eagle3Head:
-    layer = DecoderConfig(
+    """Its weights are PyTorch's usual ones."""
+    config = Eagle3Config(_layer(target), max(target.vocab_size // 2, 2), (1, target.num_layers - 1))
+    head = Eagle3Head(config)
+    head.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
+    return head
+
+
+def _layer(target: RunnerSpec) -> DecoderConfig:
+    return DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=target.vocab_size,
         hidden_size=target.hidden_size,
@@ -46,9 +85,6 @@ def random_eagle3(target: RunnerSpec) -> Eagle3Head:
         rms_norm_eps=1e-6,
         max_context=target.max_context,
     )
-    head = Eagle3Head(Eagle3Config(layer, max(target.vocab_size // 2, 2), (1, target.num_layers - 1)))
-    head.set_draft_vocab(torch.arange(head.config.draft_vocab_size) * 2)
-    return head
 
 
 def _runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> Runner:

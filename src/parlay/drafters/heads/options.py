@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parlay.options import Options, option
 
-EAGLE3 = "eagle3"
+EAGLE3, MEDUSA = "eagle3", "medusa"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,3 +17,10 @@ class Eagle3Options(Options):
     width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
     depth: int = option(4, "most levels of a tree", low=1, high=32)
     min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaOptions(Options):
+    """Which heads draft."""
+
+    head: str = option("", "folder of the heads; empty: those that go with the target", opens=True)

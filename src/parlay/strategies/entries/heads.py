@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.drafters.heads.options import EAGLE3, Eagle3Options
+from parlay.drafters.heads.options import EAGLE3, MEDUSA, Eagle3Options, MedusaOptions
 from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
@@ -18,5 +18,17 @@ ENTRIES = (
         k=16,
         factory="parlay.drafters.heads.eagle3:Eagle3",
         toys=("min_p=0", "min_p=0,width=2,depth=6"),
+    ),
+    StrategyEntry(
+        name=MEDUSA,
+        family="heads",
+        training="heads on the target (parlay train medusa)",
+        needs="heads trained for this target",
+        summary="Several small heads guess a token each from the target's last state; a static tree combines them.",
+        when="heads for the target exist, and the target is so large that drafting must cost nearly nothing",
+        reference="Cai et al. 2024, arXiv:2401.10774",
+        options=MedusaOptions,
+        k=16,
+        factory="parlay.drafters.heads.medusa:Medusa",
     ),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 from parlay.heads.eagle3 import Eagle3Head
 from parlay.heads.layer import Steps
 from parlay.train.data.batches import TrainingBatch
+from parlay.train.data.features import Featured
+from parlay.train.options import Eagle3TrainOptions
+from parlay.train.recipes.eagle3_start import feature_scale, start_head
 from parlay.train.recipes.recipe import Teacher, counted, right_tokens, soft_loss
-from parlay.train.recipes.target import Target
+from parlay.train.recipes.target import Target, common_tokens
 
 DECAY = 0.8
 """What a step's loss counts for, relative to the step before."""
@@ -63,12 +67,14 @@ class Eagle3Recipe:
         fast = {id(weight) for weight in self.matrices}
         return [weight for weight in self._head.parameters() if id(weight) not in fast and weight.requires_grad]
 
-    def finished(self) -> Eagle3Head:
-        """A copy that reads the features as they are."""
-        head = Eagle3Head(self._head.config)
-        head.load_state_dict(self._head.state_dict())
-        head.fc.weight.data /= self._scale_F
-        return head
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        del heldout  # trees grow where the head itself is sure
+        config = self._head.config
+        return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A head that reads the features as they are."""
+        return {**self._head.state_dict(), "fc.weight": self._head.fc.weight.detach() / self._scale_F}
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         probs_BRD, total = self._teacher.probs(batch), torch.zeros(())
@@ -93,3 +99,11 @@ class Eagle3Recipe:
             ahead = F.pad(embedded_BTH[:, step + 1 :], (0, 0, 0, step + 1))  # a text's end has nothing to add
             hidden = self._head.step(hidden, ahead[:, -rows:], steps)
             yield hidden
+
+
+def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]) -> Eagle3Recipe:
+    """From the best linear guess on."""
+    draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
+    head = start_head(target, draft_ids_D, target.usual_taps(), texts)
+    scale_F = feature_scale(texts, head.fc.in_features)
+    return Eagle3Recipe(head, target, scale_F, options.steps, own_vocabulary=options.own_vocabulary)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,18 @@ class Recipe(Protocol):
         ...
 
 
+class HeadRecipe(Recipe, Protocol):
+    """A recipe whose module is, or holds, a draft head."""
+
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        """What the drafter must know of the head beside its weights."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The head's weights as the drafter reads them."""
+        ...
+
+
 class Teacher:
     """The target's distribution over a draft vocabulary.
 
@@ -51,19 +63,20 @@ class Teacher:
         self._known_V = torch.zeros(len(head_VH), dtype=torch.bool)
         self._known_V[ids_D] = True
 
-    def final(self, batch: TrainingBatch) -> Tensor:
-        """The states ``[B, R, H]`` that the LM head reads, of the last R rows."""
-        return batch.states_BTF[:, -batch.rows :, -self._head_DH.shape[1] :]
-
     def probs(self, batch: TrainingBatch) -> Tensor:
         """``[B, R, D]``: of the token after each row."""
         with torch.no_grad():
-            return F.linear(self.final(batch), self._head_DH).softmax(-1)
+            return F.linear(final_states(batch, self._head_DH.shape[1]), self._head_DH).softmax(-1)
 
     def usable(self, batch: TrainingBatch, ahead: int) -> Tensor:
         """Bool ``[B, R]``: rows whose token so many places after them is in the text and can be drafted."""
         ids_BR = batch.tokens_ahead(ahead)
         return batch.known_BR & (ids_BR >= 0) & self._known_V[ids_BR.clamp(min=0)]
+
+
+def final_states(batch: TrainingBatch, size: int) -> Tensor:
+    """The states ``[B, R, H]`` that the LM head reads, of the last R rows: the last ``size`` of all stored."""
+    return batch.states_BTF[:, -batch.rows :, -size:]
 
 
 def soft_loss(logits_BRD: Tensor, probs_BRD: Tensor, usable_BR: Tensor) -> Tensor:

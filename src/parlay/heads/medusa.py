@@ -1,0 +1,57 @@
+"""The heads of Medusa (Cai et al. 2024, arXiv:2401.10774).
+
+Each head guesses one token from the state that the target's LM head reads: head k that token's successor but k + 1.
+A head is one residual block, x + SiLU(W x + b) with W and b zero at first, and a vocabulary of its own.
+
+Shapes: K heads, H hidden, D tokens of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parlay.heads.draft_vocab import DraftVocab
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaConfig:
+    """``hidden_size`` and ``vocab_size`` are the target's, ``heads`` is how many tokens are guessed."""
+
+    hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    heads: int
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., H]``."""
+        return x + F.silu(self.linear(x))
+
+
+class MedusaHeads(DraftVocab):
+    """Pure: states in, logits out. From the state of token i, head k guesses token i + 2 + k."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config.draft_vocab_size, config.vocab_size)
+        self.config = config
+        self.blocks = nn.ModuleList(ResBlock(config.hidden_size) for _ in range(config.heads))
+        self.lm_heads = nn.ModuleList(
+            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) for _ in range(config.heads)
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits ``[K, ..., D]`` of states ``hidden`` ``[..., H]``."""
+        return torch.stack([head(block(hidden)) for block, head in zip(self.blocks, self.lm_heads, strict=True)])

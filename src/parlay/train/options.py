@@ -1,0 +1,41 @@
+"""What `parlay train` can be asked for when it trains a head, whichever the method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlay.options import option
+from parlay.train.loop import LoopOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTrainOptions(LoopOptions):
+    """Which target, on what the head is trained, and how much it can draft."""
+
+    model: str = option("smollm2-135m", "the target, by name, folder or GGUF file")
+    out: Path = option(Path("head"), "folder of the finished head")
+    work: Path = option(Path("heads-work"), "folder of texts, features and checkpoints; a killed run goes on from it")
+    prompts: Path | None = option(
+        None, 'file of JSON lines {"prompt": TEXT}; the target writes half of its own besides'
+    )
+    skip_broken: bool = option(False, "leave broken lines of that file out")
+    shards: int = option(16, "shards of 128 conversations that the target writes", low=1)
+    answer_tokens: int = option(192, "most tokens of an answer", low=2)
+    draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
+    whole: bool = option(True, "learn from the prompts too, not from answers alone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3TrainOptions(HeadTrainOptions):
+    """How far the head is unrolled."""
+
+    steps: int = option(3, "steps of the training-time test", low=1, high=8)
+    own_vocabulary: bool = option(False, "train the LM head too, which begins as the target's")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaTrainOptions(HeadTrainOptions):
+    """How many heads there are."""
+
+    heads: int = option(3, "heads: tokens that are guessed at once", low=1, high=8)
