@@ -1,4 +1,4 @@
-"""Joules: one meter, and the counters of hardware that it reads."""
+"""Measures joules: a meter, and the hardware counters that it reads."""
 
 from parlay.energy.choose import choose_meter
 from parlay.energy.meter import Counter, Energy, EnergyMeter, TooShort, Window, joules_per_token

@@ -22,7 +22,7 @@ def choose_meter(device: str = "cpu", *, powercap: Path = POWERCAP) -> EnergyMet
         return EnergyMeter([], f"no counter of {kind} devices is known")
     gpu, about_gpu = nvml_counters(int(number or 0))
     if not gpu:
-        return EnergyMeter([], about_gpu)  # processors alone would look like the whole
+        return EnergyMeter([], about_gpu)  # joules of the processors alone would look like those of everything
     return EnergyMeter([*gpu, *processors], f"{about_gpu}; {about_processors}", settle=_synchronise)
 
 

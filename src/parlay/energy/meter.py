@@ -1,8 +1,8 @@
-"""The meter: what hardware counters advance by between two moments, in joules, or why there is no such number.
+"""The meter: how far hardware counters advance between two readings, in joules, or why there is no such number.
 
-A counter is summed up at every reading, modulo its range, so a wrap-around costs nothing as long as some reading falls
-into every round of it (a package's counter takes tens of minutes for one). Windows are pairs of readings: they may
-nest and overlap, and windows within another sum up to no more than that one.
+Advances are added up at every reading, modulo the counter's range. So a counter that wraps around is handled as long as
+it is read at least once per round (tens of minutes for a package's counter). Windows are pairs of readings: they may
+nest and overlap, and windows within another add up to no more than that one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from parlay.types import Metrics, ParlayError
 
 
 class TooShort(ParlayError):
-    """A counter did not move within a window: it is renewed less often than that."""
+    """A counter did not move within a window: it is updated less often than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
     """An energy counter of the hardware. ``name`` says what it includes; ``unit`` is joules per count.
 
-    ``read`` gives counts, which begin again at 0 after ``most``; None: never.
+    ``read`` returns counts, which start again at 0 after ``most``; None: never.
     """
 
     name: str
@@ -31,15 +31,15 @@ class Counter:
     most: int | None = None
 
     def advance(self, before: int, now: int) -> int:
-        """Counts between two readings less than one round apart."""
+        """Counts between two readings, less than one round of the counter apart."""
         return now - before if self.most is None else (now - before) % (self.most + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a window used. ``joules`` are gross, idle power included, of what ``includes`` names.
+    """What a window used. ``joules`` include idle power; ``includes`` names what was counted.
 
-    None: nothing here counts energy, and ``reason`` says why.
+    ``joules`` None: nothing counts energy here, and ``reason`` says why.
     """
 
     joules: float | None
@@ -57,10 +57,10 @@ class Window:
 
 
 class EnergyMeter:
-    """Measures windows over ``counters``; without any, every window says ``reason`` instead of joules.
+    """Measures windows over ``counters``; without counters a window has no joules, only ``reason``.
 
-    ``reason`` tells in one line what is counted and why the rest is not. ``settle`` waits for devices that run on
-    their own, before each reading.
+    ``reason`` says in one line what is counted and why the rest is not. ``settle`` is called before each reading and
+    waits for asynchronous devices.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EnergyMeter:
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """What the joules are of."""
+        """What the joules include."""
         return tuple(counter.name for counter in self._counters)
 
     def begin(self) -> Window:
@@ -114,7 +114,7 @@ class EnergyMeter:
 
 
 def joules_per_token(energy: Energy, samples: Iterable[Metrics]) -> float | None:
-    """Joules per token that these samples emitted, drafts that were rejected paid for and not counted.
+    """Joules per emitted token. Rejected drafts use joules and count as no tokens.
 
     None where there are no joules. Raises ValueError when nothing was emitted.
     """

@@ -1,7 +1,7 @@
 """NVIDIA's counter of a GPU's energy since the driver was loaded (Volta and later), through NVML.
 
-It is renewed every 20 to 100 ms, so windows want some seconds; some GPUs average power over part of the time only, so
-several windows are better than one.
+It is updated every 20 to 100 ms, so windows should last some seconds. Some GPUs average power over part of the time
+only, so several windows are better than one.
 """
 
 from __future__ import annotations

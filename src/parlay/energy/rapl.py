@@ -14,7 +14,7 @@ _WANTED = ("package", "dram")
 
 
 def rapl_counters(powercap: Path = POWERCAP) -> tuple[list[Counter], str]:
-    """A counter for each package and its memory, or none; and in one line what there is, or why there is nothing."""
+    """A counter for each package and its memory, or none; and one line that says which, or why there is none."""
     domains = list(_domains(powercap))
     if not domains:
         return [], f"no RAPL domains in {powercap}, as in most virtual machines"

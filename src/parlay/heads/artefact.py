@@ -1,6 +1,6 @@
 """A trained head on disk: a folder of config.json, model.safetensors and README.md (its card). Never pickle.
 
-The head's config says for which shape of target it was trained, and some rows of the target's embedding are kept as
+The head's config says for which shape of target it was trained. Some rows of the target's embedding are kept as
 witnesses: a target whose rows point elsewhere is another model. Quantisation turns them by a few degrees at most.
 """
 

@@ -1,4 +1,4 @@
-"""What heads are made of: norm, rotations, and a Llama layer whose rows of one step see those of the steps before.
+"""The parts of heads: norm, rotations, and a Llama layer in which the rows of a step see those of earlier steps.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P = D / 2 pairs.
 """

@@ -1,4 +1,4 @@
-"""Heads as native decoders: their one layer runs where the target's layers run, over a cache of its own."""
+"""A head's layer as a native decoder: it runs on the same kernels as the target's layers, with a cache of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head that a strategy names, or the one that goes with the target, ready to run."""
+"""Opens the head that a strategy names, or the one that belongs to the target."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
-"""A folder for each method; in it one for each target."""
+"""Heads that come with the package: a folder for each method, in it a folder for each target."""
 
 _EMBEDDING = "model.embed_tokens.weight"
 _DTYPES = {
@@ -49,7 +49,7 @@ class OpenHead:
 
 
 FindHead = Callable[[str, str], OpenHead | None]
-"""From a method and the name of a head (empty: the target's own) to that head; None where the target has none."""
+"""Opens a head by method and name (empty: the target's own); None if the target has none."""
 
 
 def opened(source: str, find: FindHead | None, name: str) -> OpenHead:
@@ -68,7 +68,7 @@ def opened(source: str, find: FindHead | None, name: str) -> OpenHead:
 def heads_of(model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | None) -> FindHead:
     """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
 
-    Heads run on the target's device: on CPU with weights of eight bits, for reading them is what a forward costs there.
+    Heads run on the target's device. On CPU weights have eight bits, because reading them is the cost there.
     """
     device = torch.device(target.device)
     dtype = _DTYPES[target.dtype]

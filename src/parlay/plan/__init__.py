@@ -1,1 +1,1 @@
-"""Predictions for a model on a machine: `parlay plan` without its words. Stands on `cost` and on `llm`'s parts."""
+"""Predictions for a model on a machine, as data: what `parlay plan` prints. Uses `cost`, models and the engine."""

@@ -1,4 +1,4 @@
-"""Where the cost model meets models: shapes of checkpoints, and this machine measured through real runners."""
+"""Shapes of checkpoints for the cost model, and the calibration of this machine through real runners."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from parlay.types import ParlayError, Runner
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _LEAST_CONTEXT = 128
 _TOLD = ("device", "processor", "threads", "date", "weights", "weight_bytes", "kv_bytes")
-"""What a calibration must say of its origin for plans to rest on it."""
+"""Facts about its origin that a calibration must hold."""
 Log = Callable[[str], None]
 
 
@@ -39,7 +39,7 @@ def calibration_path(weights: str) -> Path:
 
 
 def bytes_of(weights: str) -> int:
-    """Of one weight. Raises ValueError for a type that is not known."""
+    """Bytes of one weight of that type. Raises ValueError for an unknown type."""
     if weights not in _BYTES:
         raise ValueError(f"dtype {weights!r} is not known: use one of {', '.join(_BYTES)}")
     return _BYTES[weights]
@@ -61,7 +61,7 @@ def dtype_here(model: str) -> str:
 
 
 def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> ModelShape:
-    """What the cost model wants to know of a decoder, and in how many bytes its numbers are kept."""
+    """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value."""
     return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -126,21 +126,23 @@ def calibrate_here(
 
     def open_runner(shape: ModelShape) -> tuple[Runner, ModelShape]:
         log(f"timing forwards of {shape.parameters / 1e6:.0f} million parameters")
-        opened[:] = []  # its memory is needed for the next one
+        opened[:] = []  # free the last runner's memory for the next one
         runner, kept = open_random(shape, options, max_context=longest, cache_tokens=room)
         opened.append(runner)
         provenance.update(_provenance(runner, kept), weights=options.quantize or runner.spec.dtype)
         return runner, kept
 
     provenance: dict[str, str | int] = {}
-    smallest_last = sorted(shapes, key=lambda shape: shape.parameters, reverse=True)  # the engine is timed around it
+    smallest_last = sorted(
+        shapes, key=lambda shape: shape.parameters, reverse=True
+    )  # the engine's steps are timed with the last one
     calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes())
     log("timing steps of the engine")
     return with_engine(calibration, engine_overheads(opened[-1]))
 
 
 def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
-    """Of the processor's largest cache; where it isn't told, 16 MiB."""
+    """Bytes of the processor's largest cache; 16 MiB if the system does not say."""
     sizes = [path.read_text(encoding="utf-8").strip() for path in cpu.glob("index*/size")]
     kibibytes = [int(size[:-1]) for size in sizes if size.endswith("K") and size[:-1].isdecimal()]
     return float(max(kibibytes, default=16 << 10) << 10)

@@ -1,4 +1,4 @@
-"""What the engine takes besides forwards: measured in its steps, plain, with wrong drafts, and with a model's."""
+"""Measures the engine's time besides forwards: in plain steps, with wrong drafts, and with a model's drafts."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _PROMPT = 3
 
 
 class _Wrong:
-    """Drafts the first tokens of the vocabulary, which costs nothing and is next to never right."""
+    """Drafts the first tokens of the vocabulary: costs nothing, and is almost never right."""
 
-    needs = Needs(outcomes=False)  # as those have that copy
+    needs = Needs(outcomes=False)  # as copying drafters have
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [trees.chain(range(budget), "wrong") for budget in budgets]
@@ -54,7 +54,7 @@ class _Wrong:
 
 
 def engine_overheads(runner: Runner) -> Overheads:
-    """Seconds of the engine around ``runner``, greedy; as a draft model it writes for itself."""
+    """Seconds of the engine around ``runner``, greedy. The runner also serves as its own draft model."""
     seconds = [_besides(_decode(runner, _Wrong(), batch, nodes)) for batch, nodes in _CASES]
     counts = [[1, batch, batch * (nodes > 0), batch * nodes] for batch, nodes in _CASES]
     matrix = np.array(counts, dtype=float) / np.array(seconds)[:, None]
@@ -72,12 +72,12 @@ def engine_overheads(runner: Runner) -> Overheads:
 
 
 def _besides(metrics: Metrics) -> float:
-    """Of one step, drafting included."""
+    """Seconds of one step besides the forward, drafting included."""
     return (metrics.overhead_seconds + metrics.draft_seconds) / metrics.steps
 
 
 def _level(runner: Runner, batch: int) -> float:
-    """Of one level of a draft, besides its forward."""
+    """Seconds of one level of a draft besides its forward."""
     metrics = _decode(runner, _writer(runner), batch, _LEVELS)
     work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
     ((_, forward),) = measure(runner, [work])
@@ -85,7 +85,7 @@ def _level(runner: Runner, batch: int) -> float:
 
 
 def _writer(runner: Runner) -> Drafter:
-    """A drafter that writes with the runner as its draft model."""
+    """A drafter that has the runner as its draft model."""
     resources = Resources(
         vocab_size=runner.spec.vocab_size, open_runner=lambda name: runner, default_draft=runner.spec.name
     )
@@ -93,7 +93,7 @@ def _writer(runner: Runner) -> Drafter:
 
 
 def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int) -> Metrics:
-    """What was counted for the sample whose steps took the median time."""
+    """The metrics of the sample whose steps took the median time."""
     engine = Engine(runner, MeasuredCost())
     strategy = Strategy("overheads", drafter, SharedNoise(), Fixed(nodes))
     params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)

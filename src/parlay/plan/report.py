@@ -11,7 +11,7 @@ from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, pred
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """One forward of ``rows`` rows for each sequence; one row is plain decoding's. ``ratio``: to that."""
+    """One forward of ``rows`` rows for each sequence. ``ratio``: its seconds over those of one row."""
 
     rows: int
     seconds: float

@@ -1,4 +1,4 @@
-"""From the name of a strategy to what the cost model wants to know of it."""
+"""Turns a strategy into the numbers that the cost model needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import StrategySpec
 
 ADAPTS = "adaptive"
-"""The policy that drafts as much as pays. The rules of papers are computed as if they always drafted k nodes."""
+"""The policy that drafts as much as pays. All other policies are modelled as if they always drafted k nodes."""
 
 _FREE = ("copy", "store", "retrieval")
 _WRITTEN, _SELF, _PLAIN = "model", "self", "plain"
@@ -21,7 +21,7 @@ MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Shapes of the target and, where there is one, of the model that writes ahead for it."""
+    """Shapes of the target and of its draft model, if it has one."""
 
     target: ModelShape
     draft: ModelShape | None = None
@@ -80,7 +80,7 @@ def compared(named: Sequence[StrategySpec], usual: str, models: Models) -> list[
 
 
 def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPlan:
-    """The strategy as its costs see it.
+    """The numbers of a strategy that its costs depend on.
 
     Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
     """
@@ -115,7 +115,7 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | No
     if family == _SELF:
         ratio = spec.settings["ratio"]
         assert isinstance(ratio, float)
-        # The first and last layer stay, and of the others so many halves are left out.
+        # The first and last layer stay; of the attention and MLP blocks of the others the share ``ratio`` is skipped.
         kept = models.target.num_layers - ratio * (models.target.num_layers - 2)
         return replace(models.target, num_layers=max(1, round(kept)))
     return None

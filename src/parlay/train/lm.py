@@ -100,7 +100,7 @@ class Trainer:
         return teacher.eval().requires_grad_(False)
 
     def compiled(self, loss: Loss) -> Loss:
-        """The loss through inductor, or as it is where there is no C++ compiler."""
+        """The loss compiled by inductor, or uncompiled if there is no C++ compiler."""
         if self.options.compile and any(shutil.which(name) for name in ("g++", "c++", "clang++")):
             return torch.compile(loss, dynamic=False)
         return loss
@@ -235,7 +235,7 @@ def rounded(value: Any) -> Any:
 
 
 def anonymous(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with paths cut to their last part: a checkpoint tells nothing of the disk it was made on."""
+    """The record with paths cut to their last part, so that a checkpoint holds no paths of the machine."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):

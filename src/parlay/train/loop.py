@@ -77,7 +77,7 @@ class Loop:
     ) -> Progress:
         """Trains until the time is over or acceptance stops growing; the module holds the last weights then.
 
-        Raises ParlayError when the loss is no number any more; the last good checkpoint stays.
+        Raises ParlayError when the loss becomes NaN; the last good checkpoint stays.
         """
         if not texts or not heldout:
             raise ParlayError("there are too few texts to train on: write some more")

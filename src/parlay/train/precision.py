@@ -1,4 +1,4 @@
-"""In which precision a training step is fastest here."""
+"""Chooses the precision in which a training step is fastest on this machine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SIZE, _CALLS = 512, 5
 
 @cache
 def half_pays() -> bool:
-    """Whether products in bfloat16 are quicker than in float32; without instructions for it they are far slower."""
+    """Whether products in bfloat16 are faster than in float32; without instructions for it they are far slower."""
     return _seconds(torch.bfloat16) < _seconds(torch.float32)
 
 
 def mixed() -> torch.autocast:
-    """Products in bfloat16 where that is quicker."""
+    """A context in which products are computed in bfloat16, if that is faster."""
     return torch.autocast("cpu", torch.bfloat16, enabled=half_pays())
 
 

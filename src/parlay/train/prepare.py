@@ -1,4 +1,4 @@
-"""From text files to a work directory: tokenizer, token streams for training and for checks, hashes of the files."""
+"""Fills a work directory from text files: tokenizer, token streams for training and checks, hashes of the files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELDOUT_ONE_IN = 20
 SAMPLE_CHARS = 16_000_000
 """Characters shown to the tokenizer's trainer."""
 PIECE_CHARS = 30_000
-"""Longer documents are parted, and so are shorter ones of a small corpus: a single book has a held-out part too."""
+"""Longer documents are split, and so are shorter ones of a small corpus: even a single book gets a held-out part."""
 TRAINING, HELDOUT = "training", "heldout"
 READY = "ready.json"
 
