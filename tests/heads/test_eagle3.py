@@ -63,3 +63,10 @@ def test_the_native_decoder_gives_the_numbers_of_the_trained_module(
     after = runner.forward([level], (1,))
     torch.testing.assert_close(after.taps[1][0], expected[1][0][-1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(after.logits_RV[0], expected[1][1][-1], rtol=1e-4, atol=1e-4)
+
+
+def test_without_an_lm_head_of_its_own_it_reads_the_embeddings_rows(head: Eagle3Head) -> None:
+    embedding_VH = torch.randn(VOCAB, head.config.layer.hidden_size)
+    tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "lm_head.weight"}
+    _, weights = eagle3_decoder(head.config, tensors, embedding_VH)
+    assert torch.equal(weights["lm_head.weight"], embedding_VH[head.draft_ids])  # type: ignore[arg-type]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from parlay.heads.eagle3 import Eagle3Config
 from parlay.models.config import DecoderConfig, HeadForm
-from parlay.models.fused import Operand
+from parlay.models.fused import Operand, as_tensor
 
 _LAYER = "model.layers.0."
 
@@ -17,7 +18,13 @@ _LAYER = "model.layers.0."
 def eagle3_decoder(
     config: Eagle3Config, tensors: Mapping[str, Tensor], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
-    """The layer of an `Eagle3Head` as a decoder's config and weights; ``embedding`` ``[V, H]`` is the target's."""
+    """The layer of an `Eagle3Head` as a decoder's config and weights; ``embedding`` ``[V, H]`` is the target's.
+
+    A head without an LM head of its own reads these rows of the target's tied embedding.
+    """
+    if "lm_head.weight" not in tensors:
+        ids_D = tensors["d2t"] + torch.arange(config.draft_vocab_size)
+        tensors = {**tensors, "lm_head.weight": as_tensor(embedding, torch.float32)[ids_D]}
     form = HeadForm(draft_vocab_size=config.draft_vocab_size, beside=True)
     decoder = replace(config.layer, num_layers=1, head=form, tie_embeddings=False)
     names = {

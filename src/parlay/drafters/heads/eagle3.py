@@ -61,7 +61,8 @@ class Eagle3:
         self._options, self._vocab_size = options, resources.vocab_size
         self._runner = head.make_runner(*eagle3_decoder(config, held.tensors, head.embedding))
         self._sequences = HeadSequences(self._runner, taps)
-        self._fc_HF = held.tensors["fc.weight"].to(head.dtype)
+        self._fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
+        self._dtype = head.dtype
         self._ids_D = held.tensors["d2t"] + torch.arange(config.draft_vocab_size)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -125,7 +126,7 @@ class Eagle3:
         self._sequences.keep(view, len(tokens))
 
     def _fused(self, features_KF: Tensor) -> Tensor:
-        return F.linear(features_KF.to(self._fc_HF.dtype), self._fc_HF)
+        return F.linear(features_KF.float(), self._fc_HF).to(self._dtype)
 
     def _grow(self, jobs: list[_Job]) -> None:
         """All trees, level by level."""

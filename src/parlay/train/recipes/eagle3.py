@@ -73,8 +73,11 @@ class Eagle3Recipe:
         return {"taps": list(config.taps), "draft_vocab_size": config.draft_vocab_size}
 
     def tensors(self) -> dict[str, Tensor]:
-        """A head that reads the features as they are."""
-        return {**self._head.state_dict(), "fc.weight": self._head.fc.weight.detach() / self._scale_F}
+        """A head that reads the features as they are; without the LM head, if that is still the target's embedding."""
+        found = {**self._head.state_dict(), "fc.weight": self._head.fc.weight.detach() / self._scale_F}
+        if self._target.tied and not self._head.lm_head.weight.requires_grad:
+            del found["lm_head.weight"]
+        return found
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         probs_BRD, total = self._teacher.probs(batch), torch.zeros(())

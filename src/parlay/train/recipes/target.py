@@ -36,12 +36,15 @@ class Target:
         """bfloat16."""
         return self.tensor("model.embed_tokens.weight").to(torch.bfloat16)
 
+    @property
+    def tied(self) -> bool:
+        """Whether the LM head is the embedding."""
+        return "lm_head.weight" not in self.weights
+
     @cached_property
     def head_VH(self) -> Tensor:
         """The LM head's weight, bfloat16."""
-        return (
-            self.tensor("lm_head.weight").to(torch.bfloat16) if "lm_head.weight" in self.weights else self.embedding_VH
-        )
+        return self.embedding_VH if self.tied else self.tensor("lm_head.weight").to(torch.bfloat16)
 
     def tensor(self, name: str) -> Tensor:
         """A weight as numbers, float32."""
