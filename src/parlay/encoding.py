@@ -27,6 +27,10 @@ class Encoder:
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
+    def prepare(self) -> None:
+        """Look through the vocabulary now, and not when the first text comes."""
+        _ = self._longest
+
     def encode(self, text: str, *, special: bool = True, cut: bool = False) -> tuple[int, ...]:
         """The ids, with the tokens that the tokenizer puts around every text if ``special``.
 

@@ -182,6 +182,10 @@ class LLM:
         ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
         return self._factory.job(prompt, params, options, references=texts, prediction=ids)
 
+    def prepare(self) -> None:
+        """Read what the first request would wait for otherwise. For servers, where others would wait with it."""
+        self._factory.prepare()
+
     def add(self, job: Job) -> None:
         """Put a job's samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
         added: list[str] = []

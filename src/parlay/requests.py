@@ -183,6 +183,12 @@ class RequestFactory:
         self._names = itertools.count()
         self._grammars = Grammars(tokenizer, vocab_size, eos_ids)
 
+    def prepare(self) -> None:
+        """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
+        if self._encoder is not None:
+            self._encoder.prepare()
+        self._grammars.prepare()
+
     def job(
         self,
         prompt: Prompt,

@@ -184,3 +184,23 @@ def test_who_waits_for_a_compilation_that_fails_hears_why(grammars: Grammars, mo
             asked = [pool.submit(grammars.compile, StructuredOutputsParams(regex="fails")) for _ in range(3)]
         assert [str(each.exception()) for each in asked] == ["no process"] * 3
     assert grammars.compile(StructuredOutputsParams(regex="fails")) is not None
+
+
+def test_a_vocabulary_that_is_read_beforehand_is_not_read_again(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = Grammars(tokenizer, len(tokenizer), [0])
+    grammars.prepare()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr(Grammars, "_read_vocabulary", refuse)
+    assert grammars.compile(StructuredOutputsParams(choice=["yes"])).constraint({0}).legal([]) == 0
+
+
+def test_a_tokenizer_that_spells_nothing_is_told_to_whoever_asks() -> None:
+    grammars = Grammars(None, 8, [0])
+    grammars.prepare()
+    with pytest.raises(ValueError, match="came without one"):
+        grammars.compile(StructuredOutputsParams(choice=["yes"]))

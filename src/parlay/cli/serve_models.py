@@ -136,7 +136,7 @@ def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLL
     from parlay.llm import DEFAULT_STRATEGY, LLM
 
     def load(model: str) -> LLM:
-        return LLM(
+        llm = LLM(
             model,
             tokenizer=options.tokenizer,
             load=options_from(LoadOptions, options),
@@ -146,5 +146,7 @@ def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLL
             memory=options.memory,
             max_num_seqs=options.max_num_seqs,
         )
+        llm.prepare()
+        return llm
 
     return lambda model: partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting)

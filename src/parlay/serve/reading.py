@@ -33,15 +33,15 @@ _REASONS = {
 def check_readable(body: bytes) -> None:
     """Raises ApiError for a body that is not even looked into."""
     containers = body.count(b"[") + body.count(b"{")
-    quotes = body.count(b'"') - body.count(b'\\"')
-    for count, most, what in (
-        (containers, MOST_CONTAINERS, "lists and objects"),
-        ((quotes + 1) // 2, MOST_STRINGS, "strings"),
-        (containers + body.count(b","), MOST_VALUES, "values"),
-    ):
-        if count > most:
-            message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}: send less"
-            raise ApiError(400, message)
+    _check(containers, MOST_CONTAINERS, "lists and objects")
+    _check(containers + body.count(b","), MOST_VALUES, "values")
+    _check((body.count(b'"') - body.count(b'\\"') + 1) // 2, MOST_STRINGS, "strings")
+
+
+def _check(count: int, most: int, what: str) -> None:
+    if count > most:
+        message = f"the body can't be read: it holds some {count} {what}, and the limit is {most}: send less"
+        raise ApiError(400, message)
 
 
 def read_json(body: bytes) -> Any:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -98,6 +99,15 @@ class Grammars:
             raise ValueError(found)
         return found
 
+    def prepare(self) -> None:
+        """Read the vocabulary now, which the first to ask for a form would wait for, and all other threads with it.
+
+        What is wrong with it is told to whoever asks.
+        """
+        if find_spec("llguidance") is not None:
+            with suppress(ValueError):
+                self._read_once()
+
     def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
         """Compile for everyone of this owner who asks for the same meanwhile."""
         try:
@@ -115,8 +125,7 @@ class Grammars:
     def _compile(self, question: bytes) -> Grammar:
         from parlay.structured.definition import matcher
 
-        with self._lock:
-            vocabulary = self._vocabulary = self._vocabulary or self._read_vocabulary()
+        vocabulary = self._read_once()
         text = vocabulary.checker.check(question)
         compiled = _with_large_stack(lambda: matcher(vocabulary.tokenizer, text))
         return Grammar(vocabulary.tokenizer, compiled, self._vocab_size, threading.Lock())
@@ -129,14 +138,21 @@ class Grammars:
                 ((greediest, _),) = Counter(owner for owner, _ in self._kept).most_common(1)
                 del self._kept[next(kept for kept in self._kept if kept[0] == greediest)]
 
+    def _read_once(self) -> _Vocabulary:
+        with self._lock:
+            self._vocabulary = self._vocabulary or self._read_vocabulary()
+            return self._vocabulary
+
     def _read_vocabulary(self) -> _Vocabulary:
         if self._tokenizer is None:
             raise ValueError("structured_outputs need a tokenizer, and this model came without one")
         if not self._tokenizer.is_fast:
             raise ValueError("structured_outputs can't be used with this model's tokenizer: it is written in Python")
-        backend = copy(self._tokenizer.backend_tokenizer)
-        backend.no_padding()
-        backend.no_truncation()
+        backend = self._tokenizer.backend_tokenizer
+        if backend.padding is not None or backend.truncation is not None:
+            backend = copy(backend)
+            backend.no_padding()
+            backend.no_truncation()
         parts: dict[str, object] = {
             "tokenizer": backend.to_str(),
             "n_vocab": max(len(self._tokenizer), self._vocab_size),
