@@ -52,7 +52,7 @@ class OllamaErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """A failure that the client is told of. ``type`` follows from the status where none is given."""
+    """A failure with an answer to the client. ``type`` follows from the status if none is given."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ def install(app: FastAPI, retry_after: int) -> None:
 
 
 def convert(error: Exception, retry_after: int = 1) -> ApiError:
-    """What the client is told of an exception."""
+    """The answer to the client for an exception."""
     return error if isinstance(error, ApiError) else _convert(error, retry_after)
 
 

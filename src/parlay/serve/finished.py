@@ -1,4 +1,4 @@
-"""What is told of a request that is over, to whoever counts, logs or traces."""
+"""The facts of a finished request, for metrics, log and traces."""
 
 from __future__ import annotations
 

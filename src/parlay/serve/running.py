@@ -1,4 +1,4 @@
-"""The jobs of one HTTP request while the engine works on them: their events, their end, and their client's going."""
+"""The jobs of one HTTP request while the engine works on them: their events, their end, and a client that leaves."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from parlay.types import Constraint, ParlayError
 
 T = TypeVar("T")
 News = list[tuple[int, StreamEvent]]
-"""Which job, and what a step added to it; as much as has come."""
+"""Pairs of a job's place and what a step added to it: all that has come."""
 
 _RETRY_SECONDS = 1
 _LONGEST_ID = 128
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has closed the connection."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Jobs under way. Whoever starts a run closes it, whatever happens; that ends what is left of it."""
+    """Jobs under way. The caller that starts a run must close it, whatever happens; closing ends unfinished jobs."""
 
     served: Served
     jobs: Sequence[Job]
     tell: Callable[[Finished], None]
-    """Hears of each job that is over."""
+    """Called with each finished job."""
     timeout: float | None
     names: FieldNames
     charge: Callable[[int], None]
-    """Is told of the tokens that a job has taken."""
+    """Called with the number of tokens that a job has used."""
     client_id: str | None = None
     trace_parent: str | None = None
     began: float = field(default_factory=time.monotonic)
@@ -58,7 +58,7 @@ class Run:
     _recorded: set[int] = field(default_factory=set)
 
     async def start(self, *, whole: bool = False) -> None:
-        """Hand the jobs to the engine; ``whole``: nobody will read their events.
+        """Hand the jobs to the engine. ``whole``: their events will not be read.
 
         Raises ApiError for a job that can't run, Busy and Closed; then none of them is under way.
         """
@@ -104,7 +104,7 @@ class Run:
         return found
 
     def heed(self, place: int, event: StreamEvent) -> None:
-        """Note an event that is about to be told. Raises ApiError for a sample that failed or was ended early."""
+        """Note an event before it is sent. Raises ApiError for a sample that failed or was ended early."""
         if place not in self._firsts and event.token_ids:
             self._firsts[place] = time.monotonic() - self.began
         if event.finish_reason is not None:
@@ -113,7 +113,7 @@ class Run:
             self._record(place, event.output)
 
     async def close(self) -> None:
-        """End what is still under way, and record it. May be called again."""
+        """End jobs that are still under way, and record them. May be called again."""
         for stream in self._streams:
             await stream.aclose()
         for place, job in enumerate(self.jobs):
@@ -180,7 +180,7 @@ def _tell(observers: Sequence[Observer], finished: Finished) -> None:
 
 
 def _client_id(given: str | None) -> str | None:
-    """None for what does not fit a line of a log."""
+    """The id that the client gave; None if it can't stand in a line of a log."""
     return given if given and given.isprintable() and len(given) <= _LONGEST_ID else None
 
 
@@ -206,10 +206,10 @@ async def _gone(request: Request) -> None:
 
 
 def _failure(constraint: Constraint | None) -> str | None:
-    """Why the form of an answer ended it, if it did."""
+    """Why the required form ended an answer, if it did."""
     return constraint.failure if isinstance(constraint, GrammarConstraint | AfterReasoning) else None
 
 
 def _fault(error: Exception) -> ApiError:
-    """What goes wrong once a job is under way is not the client's doing."""
+    """The error of a job that was under way: the client is not to blame."""
     return ApiError(500, str(error), code="generation_failed")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 PROMPT_LOG = "parlay.serve.prompts"
-"""The logger that is told of requests' bodies, at level info, where the settings say so."""
+"""The logger of requests' bodies, at level info, if the settings ask for it."""
 
 
 MOST_URGENT = -16

@@ -1,1 +1,1 @@
-"""From results to OpenAI's JSON, with what Parlay says beside it."""
+"""Turns results into the JSON of OpenAI's, Anthropic's and Ollama's APIs, with Parlay's own fields."""

@@ -82,7 +82,7 @@ class ChatShape:
     answers: AnswerShape = field(default_factory=AnswerShape)
     skip_special: bool = True
     legacy: bool = False
-    """Calls are told in the shape before there were tools, one at most."""
+    """Whether calls are written in the shape that preceded tools: one call at most."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -144,7 +144,7 @@ def _call_id() -> str:
 
 
 def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function_call"] | None = None) -> Finish:
-    """``called`` is the word for an answer with calls. An answer that was cut short stays so, calls or not."""
+    """``called`` is the word for an answer with calls. An answer that was cut short keeps its word, calls or not."""
     if reason == "stop":
         return called or "stop"
     return "length"
@@ -154,7 +154,7 @@ def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function
 
 
 class ChatChunks:
-    """The chunks of a stream, from what each step adds: the role of each choice, then what comes."""
+    """Makes the chunks of a stream from what each step adds: the role of each choice first, then the deltas."""
 
     def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage) -> None:
         self._shape = shape

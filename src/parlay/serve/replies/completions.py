@@ -51,7 +51,7 @@ class CompletionReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """What the replies to one request have in common. ``echoes`` are the prompts' texts where they are wanted back."""
+    """What the replies to one request have in common. ``echoes`` are the prompts' texts, if asked for."""
 
     model: str
     tokenizer: Tokenizer | None
@@ -91,7 +91,7 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
 
 
 def _best(samples: Sequence[CompletionOutput], n: int) -> Sequence[CompletionOutput]:
-    """The ``n`` whose tokens are likeliest on average."""
+    """The ``n`` samples with the highest mean log-probability."""
     if len(samples) == n:
         return samples
     return sorted(samples, key=lambda one: (one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1), reverse=True)[
@@ -127,7 +127,7 @@ def _logprobs(
 
 
 class CompletionChunks:
-    """The chunks of a stream, from what each step adds: the echo if it is wanted, then what comes."""
+    """Makes the chunks of a stream from what each step adds: the echo first, if the request asks for it."""
 
     def __init__(self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage) -> None:
         self._jobs = jobs

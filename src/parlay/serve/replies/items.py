@@ -1,4 +1,4 @@
-"""An answer as the items of a response, and the events that tell of them as they come."""
+"""An answer as the items of a response, and the events that report them as they are written."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Event = dict[str, Any]
 
 
 class ItemWriter:
-    """Makes items of an answer's deltas, one after another. ``items`` has all of them, the open one as it stands."""
+    """Makes items from an answer's deltas, one after another. ``items`` holds all of them, the open one included."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
         self._open = False
 
     def take(self, deltas: Sequence[Delta], logprobs: Sequence[Mapping[str, Any]] = ()) -> Iterator[Event]:
-        """The events of more of the answer. ``logprobs`` are those of the tokens of its text."""
+        """Adds a delta and returns its events. ``logprobs`` are those of the tokens of its text."""
         for delta in deltas:
             match delta:
                 case Thought():
@@ -35,7 +35,7 @@ class ItemWriter:
                     yield self._event("function_call_arguments.delta", delta=delta.text)
 
     def finish(self, status: str) -> Iterator[Event]:
-        """The events of the end; an answer without anything is an empty message."""
+        """Ends the answer and returns the events; an empty answer becomes an empty message."""
         if not self.items:
             yield from self._add(_message())
             yield from self._add_part()

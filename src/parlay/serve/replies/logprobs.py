@@ -66,7 +66,7 @@ class CompletionTable:
     )
 
     def add(self, token: int, entry: TokenLogprobs | None) -> None:
-        """A row; the first token of a prompt has no entry, since nothing foretells it."""
+        """Adds a row. The first token of a prompt has no log-probability."""
         columns = self.columns
         columns["text_offset"].append(self.offsets.push(token))
         columns["tokens"].append(self.speller.text_of(token))
@@ -74,7 +74,7 @@ class CompletionTable:
         columns["top_logprobs"].append(self._top(entry) if entry is not None else None)
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens, and the chosen one. Where two are spelled alike, the likelier one stands."""
+        """The likeliest tokens and the chosen one, by spelling. Of two with one spelling the likelier is kept."""
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token, entry.logprob)):
             top.setdefault(self.speller.text_of(token), finite(logprob))

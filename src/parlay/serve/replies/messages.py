@@ -43,7 +43,7 @@ class MessageReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageShape:
-    """What is the same in all that is told of one answer."""
+    """What all events of one answer have in common."""
 
     model: str
     answers: AnswerShape
@@ -113,7 +113,7 @@ class _Blocks:
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
 
     def close(self) -> list[Chunk]:
-        """The block that is open is over."""
+        """Ends the open block."""
         if not self._open:
             return []
         if self._open == "tool_use":
@@ -138,7 +138,7 @@ class _Blocks:
 
 
 def _arguments(text: str) -> object:
-    """Those of a call that was cut off are left out."""
+    """A call's arguments as an object; empty if the call was cut off."""
     try:
         return json.loads(text)
     except ValueError:
@@ -146,7 +146,7 @@ def _arguments(text: str) -> object:
 
 
 class MessageChunks:
-    """The events of a stream, from what each step adds."""
+    """Makes the events of a stream from what each step adds."""
 
     frames = NamedFrames()
 

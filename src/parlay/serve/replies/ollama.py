@@ -25,7 +25,7 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaShape:
-    """What is the same in all that is told of one answer. ``kind`` is the operation that answers."""
+    """What all lines of one answer have in common. ``kind`` is the operation that answers."""
 
     model: str
     kind: Literal["chat", "generate"]
@@ -36,7 +36,7 @@ class OllamaShape:
     began: float = field(default_factory=time.monotonic)
 
     def part(self, text: str = "", thinking: str = "", calls: Sequence[object] = ()) -> dict[str, Any]:
-        """A piece of the answer."""
+        """The line of one piece of the answer."""
         own = {"thinking": thinking} if thinking else {}
         if self.kind == "generate":
             return {**stamp(self.model), "response": text, **own, "done": False}
@@ -47,7 +47,7 @@ class OllamaShape:
         return {"logprobs": chat_logprobs(entries, self.speller)["content"]} if self.logprobs and entries else {}
 
     def end(self, output: RequestOutput) -> dict[str, object]:
-        """What is known when the answer is over; times in nanoseconds."""
+        """The fields of the last line; times in nanoseconds."""
         sample = output.outputs[0]
         metrics = sample.metrics
         seconds = {
@@ -67,12 +67,12 @@ class OllamaShape:
 
 
 def stamp(model: str) -> dict[str, Any]:
-    """Whose line it is, and when it was written."""
+    """The model's name and the time, which every line has."""
     return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
 def only_loaded(model: str, kind: Literal["chat", "generate"], reason: Literal["load", "unload"]) -> dict[str, object]:
-    """The reply to a request that asked for nothing but the model."""
+    """The reply to a request that only loads or unloads the model."""
     empty: dict[str, Any] = (
         {"response": ""} if kind == "generate" else {"message": {"role": "assistant", "content": ""}}
     )
@@ -88,7 +88,7 @@ def ollama_reply(output: RequestOutput, shape: OllamaShape) -> dict[str, object]
 
 
 class _Pieces:
-    """What has come since the last line; a call counts once it is whole."""
+    """Collects what has come since the last line; a call is included once it is complete."""
 
     def __init__(self) -> None:
         self.text = self.thinking = ""
@@ -112,7 +112,7 @@ class _Pieces:
             self._end_call()
 
     def _end_call(self) -> None:
-        """One that was cut off is left out."""
+        """Ends a call; one that was cut off is left out."""
         if self._name is not None:
             with suppress(ValueError):
                 self.calls.append({"function": {"name": self._name, "arguments": json.loads(self._arguments)}})
@@ -127,7 +127,7 @@ class _Pieces:
 
 
 class OllamaChunks:
-    """The lines of a stream, from what each step adds."""
+    """Makes the lines of a stream from what each step adds."""
 
     frames = LineFrames()
 

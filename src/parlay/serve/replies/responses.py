@@ -54,7 +54,7 @@ class ResponseShape:
         return chat_logprobs(entries, self.speller)["content"] if self.body.logprobs is not None else ()
 
     def state(self, status: str, output: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The response as it stands, without what is known at its end only."""
+        """The response so far, without the fields that are known only at its end."""
         return {
             "id": self.id,
             "object": "response",
@@ -71,7 +71,7 @@ class ResponseShape:
 
 
 def _echo(body: ResponsesBody) -> dict[str, Any]:
-    """The request's own settings, as every response repeats them."""
+    """The request's settings, which every response repeats."""
     plain = body.model_dump(by_alias=True, exclude_none=True, include={"tools", "tool_choice", "text", "reasoning"})
     return {
         "instructions": body.instructions,
@@ -102,7 +102,7 @@ def whole_response(output: RequestOutput, shape: ResponseShape) -> dict[str, Any
 
 
 def _ended(output: RequestOutput, shape: ResponseShape, writer: ItemWriter) -> tuple[list[Event], dict[str, Any]]:
-    """The events of the last item's end, and the whole response, which is kept."""
+    """The events that end the last item, and the whole response, which is also stored."""
     (sample,) = output.outputs
     status = "completed" if sample.finish_reason == "stop" else "incomplete"
     events = list(writer.finish(status))

@@ -1,4 +1,4 @@
-"""Single tokens as text and as bytes: a token may hold a part of a character."""
+"""Single tokens as text and as bytes: a token may hold only a part of a character."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ALPHABET = _byte_alphabet()
 
 
 class Speller:
-    """Spells the tokens of one ``tokenizer``. Without a tokenizer there are only their numbers."""
+    """Spells the tokens of one ``tokenizer``. Without a tokenizer a token is spelled by its number."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
@@ -47,7 +47,7 @@ class Speller:
         return text.encode()
 
     def text_of(self, token: int) -> str:
-        """The token's text; its bytes in hexadecimal where they are no whole characters."""
+        """The token's text, or its bytes in hexadecimal if they are no whole characters."""
         if self.tokenizer is None:
             return f"token_id:{token}"
         spelled = self.bytes_of(token)
@@ -58,7 +58,7 @@ class Speller:
 
 
 def _decoders(tokenizer: Tokenizer | None) -> frozenset[str]:
-    """The kinds of decoder that a compiled tokenizer goes through."""
+    """The kinds of decoder that a compiled tokenizer applies."""
     if tokenizer is None or not tokenizer.is_fast or tokenizer.backend_tokenizer.decoder is None:
         return frozenset()
     state: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.decoder.__getstate__())
@@ -74,7 +74,7 @@ def tokens_before(tokenizer: Tokenizer | None, ids: Sequence[int], length: int, 
 
 
 class Offsets:
-    """Where in the text each token begins, in characters; a token that goes on in a character begins where it does."""
+    """Where in the text each token begins, in characters; a token within a character begins where that does."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, skip_special: bool, start: int = 0) -> None:
         self._detokenizer = make_detokenizer(tokenizer, skip_special) if tokenizer is not None else None

@@ -1,4 +1,4 @@
-"""What a request took: OpenAI's usage, per-request speculation metrics in vLLM's shape, and Parlay's own summary."""
+"""What a request used: OpenAI's usage, per-request speculation metrics in vLLM's shape, and Parlay's own summary."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Extras(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class StreamUsage:
-    """Which chunks of a stream tell of usage: one after the last choice; every one, so far."""
+    """Which chunks of a stream hold usage. ``last``: one after the last choice. ``running``: all of them."""
 
     last: bool = False
     running: bool = False
 
 
 class RunningUsage:
-    """Usage so far, for streams that tell it in every chunk."""
+    """Counts usage so far, for streams that have it in every chunk."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._prompt = sum(len(job.samples[0].request.prompt) for job in jobs)
@@ -115,7 +115,7 @@ def usage(outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> Usage:
 
 
 def extras(outputs: Sequence[RequestOutput]) -> Extras:
-    """What stands beside OpenAI's fields."""
+    """Parlay's fields beside OpenAI's."""
     samples = [sample for output in outputs for sample in output.outputs]
     return {
         "metrics": {"speculative_decoding": speculation(samples[0].metrics) if len(samples) == 1 else None},
@@ -131,8 +131,9 @@ def last_chunks(
     more: Mapping[str, object],
     reasoning_tokens: int = 0,
 ) -> list[dict[str, object]]:
-    """The last choice of a stream, with ``more``, and what is known of the whole: with usage, in a chunk without
-    choices.
+    """The last chunks of a stream: the last choice with the fields ``more``, and the fields on the whole request.
+
+    These are in a chunk of their own, without choices, if the client wants usage.
     """
     if not wants_usage:
         return [{"choices": [choice], **more, **extras(outputs)}]

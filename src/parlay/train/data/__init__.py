@@ -1,1 +1,1 @@
-"""What drafters are trained on: prompts, the target's own answers to them, and the target's features of both."""
+"""Training data of drafters: prompts, the target's own answers to them, and the target's features of both."""

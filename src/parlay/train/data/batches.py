@@ -1,4 +1,4 @@
-"""Batches of featured texts: answers of like lengths together, padded in front, in an order that a seed fixes."""
+"""Batches of texts with features: answers of similar length together, padded in front, in an order fixed by a seed."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def in_order(texts: Sequence[Featured], tokens: int, longest: int) -> Iterator[T
 
 
 def _answer_rows(text: Featured) -> int:
-    """Rows whose next token the target chose."""
+    """The rows whose next token was chosen by the target."""
     return len(text.ids_T) - text.answer + 1
 
 
 def _groups(texts: Sequence[Featured], tokens: int) -> Iterator[list[Featured]]:
-    """Of texts by rising length."""
+    """Groups texts, from the shortest to the longest."""
     group: list[Featured] = []
     for text in texts:
         if group and _answer_rows(text) * (len(group) + 1) > tokens:

@@ -1,4 +1,4 @@
-"""What the target computes on texts: the hidden states of some layers; kept on disk in shards.
+"""The features of texts: hidden states of some of the target's layers, kept on disk in shards.
 
 A shard of states stands beside its shard of texts, memory-mapped when read.
 """

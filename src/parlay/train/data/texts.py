@@ -1,4 +1,4 @@
-"""Tokenised texts on disk, in shards. A shard is there whole or not at all, so a killed writer loses one."""
+"""Tokenised texts on disk, in shards. A shard is written whole or not at all, so a killed writer loses one."""
 
 from __future__ import annotations
 

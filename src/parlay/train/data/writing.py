@@ -21,7 +21,7 @@ from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.types import SamplingParams
 
 _SHARD = 128
-"""Conversations in a shard: some minutes of work at most are lost by a kill."""
+"""Conversations in a shard: a killed run loses some minutes of work at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class WritingPlan:
 
 
 class Writer:
-    """Has a target write shards of texts."""
+    """Writes shards of texts with a target."""
 
     def __init__(self, llm: LLM, plan: WritingPlan) -> None:
         self._llm = llm
@@ -52,7 +52,7 @@ class Writer:
         self._tokenizer: Any = llm.tokenizer
 
     def write(self, folder: Path, count: int, done: Callable[[int], None] = lambda _: None) -> None:
-        """Writes the first ``count`` shards that are not there yet; ``done`` hears the number of each."""
+        """Writes those of the first ``count`` shards that are missing; ``done`` is called with the number of each."""
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(count):
             path = shard_path(folder, number)
