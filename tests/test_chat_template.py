@@ -109,6 +109,44 @@ def test_a_template_can_t_leave_its_sandbox(attack: str) -> None:
         assert render(ours(attack), [USER]) == ""
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set r = range(99999) | list %}{% for a in r %}{% for b in r %}x{% endfor %}{% endfor %}",
+        "{% for a in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+        "{% macro again(n) %}{{ again(n + 1) }}{{ again(n + 1) }}{% endmacro %}{{ again(0) }}",
+        "{% set n = namespace(t='x') %}{% for a in range(60) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+        "{% set n = namespace(t='x') %}{% for a in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t }}",
+        "{% set n = namespace(t=[1]) %}{% for a in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}",
+        "{{ 'x' * 99999999999 }}",
+        "{{ 99999999999 * 'x' }}",
+        "{{ 9 ** 99999999 }}",
+        "{% set t = 'x' * 99999 %}{% for a in range(9999) %}{{ t }}{% endfor %}",
+        "{% for a in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+        "{% set t = 'x' * 99999 %}{{ t.replace('x', t) }}",
+        "{% set t = 'x' * 99999 %}{{ t | replace('x', t) }}",
+        "{% set t = 'x' * 99999 %}{{ t.join(t) }}",
+        "{% set t = 'x' * 99999 %}{{ t | join(t) }}",
+        "{% set t = 'x' * 99999 %}{{ t.translate({120: t}) }}",
+        "{% set t = 'x' * 99999 %}{{ ('{0}' * 99999).format(t) }}",
+        "{% set t = 'x' * 99999 %}{{ ('%s' * 99999) % ((t,) * 99999) }}",
+        "{{ 'x' | center(9999999999) }}",
+        "{{ 'x'.ljust(9999999999) }}",
+        "{{ [[[1]]] | tojson(indent=9999999999) }}",
+    ],
+)
+def test_a_template_that_never_ends_is_ended(attack: str) -> None:
+    """Soon, and before it has filled the memory."""
+    with pytest.raises((TemplateError, RecursionError)):
+        render(ours(attack), [USER])
+
+
+def test_a_long_conversation_is_no_attack() -> None:
+    talk = [{"role": "user", "content": "word " * 200_000}, {"role": "assistant", "content": "yes"}] * 10
+    assert len(render(ours(CHATML), talk)) > 10_000_000
+
+
 def test_a_message_that_is_written_twice_can_be_gone_on_with() -> None:
     twice = ours("{{ messages[-1].content }}|{{ messages[-1].content }}.")
     assert render(twice, [USER], continue_final=True) == f"{USER['content']}|{USER['content']}"

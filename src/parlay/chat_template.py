@@ -1,7 +1,8 @@
 """Chat templates: the text that a model expects of a conversation, as its tokenizer's template writes it.
 
-A template is a program that came with a model. It runs in jinja2's sandbox for untrusted templates and sees plain
-values alone. What it is given, and what is added to jinja2's language, is as in transformers' ``apply_chat_template``.
+A template is a program that came with a model. It runs in a sandbox that bounds its work (`template_sandbox`) and sees
+plain values alone. What it is given, and what is added to jinja2's language, is as in transformers'
+``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from parlay import template_sandbox
 from parlay.types import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -64,13 +65,15 @@ def render(
     turns = [_turn(message) for message in messages]
     if continue_final:
         _mark(turns[-1], template)
-    text = _compiled(template).render(
-        **{**tokenizer.special_tokens_map, **_plain(variables or {})},
-        messages=turns,
-        tools=_plain(tools) or None,
-        documents=None,
-        add_generation_prompt=begin_answer and not continue_final,
-    )
+    given = {
+        **tokenizer.special_tokens_map,
+        **_plain(variables or {}),
+        "messages": turns,
+        "tools": _plain(tools) or None,
+        "documents": None,
+        "add_generation_prompt": begin_answer and not continue_final,
+    }
+    text = template_sandbox.render(_compiled(template), given)
     return _cut(text, str(messages[-1]["content"])) if continue_final else text
 
 
@@ -171,7 +174,7 @@ class _Dict:
 
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+    environment = template_sandbox.BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -27,7 +27,7 @@ _BY_CHANCE = 3  # after more slower (or quicker) steps in a row than this, the m
 _OWN = 0.2  # how much further the measured row count moves than the others
 
 _LONG = 128  # after so many records an estimate that none of them touched is lowered
-_MOVED = 0.05  # relative change of an estimate that counts as a revision
+_MOVED = 0.1  # relative change of an estimate that counts as a revision
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
@@ -122,7 +122,7 @@ class MeasuredCost:
 
     def __init__(self, samples: Mapping[int, float] | None = None) -> None:
         self.revision = 0
-        """Raised whenever an estimate has moved by more than a twentieth."""
+        """Raised whenever an estimate has moved by more than a tenth."""
         self._curves: dict[int, _Curve] = {}  # by context bucket
         self._guessed = not samples
         if samples:
