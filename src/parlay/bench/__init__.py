@@ -1,1 +1,1 @@
-"""Measuring: what every benchmark and the demo share."""
+"""Measuring speed: the parts that `parlay bench`, the benchmarks and the demo share."""

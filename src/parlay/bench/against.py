@@ -21,11 +21,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ATTENTIONS = ("sdpa", "eager")
 AS_IT_COMES, COMPILED, LOOKUP, ASSISTED = "plain", "compiled", "prompt lookup", "assisted"
 MODES = tuple(System(NAME, way) for way in (AS_IT_COMES, COMPILED, LOOKUP))
-"""What is measured where nothing else is said: as it comes; static cache and compiled decoding; prompt lookup."""
+"""The modes measured by default: plain; with a static cache and compiled decoding; with its prompt lookup."""
 
 
 class Mode(NamedTuple):
-    """How to run it; None takes the dtype that `Transformers` was made with, and the attention of the checkpoint."""
+    """How to run it. ``dtype`` None: that of `Transformers`; ``attention`` None: the checkpoint's."""
 
     way: str
     dtype: str | None = None
@@ -57,7 +57,7 @@ class Transformers:
         draft: Path | None = None,
         longest: int = 256,
     ) -> None:
-        torch._dynamo.reset()  # else models compiled before count against the limit, and later ones run uncompiled
+        torch._dynamo.reset()  # models compiled earlier would count against torch's limit
         self._folder = folder
         self._draft = draft
         self._device = device
@@ -97,7 +97,7 @@ class Transformers:
         return {}
 
     def _static_cache(self, mode: Mode, ask: Ask) -> dict[str, Any]:
-        """Compiling is no part of decoding: it is done, the first time, before the clock runs."""
+        """Options for compiled decoding. The model is compiled here, before the clock runs."""
         longest = self._longest
         while longest < len(ask.ids) + ask.most:
             longest *= 2

@@ -1,4 +1,4 @@
-"""Machines that others use too: how busy they are, and processes that keep cores busy while something is measured."""
+"""Machines that others use too: measures how busy they are, and runs processes that keep cores busy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ while os.getppid() == parent:  # nobody ends it when the parent was killed
 
 @contextmanager
 def burning(count: int) -> Iterator[None]:
-    """So many processes spin in a loop, from the first line of the body to its end, however that comes."""
+    """While the body runs, ``count`` processes spin in a loop; they are ended however the body ends."""
     with ExitStack() as stack:
         for burner in [_start(stack) for _ in range(count)]:
             assert burner.stdout is not None
@@ -36,12 +36,12 @@ def burning(count: int) -> Iterator[None]:
 def _start(stack: ExitStack) -> subprocess.Popen[bytes]:
     command = (sys.executable, "-S", "-E", "-c", _SPIN, str(os.getpid()))
     burner = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL))
-    stack.callback(burner.kill)  # the stack ends it first and waits for it then
+    stack.callback(burner.kill)  # registered last, so it runs before the process is waited for
     return burner
 
 
 def busy_cores() -> float:
-    """How many cores others keep busy now; sleeps meanwhile. Elsewhere than on Linux, the load of the last minute."""
+    """How many cores are busy, measured over a quarter of a second; outside Linux the load of the last minute."""
     if not _TIMES.exists():
         return os.getloadavg()[0]
     before = _times()

@@ -1,4 +1,4 @@
-"""From an item to the ids that a model reads: its chat format where it has one, filler in front where asked for."""
+"""Turns an item into the ids that a model reads, in the model's chat format if it has one, with filler if asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parlay.llm import LLM
 from parlay.types import ParlayError
 
 _LETTERS_PER_TOKEN = 8
-"""More than any tokenizer's for such text, so that there is enough of it."""
+"""More than any tokenizer has for such text, so that the filler is long enough."""
 _FILLER_SEED = 5
 
 
@@ -26,12 +26,12 @@ def conversation_ids(llm: LLM, messages: Sequence[Message]) -> Ids:
 
 
 def text_ids(llm: LLM, text: str) -> Ids:
-    """A text to go on from."""
+    """The ids of a text to continue."""
     return llm.job(text).samples[0].request.prompt
 
 
 def simplified(messages: Sequence[Message]) -> list[Message]:
-    """The same for templates that know users and assistants alone, in turns: the rest is said by the user."""
+    """The messages for templates that allow only users and assistants in turns: all others become the user's."""
     turns: list[Message] = []
     for message in messages:
         role = "assistant" if message.role == "assistant" else "user"
@@ -43,7 +43,7 @@ def simplified(messages: Sequence[Message]) -> list[Message]:
 
 
 def padded(llm: LLM, ids: Ids, context: int) -> Ids:
-    """Filler put before the prompt, behind the token that begins every text, until it has ``context`` tokens."""
+    """The prompt lengthened to ``context`` tokens by filler, placed after the token that begins every text."""
     missing = context - len(ids)
     if missing <= 0 or llm.tokenizer is None:
         return ids

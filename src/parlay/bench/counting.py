@@ -1,4 +1,4 @@
-"""What runners share that keep no keys and values: for each sequence a number of tokens, and room without end."""
+"""The base of runners without keys and values: for each sequence it keeps a number of tokens, without a limit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""v(rows, context): what one forward costs by its rows and the text before them. Measured here, kept as rows of
-results, and read back as prices.
+"""Seconds of one forward by its rows and the text before them: measured, kept as rows of results, read back as prices.
 
 A row of results holds one timed forward: one step, whose tokens are the forward's rows.
 """
@@ -27,13 +26,13 @@ from parlay.models.shapes import weight_shapes
 from parlay.types import Runner, Segment
 
 FORWARD = "forward"
-"""What stands in such a cell for a strategy."""
+"""The strategy's name in cells of timed forwards."""
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (64, 512, 2048)
 PASSES = 7
 
 WEIGHTS = "weights"
-"""What stands for a workload where as many bytes as a model's weights were read, and nothing was computed."""
+"""The workload's name in cells that time reading as many bytes as a model's weights have."""
 
 EMBEDDING = "model.embed_tokens.weight"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -45,9 +44,9 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class ForwardPrices:
-    """Seconds of forwards of one model, from a table; implements `Cost`. In between, and beyond, on straight lines.
+    """Seconds of forwards of one model, interpolated from a table; implements `Cost`.
 
-    ``curves`` are (rows, seconds), rows rising, by context.
+    ``curves`` are pairs (rows, seconds) in ascending order, by context. Between and beyond them lines are straight.
     """
 
     model: str
@@ -66,7 +65,7 @@ class ForwardPrices:
 
 
 def _along(points: Points, x: float) -> float:
-    """The height at ``x``; level before the first point, and never falling beyond the last."""
+    """The value at ``x`` on straight lines: constant before the first point, never falling after the last."""
     if len(points) == 1 or x <= points[0][0]:
         return points[0][1]
     high = min(bisect_left(points, (x, 0.0)), len(points) - 1)
@@ -77,8 +76,10 @@ def _along(points: Points, x: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedModel:
-    """A model whose forwards are timed, on so many threads (None: as many as there are), and the bytes of the weights
-    that each row goes through: what it takes only to read those is timed beside it."""
+    """A model whose forwards are timed. ``threads`` None: as many as decode.
+
+    ``weights``: bytes of the weights that each row uses; reading so many bytes is timed too.
+    """
 
     runner: Runner
     weights: int = 0
@@ -86,13 +87,13 @@ class TimedModel:
 
 
 def add_missing(runner: Runner, model: str, results: Results, weights: int) -> None:
-    """Time what forwards of the model cost, and the reading of ``weights`` bytes, unless ``results`` hold it."""
+    """Time forwards of the model and the reading of ``weights`` bytes, unless ``results`` hold these times."""
     if not any(is_forward(row) and row.cell.model == model for row in results.rows):
         results.add(list(measure({model: TimedModel(runner, weights)}, ROWS, CONTEXTS, PASSES)))
 
 
 def is_forward(row: Row) -> bool:
-    """Whether the row is a timed forward, and no decoded text."""
+    """Whether the row is a timed forward, not a decoded text."""
     return row.cell.strategy == FORWARD
 
 
@@ -104,7 +105,7 @@ def measure(
 
     A context for which a runner has no room gives a row that says so.
     """
-    places = {model: -1 - index for index, model in enumerate(models)}  # no request has such a number
+    places = {model: -1 - index for index, model in enumerate(models)}  # requests have no negative numbers
     for context in contexts:
         longest = context + max(rows)
         with ExitStack() as texts:
@@ -176,16 +177,16 @@ def _cell(model: str, rows: int, context: int) -> Cell:
 
 
 def _time(runner: Runner, sequence: int, rows: int) -> float:
-    """Seconds of one forward of a root and a chain below it; nothing of it is kept."""
+    """Seconds of one forward of a root and a chain below it. None of its rows are kept."""
     root, *draft = _tokens(runner, rows)
     began = time.perf_counter()
     out = runner.forward([Segment(sequence, (root,), trees.chain_tree(draft))])
-    out.logits_RV[-1, 0].item()  # waits for devices that run on their own
+    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
     return time.perf_counter() - began
 
 
 def time_reading(size: int, device: str) -> float:
-    """Seconds in which so many bytes are read, and hardly anything is computed."""
+    """Seconds to read so many bytes with hardly any arithmetic."""
     block = torch.zeros(size // 4, device=device)
     began = time.perf_counter()
     block.sum().item()
@@ -216,14 +217,14 @@ def _rising(seconds: Mapping[int, Sequence[float]]) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReading:
-    """Bytes, and the shortest time in which they were read: delays only ever add."""
+    """Bytes, and the shortest time in which they were read, because delays only add."""
 
     bytes: int
     seconds: float
 
 
 def reading(rows: Iterable[Row], model: str) -> ForwardReading | None:
-    """Of the model's weights, if that was timed."""
+    """The reading of the model's weights, if it was timed."""
     own = [row for row in rows if row.cell.workload == WEIGHTS and row.cell.model == model and row.seconds > 0]
     return ForwardReading(own[0].peak_memory_bytes, min(row.seconds for row in own)) if own else None
 

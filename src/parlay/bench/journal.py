@@ -1,4 +1,4 @@
-"""A file of results: JSON lines, a provenance record first, then rows. Runs go on where it ends."""
+"""A file of results: JSON lines, a provenance record first, then rows. A later run continues it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 class Journal(Generic[R]):
-    """Rows on disk and in memory. What is added together is written at once, so an interruption loses it together."""
+    """Rows on disk and in memory. Rows that are added together are written in one call, all or none."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Journal(Generic[R]):
 
 
 def read(path: Path, parse: Callable[[Record], R]) -> tuple[Record, list[R]]:
-    """Header and rows of a file; a last line that an interruption cut short is left out. Writes nothing.
+    """Header and rows of a file, without a last line that an interruption cut short.
 
     Raises ValueError when there is no such file, or when a line is no row of this kind, with its number.
     """
@@ -66,7 +66,7 @@ def read(path: Path, parse: Callable[[Record], R]) -> tuple[Record, list[R]]:
 
 
 def check_same_origin(path: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Rows of two machines or two commits do not belong into one file. Raises ValueError."""
+    """Raises ValueError if the file's rows come from another machine, version or commit than this run."""
     different = [name for name in now if name not in MAY_DIFFER and stored.get(name) != now[name]]
     if different:
         raise ValueError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 LENGTH = 16
 FEWEST_TOKENS = 16
-"""A text that loops earlier than this leaves too little to time."""
+"""A text that loops before so many tokens is too short to time."""
 
 
 def first_loop(output: Sequence[int], length: int = LENGTH) -> int:
@@ -19,7 +19,7 @@ def first_loop(output: Sequence[int], length: int = LENGTH) -> int:
 
 
 def lasts(output: Sequence[int]) -> bool:
-    """Whether enough comes before the first loop to be timed; a text that ends of itself may be shorter."""
+    """Whether enough tokens to time come before the first loop. A text without a loop may be shorter."""
     return first_loop(output) >= min(FEWEST_TOKENS, len(output))
 
 
@@ -30,7 +30,7 @@ def looped(output: Sequence[int], length: int = LENGTH) -> float:
 
 
 def _repeats(output: Sequence[int], length: int) -> Iterator[int]:
-    """Where runs of ``length`` tokens begin that occurred before; the two may overlap."""
+    """Where runs of ``length`` tokens begin that occurred before, overlapping or not."""
     seen: set[tuple[int, ...]] = set()
     for start in range(len(output) - length + 1):
         run = tuple(output[start : start + length])

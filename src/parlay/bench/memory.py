@@ -1,4 +1,4 @@
-"""Memory of this process: resident now, and at most since it was last asked to forget; or of its accelerator."""
+"""Memory of this process or its accelerator: now, and the peak since `forget_peak`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _PEAK = "5"
-"""What Linux wants written there to forget the peak of the resident memory."""
+"""What is written there to have Linux reset the peak of the resident memory."""
 
 
 def forget_peak(device: str) -> None:
-    """Begin anew, where the system can: elsewhere the peak is that of the whole process so far."""
+    """Reset the peak. Where the system can't, the peak is that of the whole process so far."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -26,7 +26,7 @@ def forget_peak(device: str) -> None:
 
 
 def peak_bytes(device: str) -> int:
-    """Memory allocated on a CUDA device, or else the process's resident memory; 0 where nobody tells."""
+    """Peak memory on a CUDA device, or else of the process's resident memory; 0 if the system does not say."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
     if _STATUS.exists():
@@ -37,7 +37,7 @@ def peak_bytes(device: str) -> int:
 
 
 def resident_bytes() -> int:
-    """Of this process, now, on Linux."""
+    """Resident memory of this process now, on Linux."""
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,4 +1,4 @@
-"""Makes a workload ready: each item as ids, and as long as plain decoding writes it, untimed.
+"""Prepares a workload: each item as ids, with the answer that plain decoding gives, untimed.
 
 Small models repeat themselves, and copying from a loop is easy. So an answer ends where plain decoding's first loop
 begins, and a prompt whose answer loops almost at once is left out; a note says so.
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Talk:
-    """An item under way: what has been said so far, and what is asked next."""
+    """A conversation under way: the messages so far, and the questions that follow."""
 
     item: Item
     messages: list[Message]
     questions: list[str]
 
     def go_on(self, answer: str) -> bool:
-        """Ask the next question after the answer; False when there is none."""
+        """Append the answer and the next question. False if there is no further question."""
         if not self.questions:
             return False
         self.messages += [Message("assistant", answer), Message("user", self.questions.pop(0))]
@@ -45,7 +45,7 @@ class _Talk:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """``most`` tokens are asked for at most, or as many as each item says; loops are cut unless they are kept."""
+    """Prepares workloads. ``most`` None: each item's own length. Answers are cut at loops unless ``keep_loops``."""
 
     llm: LLM
     waves: Waves
@@ -53,7 +53,7 @@ class Preparation:
     keep_loops: bool = False
 
     def prepare(self, workload: Workload, temperature: float, context: int) -> Prepared:
-        """Decode every item plainly; what it raises belongs into the rows of the workload."""
+        """Decode every item plainly. What this raises becomes the error of the workload's rows."""
         left_out: Counter[str] = Counter()
         found: list[tuple[Ask, Answer]] = []
         talks = [_Talk(item, list(item.messages), list(item.follow_ups)) for item in workload.items]
@@ -99,9 +99,9 @@ class Preparation:
 
 
 def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
-    """So many of its items, by preference those whose answer of ``most`` tokens does not repeat itself at once.
+    """The workload with ``count`` items, preferably those whose answer of ``most`` tokens does not loop at once.
 
-    Of the others little is left to time. Items for which the model has no room come last.
+    Little is left to time of the others. Items for which the model has no room come last.
     """
     ids = [first_ids(llm, item) for item in workload.items]
     fitting = [place for place, own in enumerate(ids) if len(own) + most <= llm.engine.longest]
@@ -126,7 +126,7 @@ def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _share(found: Sequence[tuple[Ask, Answer]]) -> float | None:
-    """The part of all answers, uncut, that is looped."""
+    """The looped share of all answers before they are cut."""
     total = sum(len(answer.tokens) for _, answer in found)
     inside = sum(looped(answer.tokens) * len(answer.tokens) for _, answer in found)
     return inside / total if total else None

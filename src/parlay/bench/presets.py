@@ -1,4 +1,4 @@
-"""What `parlay bench` measures where nothing else is said, and sets of settings by name."""
+"""Presets of `parlay bench`: settings by name, and the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
 
 ALL = "all"
-"""Asks for every strategy that runs without a file or models of the user's own."""
+"""The name for all strategies that need no files or models of the user's."""
 _OWN = {"file", "models"}
 
 
@@ -26,7 +26,7 @@ class Preset:
     rounds: int = 3
     most_rounds: int = 9
     against: bool = False
-    """`transformers` is measured beside them."""
+    """Whether `transformers` is measured too."""
 
 
 PRESETS = {
@@ -36,7 +36,7 @@ PRESETS = {
     "spec-bench": Preset(("spec-bench",)),
     "published": Preset(DATA_SETS, prompts=8),
 }
-"""By name; ``standard`` holds where none is named. Two of them need a folder of published sets."""
+"""By name; ``standard`` is the default. ``spec-bench`` and ``published`` need a folder of published sets."""
 
 
 def strategies(text: str) -> tuple[str, ...]:

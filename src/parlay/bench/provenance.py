@@ -17,15 +17,15 @@ import parlay
 from parlay import threads
 
 ROOT = Path(__file__).parents[3]
-"""The checkout, where the package runs from one."""
+"""The checkout that the package runs from, if it does."""
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MAY_DIFFER = ("command", "date")
-"""What two runs that go into one file need not share."""
+"""The fields in which two runs in one file may differ."""
 
 
 def provenance(command: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Everything but names of people, hosts and folders. ``more`` is what else two runs must share: a dtype, say."""
+    """The record, without names of people, hosts or folders. ``more``: fields that runs in one file must share."""
     versions = {"python": platform.python_version(), "parlay": parlay.__version__}
     return {
         "machine": machine(),

@@ -1,4 +1,4 @@
-"""The first table of README, of any model."""
+"""The table of the preset ``readme``."""
 
 from __future__ import annotations
 

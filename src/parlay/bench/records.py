@@ -1,4 +1,4 @@
-"""What a measurement is: a cell (who decoded what, and how), a round, and what was measured there.
+"""The rows of results: a cell (which engine and strategy decoded what, and how), a round, and what was measured.
 
 One row per cell and round. Rows are stored flat, the cell's fields beside the others, defaults left out.
 """
@@ -14,12 +14,12 @@ from parlay.bench import journal
 from parlay.bench.journal import Journal, Record
 
 PLAIN = "none"
-"""The strategy that all others are held against."""
+"""The strategy with which all others are compared."""
 OURS = "parlay"
 
 
 class System(NamedTuple):
-    """Who decodes: an engine, and its strategy or mode."""
+    """An engine, and its strategy or mode."""
 
     engine: str
     strategy: str
@@ -31,7 +31,7 @@ class System(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Who decoded what, and how. ``engine`` is ``parlay`` or a peer's name, whose mode is then the ``strategy``.
+    """What was measured. ``engine`` is ``parlay``, or a peer's name, whose mode is then the ``strategy``.
 
     ``part`` names the measurement where a file holds several that must not be mixed.
     ``context`` 0 leaves prompts as they are; else each was padded with leading filler text to so many tokens.
@@ -82,7 +82,7 @@ class Row:
     proposed_by_source: Mapping[str, int] = field(default_factory=dict)
     accepted_by_source: Mapping[str, int] = field(default_factory=dict)
     prefill_seconds: float = 0.0
-    """These four: how the time was spent, where the engine tells."""
+    """These four fields: how the time was spent, if the engine says so."""
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0

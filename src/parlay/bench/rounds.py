@@ -1,7 +1,7 @@
-"""The one loop of every comparison: systems decode the same requests in turns, wave by wave, round after round.
+"""The loop of every comparison: systems decode the same requests in turns, wave by wave, round after round.
 
-Who begins changes from wave to wave, and a ratio of two systems is taken within a round, so that it is one of the same
-minute: a slow minute of the machine spoils no system alone.
+The order of the systems changes from wave to wave. A ratio of two systems is taken within a round, so that a slow
+minute of the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from parlay.types import ParlayError
 
 
 class Rounds:
-    """Measures rounds of systems that ``decoders`` run, by engine. What fails is a row that says so.
+    """Measures rounds of systems that ``decoders`` run, by engine. A failure becomes a row with its error.
 
-    In a round everyone goes through the requests once, or again and again until ``seconds`` have passed. Before its
-    first round a system is warmed up, unless ``warm_up`` is False.
+    In a round every system decodes all requests once, and then again until ``seconds`` have passed. A system is warmed
+    up before its first round, unless ``warm_up`` is False.
     """
 
     def __init__(self, decoders: Mapping[str, Decoder], seconds: float = 0.0, *, warm_up: bool = True) -> None:
@@ -32,10 +32,10 @@ class Rounds:
         self._seconds = seconds
         self._warms_up = warm_up
         self._warm: dict[tuple[System, int], str] = {}
-        """What warming up a system at a concurrency raised; empty where it went well."""
+        """The error that warming up a system at a concurrency raised; empty without an error."""
 
     def measure(self, cells: Sequence[Cell], prepared: Prepared, number: int) -> list[Row]:
-        """One round, numbered so, of cells that differ in nothing but who decodes."""
+        """Measure round ``number`` of cells that differ only in the system."""
         if not prepared.asks:
             return [Row(cell=cell, round=number, looped=prepared.looped, note=prepared.note) for cell in cells]
         size = cells[0].concurrency
@@ -53,7 +53,7 @@ class Rounds:
     def _take_turns(
         self, cells: Sequence[Cell], waves: Sequence[Sequence[Ask]], number: int, failed: dict[System, str]
     ) -> dict[System, list[Wave]]:
-        """Every wave by everyone, and all again while there is time; who raises is out, and ``failed`` says why."""
+        """Decode every wave with every system, again while there is time. A system that raises joins ``failed``."""
         found: dict[System, list[Wave]] = {cell.system: [] for cell in cells}
         with burning(cells[0].busy if cells else 0):
             ends = time.monotonic() + self._seconds
@@ -75,7 +75,7 @@ class Rounds:
             failed[cell.system] = one_line(error)
 
     def _warm_up(self, cell: Cell, asks: Sequence[Ask]) -> str:
-        """Run a wave, the first time at this concurrency, a little and then whole; what raised is an error for good.
+        """Before a system's first round at a concurrency, run a wave, a little of it and then all. Returns its error.
 
         Compiled systems compile in the first run and may compile again in the second.
         """
@@ -91,12 +91,12 @@ class Rounds:
 
 
 def rotated(cells: Sequence[Cell], by: int) -> Sequence[Cell]:
-    """The same, another one first."""
+    """The cells in the same order, beginning with another one."""
     shift = by % max(len(cells), 1)
     return [*cells[shift:], *cells[:shift]]
 
 
 def one_line(error: Exception) -> str:
-    """The beginning of an error's message, and its type where the message was not written for users."""
+    """The beginning of an error's message, with its type unless the message was written for users."""
     message = " ".join(str(error).split())
     return (message if isinstance(error, ParlayError) else f"{type(error).__name__}: {message}")[:300]

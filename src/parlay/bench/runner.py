@@ -1,4 +1,4 @@
-"""A measurement planned: which systems on which workloads, how often. Each round is beside plain decoding.
+"""Plans and runs a measurement: which systems on which workloads, how often, always beside plain decoding.
 
 What is measured is stored round by round, so that a run that was stopped goes on where it ended.
 """
@@ -23,13 +23,13 @@ from parlay.bench.workloads import Workload
 from parlay.llm import LLM
 
 CERTAIN = 0.02
-"""Standard error of a ratio, as a share of it, at which no further round is measured."""
+"""Relative standard error of a ratio below which no further round is measured."""
 
 logger = logging.getLogger(__name__)
 
 
 class BenchSetting(NamedTuple):
-    """What systems are compared in."""
+    """The conditions under which systems are compared."""
 
     workload: str
     concurrency: int
@@ -76,14 +76,14 @@ class BenchPlan:
             yield BenchSetting(*values)
 
     def cells_of(self, setting: BenchSetting) -> list[Cell]:
-        """Everyone in one setting."""
+        """The cells of one setting: one for each system."""
         return [
             Cell(part=self.part, engine=engine, model=self.model, strategy=strategy, **setting._asdict())
             for engine, strategy in self.systems
         ]
 
     def cells(self) -> Iterator[Cell]:
-        """All of them, as tables list them."""
+        """All cells, in the order of the tables."""
         for setting in self.settings():
             yield from self.cells_of(setting)
 
@@ -94,7 +94,7 @@ def lacks(results: Results, plan: BenchPlan) -> bool:
 
 
 class Bench:
-    """Measures what the results lack of a plan; each round of a setting is stored at once."""
+    """Measures what a plan still lacks in the results; each round of a setting is stored at once."""
 
     def __init__(
         self, llm: LLM, plan: BenchPlan, results: Results, decoders: Mapping[str, Decoder] | None = None
@@ -108,16 +108,16 @@ class Bench:
 
     @cached_property
     def left(self) -> int:
-        """Rows that were sure to be measured when this was first asked."""
+        """Rows that were certain to be measured when this was first read; rounds for certainty are not counted."""
         return sum(
             len(self._lacking(setting, turn)) for setting in self._plan.settings() for turn in range(self._plan.rounds)
         )
 
     def run(self, tell: Callable[[int], object] = bool, *, ends: float = math.inf) -> None:
-        """Measure round by round over all settings; ``tell`` hears how many rows more there are.
+        """Measure round by round over all settings; ``tell`` is called with the number of new rows.
 
-        Rounds for the sake of certainty come last, and are in no count of those `left`. But for the first, no round
-        begins that would take, as the last one did, beyond ``ends`` (of `time.monotonic`).
+        Rounds that only make ratios more certain come last. After the first, no round begins that would end after
+        ``ends`` (of `time.monotonic`) if it took as long as the last one.
         """
         took = 0.0
         for number in range(max(self._plan.rounds, self._plan.most_rounds)):
@@ -138,7 +138,7 @@ class Bench:
                 tell(len(rows))
 
     def _lacking(self, setting: BenchSetting, turns: int = 0) -> list[Cell]:
-        """Who still lacks rounds after so many more turns, and plain decoding beside them."""
+        """The cells that still lack rounds after so many more turns, with plain decoding first."""
         plain, *others = self._plan.cells_of(setting)
         lacking = [cell for cell in others if self._lacks(cell, turns)]
         return [plain, *lacking] if lacking or self._lacks(plain, turns) else []
@@ -151,7 +151,7 @@ class Bench:
         return ratio is not None and ratio.error > CERTAIN * ratio.median
 
     def _next_round(self, plain: Cell) -> int:
-        """After all rows of the setting: a system that joins later meets plain decoding in a round of its own."""
+        """The number after all rounds of the setting, so that a system that joins later has rounds of its own."""
         beside = [cell for cell in self._results.cells if plain_of(cell) == plain]
         return max((row.round for cell in beside for row in self._results.of(cell)), default=-1) + 1
 
@@ -163,7 +163,7 @@ class Bench:
         return self._rounds.measure(cells, prepared, number)
 
     def _ready(self, setting: BenchSetting) -> Prepared | Exception:
-        """The workload, decoded plainly once for all rounds and concurrencies; or what went wrong in that."""
+        """The workload, decoded plainly once for all rounds and concurrencies, or the error of doing so."""
         key = (setting.workload, setting.temperature, setting.context)
         if key not in self._prepared:
             workload = next(each for each in self._plan.workloads if each.name == setting.workload)

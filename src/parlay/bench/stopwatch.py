@@ -1,6 +1,6 @@
-"""The one stopwatch: when tokens were emitted. Decoding lasts from the first emission to the last.
+"""The stopwatch of all measurements: when tokens were emitted. Decoding lasts from the first emission to the last.
 
-Other engines are timed by it in environments without Parlay's dependencies, so this module imports nothing of ours.
+It also times other engines, in environments without Parlay's dependencies, so this module imports nothing of Parlay.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Stopwatch:
     last: dict[str, float] = field(default_factory=dict)
     emissions: int = 0
     at_once: int = 0
-    """Tokens of the very first emission of any request: no decoding time precedes them."""
+    """Tokens of the first emission of all: no decoding time precedes them."""
 
     def emit(self, tokens: Sequence[int], request: str = "") -> None:
-        """These tokens are out now."""
+        """Note that these tokens are emitted now."""
         if not tokens:
             return
         now = time.perf_counter() - self.began

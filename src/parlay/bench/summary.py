@@ -1,4 +1,4 @@
-"""What the rounds of each cell come to: medians with their spread, and ratios to plain decoding of the same round."""
+"""Summaries of the rounds of each cell: medians with their spread, and ratios to plain decoding of the same round."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CellSummary:
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
-        """Of the time after prefill: drafting, verifying, the rest."""
+        """Shares of the time after prefill: drafting, verifying, the rest."""
         draft = sum(row.draft_seconds for row in self.rows)
         verify = sum(row.verify_seconds for row in self.rows)
         overhead = sum(row.overhead_seconds for row in self.rows)
@@ -89,7 +89,7 @@ class CellSummary:
 
     @property
     def same(self) -> tuple[int, int] | None:
-        """Requests whose text was that of plain decoding, of how many; None where nothing promises it."""
+        """Requests with the text of plain decoding, and how many were compared; None if no text is promised."""
         compared = sum(row.of for row in self.rows)
         return (sum(row.same for row in self.rows), compared) if compared else None
 
@@ -99,7 +99,7 @@ class CellSummary:
         return _over(sum(row.joules or 0.0 for row in metered), sum(row.tokens for row in metered))
 
     def tokens_per_unit(self, price_per_hour: float) -> float | None:
-        """Tokens that one unit of currency buys, prompts' time included, where an hour of the machine costs so much."""
+        """Tokens per unit of currency at this price of an hour of the machine, the prompts' time included."""
         rate = _over(sum(row.tokens for row in self.rows), sum(row.seconds for row in self.rows))
         return None if rate is None else 3600 * rate / price_per_hour
 
@@ -115,18 +115,18 @@ class Measurements:
 
     @property
     def cells(self) -> list[Cell]:
-        """In the order of their first rows."""
+        """The cells that have rows, in the order of their first rows."""
         return list(self._by_cell)
 
     def of(self, cell: Cell) -> Sequence[Row]:
         return self._by_cell.get(cell, ())
 
     def only(self, wanted: Callable[[Cell], bool]) -> Measurements:
-        """Those of some cells."""
+        """The measurements of the wanted cells."""
         return Measurements(row for row in self.rows if wanted(row.cell))
 
     def each(self, value: Callable[[Cell], T]) -> list[T]:
-        """What differs between the cells, each value once, in order."""
+        """A value of each cell, without repetitions, in order."""
         return list(dict.fromkeys(map(value, self._by_cell)))
 
     def summary(self, cell: Cell) -> CellSummary | None:
@@ -140,7 +140,7 @@ class Measurements:
 
 
 def plain_of(cell: Cell) -> Cell:
-    """The cell of plain decoding by Parlay that a cell is held against."""
+    """The cell of Parlay's plain decoding with which a cell is compared."""
     return replace(cell, engine=OURS, strategy=PLAIN)
 
 
@@ -153,7 +153,7 @@ def summarise(rows: Sequence[Row], cells: Iterable[Cell] | None = None) -> list[
 
 
 def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
-    """The rows of one cell, beside those of what it is held against."""
+    """The summary of one cell's rows, compared with the rows ``base``."""
     own = measured(rows)
     return CellSummary(
         rows[0].cell,
@@ -166,7 +166,7 @@ def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
 
 
 def measured(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Those in which something was decoded."""
+    """The rows in which something was decoded."""
     return tuple(row for row in rows if row.requests and not row.error)
 
 
@@ -189,7 +189,7 @@ def whole_rate(row: Row) -> float:
 
 
 def geometric_means(summaries: Iterable[CellSummary]) -> dict[str, tuple[float, int]]:
-    """Of the ratios of each system but plain decoding, by its name, over so many cells."""
+    """By the name of each system but plain decoding: the geometric mean of its ratios, and how many there are."""
     ratios: dict[str, list[float]] = {}
     for each in summaries:
         if each.cell != plain_of(each.cell) and each.ratio is not None and each.ratio.median > 0:

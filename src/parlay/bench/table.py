@@ -13,14 +13,14 @@ ABSENT = "-"
 
 
 class Column(NamedTuple):
-    """Its head, and what it says of a summary."""
+    """A column's head, and its text for a summary."""
 
     head: str
     text: Callable[[CellSummary], str]
 
 
 def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None) -> str:
-    """A line for each summary, then what there is to say of single cells, then geometric means of the ratios."""
+    """A line for each summary, then notes and errors, then geometric means of the ratios."""
     columns = [*_what(summaries), *_measures(summaries, price_per_hour)]
     rows = [[column.head for column in columns]]
     rows += [[column.text(each) for column in columns] for each in summaries]
@@ -33,7 +33,7 @@ def table(summaries: Sequence[CellSummary], price_per_hour: float | None = None)
 
 
 def _what(summaries: Sequence[CellSummary]) -> list[Column]:
-    """What tells the cells apart; of the rest only what is not the same everywhere."""
+    """Columns that identify the cells; those with one value everywhere are left out."""
     columns = [
         Column("model", lambda each: each.cell.model),
         Column("workload", lambda each: each.cell.workload),
@@ -68,7 +68,7 @@ def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) ->
 
 
 def _remarks(summaries: Sequence[CellSummary]) -> list[str]:
-    """Each thing that is to be said once, with the workloads it is said of: errors of a strategy, notes of them all."""
+    """Errors and notes, each once, with the workloads that it applies to."""
     workloads: dict[tuple[str, str], list[str]] = {}
     for each in summaries:
         said = (str(each.cell.system), each.error) if each.error else ("", each.note)

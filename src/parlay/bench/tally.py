@@ -1,4 +1,4 @@
-"""From the waves of one cell in one round to its row."""
+"""Turns the waves of one cell in one round into its row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Times(TypedDict):
 
 
 class Drafts(TypedDict):
-    """Fields of a row: steps, and what became of drafts."""
+    """Fields of a row: steps, and outcomes of drafts."""
 
     steps: int
     proposed_by_position: tuple[int, ...]
@@ -57,7 +57,7 @@ class Sameness(TypedDict):
 
 
 def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -> Row:
-    """The waves went through the prepared requests in order, perhaps several times."""
+    """The row of waves that went through the prepared requests in order, once or several times."""
     answers = [answer for wave in waves for answer in wave.answers]
     metrics = [answer.metrics for answer in answers]
     return Row(
@@ -100,7 +100,7 @@ def drafts(metrics: Sequence[Metrics]) -> Drafts:
 
 
 def phases(waves: Sequence[Wave], metrics: Sequence[Metrics]) -> Phases:
-    """A step counts in full for each request that took part in it: all is brought back to the time that passed."""
+    """The time by phase. A step counts in full for each request in it, so times are scaled to the time that passed."""
     counted = sum(each.seconds for each in metrics)
     passed = sum(wave.seconds for wave in waves)
     scale = min(1.0, passed / counted) if counted else 1.0
@@ -113,7 +113,7 @@ def phases(waves: Sequence[Wave], metrics: Sequence[Metrics]) -> Phases:
 
 
 def sameness(answers: Sequence[Answer], prepared: Prepared) -> Sameness:
-    """Nothing is compared where the text of plain decoding is not promised."""
+    """How many texts equal plain decoding's; nothing is compared if that text is not promised."""
     exactness = Exactness.weakest(*(answer.metrics.exactness for answer in answers))
     if exactness not in COMPARED:
         return {"same": 0, "of": 0, "exactness": str(exactness)}

@@ -1,6 +1,6 @@
-"""`generate` of `transformers`, greedy and watched as it emits: all that is measured of it goes through here.
+"""Runs `generate` of `transformers`, greedy, and reports each emission: all measurements of it use this.
 
-Peers are measured in environments without Parlay, so this module imports nothing of ours.
+Peers are measured in environments without Parlay, so this module imports nothing of Parlay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, CompileConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 Emit = Callable[[list[int]], None]
-"""Told the tokens of each emission when they come."""
+"""Called with the tokens of each emission."""
 
 PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_num_tokens": 10}
 """Options for its own prompt lookup, at the setting that its documentation shows."""
@@ -24,7 +24,7 @@ PROMPT_LOOKUP: dict[str, Any] = {"prompt_lookup_num_tokens": 10}
 def compiled(longest: int) -> dict[str, Any]:
     """Options for a static cache of so many tokens, and a decoding forward compiled for it."""
     config = CompileConfig()
-    config._compile_all_devices = True  # `generate` compiles on GPUs alone unless told
+    config._compile_all_devices = True  # by default `generate` compiles on GPUs only
     return {"cache_implementation": "static", "max_cache_len": longest, "compile_config": config}
 
 
@@ -50,7 +50,7 @@ def generate(model: PreTrainedModel, ids: Sequence[int], most: int, options: dic
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]
-    """Hands on what `generate` emits; the prompt, which comes first, is left out."""
+    """Passes on what `generate` emits, without the prompt, which comes first."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit

@@ -1,7 +1,7 @@
-"""Requests that are sent together, and what decodes them: Parlay here, other engines elsewhere.
+"""Requests that are sent together (a wave), and the decoder that is Parlay; other engines implement it elsewhere.
 
-Requests share nothing but the models: each is a tenant of its own, so that no prompt is found in a cache, every first
-token is paid for, and no store learns from any of them.
+Requests share only the models. Each has a cache salt of its own, so every prompt is computed in full, and no store
+learns from any of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNMETERED = EnergyMeter((), "nobody asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A prompt as every system gets it; at most ``most`` tokens are wanted."""
+    """A request as every system gets it; ``most`` limits the answer's tokens."""
 
     ids: Ids
     most: int
@@ -38,7 +38,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an ask: the tokens and their times from the start of its wave, and what the engine counted."""
+    """The answer to an ask: tokens and their times from the start of the wave, and the engine's counts."""
 
     reading: Reading
     metrics: Metrics
@@ -66,7 +66,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Asks that are ready to be sent, what plain decoding answers to each, and what there is to say of others."""
+    """Asks that are ready to be sent, plain decoding's answer to each, and a note on prompts that were left out."""
 
     asks: tuple[Ask, ...]
     goals: tuple[Ids, ...]
@@ -74,22 +74,22 @@ class Prepared:
     note: str
 
     def filled(self, size: int) -> Prepared:
-        """Whole waves of so many: the last one is filled up with the first asks."""
+        """The same in whole waves of ``size``: the last wave is filled up with the first asks."""
         count = -(-len(self.asks) // size) * size
         pairs = list(islice(cycle(zip(self.asks, self.goals, strict=True)), count))
         return replace(self, asks=tuple(ask for ask, _ in pairs), goals=tuple(goal for _, goal in pairs))
 
 
 class Decoder(Protocol):
-    """An engine under test. Its strategies are known to it by name."""
+    """An engine under test, with strategies or modes by name."""
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
-        """Send the asks at once and wait for every answer. What fails raises, and leaves nothing under way."""
+        """Send the asks at once and wait for every answer. Raises on failure, and then leaves no request running."""
         ...
 
 
 def lone_wave(ask: Ask, strategy: str, reading: Reading) -> Wave:
-    """A wave of one request, of which nothing more is known than its reading. Its exactness counts as `seed`."""
+    """A wave of one request of which only the reading is known. Its exactness counts as `seed`."""
     metrics = Metrics(
         strategy,
         Exactness.SEED,
@@ -103,7 +103,7 @@ def lone_wave(ask: Ask, strategy: str, reading: Reading) -> Wave:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is measured of a run beside its tokens: its length, the most memory held meanwhile, and joules."""
+    """Measures a run's time, peak memory and joules."""
 
     device: str
     meter: EnergyMeter = UNMETERED
@@ -136,7 +136,7 @@ class Waves:
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:
         """See `Decoder`."""
         jobs = [self._job(strategy, ask, temperature) for ask in asks]
-        self._llm.reset_prefix_cache()  # else the peak of memory would include all waves before
+        self._llm.reset_prefix_cache()  # so that the peak of memory does not include earlier waves
         return self._gauges.measure(
             lambda watch: self._run(jobs, watch), lambda watch: [_answer(job, watch) for job in jobs]
         )

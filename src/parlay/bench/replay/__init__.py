@@ -1,1 +1,1 @@
-"""Replay: a target that emits recorded answers, so that drafts can be judged on the text of models that aren't here."""
+"""Replay: a target that emits recorded answers, to measure drafts on the texts of models that are not at hand."""

@@ -1,4 +1,4 @@
-"""Files of recorded answers: what a model was asked, what it answered, and what the answer may be copied from."""
+"""Reads files of recorded answers: prompts, a model's answers, and the texts that an answer may copy from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from parlay.bench.workloads.files import records
 
 OUTPUTS = ("output", "answer", "response", "completion")
-"""Where a record keeps its answer; the first that is there is taken."""
+"""Fields that may hold the answer; the first that a record has is taken."""
 SHAPES = (
     f"an answer under {', '.join(OUTPUTS)} with its question under prompt or instruction (and input), "
     "or query, docs and result"
@@ -40,7 +40,7 @@ def read_answers(path: Path) -> Iterator[RecordedAnswer]:
 
 
 def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
-    """The first shape that fits."""
+    """The recorded answer, by the first shape that fits."""
     if "query" in record and "result" in record:
         return _with_documents(record, where)
     output = next((name for name in OUTPUTS if name in record), None)

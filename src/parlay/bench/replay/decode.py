@@ -1,5 +1,5 @@
-"""Recorded answers decoded once more, under a strategy: steps, drafts and acceptance as they would be with the model
-that wrote them.
+"""Decodes recorded answers again under a strategy: steps, drafts and acceptance are those that the model that wrote
+them would have had.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Replayed:
 
 
 class ReplayMeter:
-    """Adds up what forwards cost by given prices; implements `Cost`. What a replay's own forwards take is nothing."""
+    """Adds up the prices of forwards; implements `Cost`. The time of a replay's own forwards does not count."""
 
     def __init__(self, prices: Cost | None) -> None:
         self._prices = prices
@@ -51,9 +51,9 @@ class ReplayMeter:
 
 
 class Replay:
-    """One strategy, and recorded answers one after the other; what learns across requests learns from them.
+    """Decodes recorded answers one after the other under one strategy. Stores learn from earlier answers.
 
-    Without ``prices`` no budget can be weighed against its cost, so that every draft is verified whole.
+    Without ``prices`` a policy can't weigh costs, so every draft is verified whole.
     """
 
     def __init__(self, text: str, tokens: RecordedTokens, prices: Cost | None = None) -> None:
@@ -98,7 +98,7 @@ def whole_drafts(spec: StrategySpec) -> StrategySpec:
 
 
 def refuse_sight(strategy: Strategy) -> None:
-    """Raises ValueError for what looks at more of the target than the tokens that it commits."""
+    """Raises ValueError for a strategy that reads more of the target than the tokens that it commits."""
     if strategy.rule.exactness not in (Exactness.BITS, Exactness.SEED):
         raise ValueError("its accept rule weighs the target's probabilities, which were not recorded")
     if strategy.drafter is None:
@@ -111,7 +111,7 @@ def refuse_sight(strategy: Strategy) -> None:
 
 
 def no_model(name: str) -> NoReturn:
-    """Whoever asks for a model, or for its tokenizer, has no place here."""
+    """Raises ValueError: a replay has no model and no model's tokenizer."""
     raise ValueError("needs a draft model, and a replay has nothing but recorded tokens")
 
 

@@ -23,7 +23,7 @@ MODEL = "recorded answers"
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Recorded answers of one file as ids, cut where they first repeat themselves; ``looped``: what share was."""
+    """Recorded answers of one file as ids, cut where they first repeat themselves; ``looped``: the share that was."""
 
     name: str
     records: tuple[Recorded, ...]
@@ -79,7 +79,7 @@ def _counts(row: Row, texts: Texts, done: Sequence[Replayed]) -> Row:
 
 
 def _priced(row: Row, done: Sequence[Replayed]) -> Row:
-    """With seconds: forwards by their prices, drafting as it was measured here; the engine's own time is left out."""
+    """The row with modelled seconds: forwards by their prices, drafting as measured; without the engine's own time."""
     verify = sum(one.forward_seconds for one in done)
     return replace(row, decode_seconds=verify + row.draft_seconds, verify_seconds=verify, modelled=True)
 
@@ -100,7 +100,7 @@ def _can_replay(strategy: str, tokens: RecordedTokens) -> bool:
 def lacking(
     texts: Sequence[Texts], strategies: Sequence[str], results: Results, prices: ForwardPrices | None = None
 ) -> list[tuple[Texts, str]]:
-    """What ``results`` does not hold yet."""
+    """The pairs of texts and strategy that ``results`` does not hold yet."""
     return [
         (each, strategy) for each in texts for strategy in strategies if not results.of(cell(strategy, each, prices))
     ]

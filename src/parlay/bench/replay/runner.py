@@ -31,7 +31,7 @@ class ReplayRunner(CountingRunner):
         self._marked = (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
 
     def expect(self, prompt: Ids, answer: Ids) -> None:
-        """From now on this is what is answered to that prompt. Raises ValueError for an empty prompt or answer."""
+        """Sets the answer to the next sequence with that prompt. Raises ValueError for an empty prompt or answer."""
         if not prompt or not answer:
             raise ValueError("a recorded prompt and its answer need at least one token each")
         self._answers = {prompt: answer}
@@ -51,7 +51,7 @@ class ReplayRunner(CountingRunner):
         return Output(self._certain(tokens), tuple(starts))
 
     def _certain(self, tokens: Sequence[int]) -> torch.Tensor:
-        """A row of logits for each token, that token far ahead; in memory that the next forward takes back."""
+        """A row of logits for each token in which that token is far ahead. The next forward reuses the memory."""
         self._logits_RV[self._marked] = 0.0
         if len(tokens) > len(self._logits_RV):
             self._logits_RV = torch.zeros(len(tokens), self.spec.vocab_size)

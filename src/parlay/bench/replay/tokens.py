@@ -1,7 +1,6 @@
-"""From recorded texts to the ids of the model that wrote them.
+"""Turns recorded texts into ids by the tokenizer of the model that wrote them.
 
-The ids are those that its tokenizer makes of the text: a model may have written a word in other pieces here and there,
-and what ended its answer is not recorded.
+The model may have cut a word in another way here and there, and the token that ended its answer is not recorded.
 """
 
 from __future__ import annotations

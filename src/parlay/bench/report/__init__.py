@@ -1,1 +1,1 @@
-"""The report: what files of results hold, as a page, a table and plots. What was not measured is left out and named."""
+"""The report: files of results as a page, tables and plots. Sections without data are left out and named."""

@@ -18,7 +18,7 @@ TEXT = (
 FEWEST = 20
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SHOWN, PANELS = 8, 12
-"""Lines, and panels, that a chart has room for."""
+"""Most lines and panels of a chart."""
 
 
 def by_position(rows: Sequence[Row]) -> Section | Missing:
@@ -39,12 +39,12 @@ def by_position(rows: Sequence[Row]) -> Section | Missing:
         panels=tuple(panels[:PANELS]),
         top=1.0,
     )
-    shown = [chart] if panels else []  # often enough over all workloads need not be so in any
+    shown = [chart] if panels else []  # there may be enough nodes over all workloads and too few in each
     return Section(TITLE, TEXT.format(fewest=FEWEST), (*shown, _table(own, names)))
 
 
 def _chosen(names: int, panels: int) -> str:
-    """What the chart leaves out, if anything."""
+    """A sentence on what the chart leaves out, if anything."""
     strategies = f"the {SHOWN} strategies with most tokens per step" if names > SHOWN else ""
     kinds = f"the first {PANELS} of {panels} workloads" if panels > PANELS else ""
     return "; ".join(filter(None, (strategies, kinds)))

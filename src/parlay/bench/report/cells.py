@@ -20,7 +20,7 @@ FAILED = "What failed, or was left out"
 
 
 def every_cell(rows: Sequence[Row]) -> Section:
-    """A table for each set of conditions; columns that nobody fills are left out."""
+    """A table for each set of conditions, without empty columns."""
     own = [row for row in decoded(rows) if row.requests]
     return Section(TITLE, TEXT, tuple(_table(own, where) for where in all_conditions(own)))
 
@@ -54,7 +54,7 @@ def _names(each: CellSummary) -> tuple[str, str]:
 
 
 def _ratio(rows: Sequence[Row], each: CellSummary) -> str:
-    """Peers too are held against our plain decoding."""
+    """The ratio to Parlay's plain decoding, for peers too."""
     return _spread(ratio(rows, system(each.rows[0]), each.cell.workload), ".2f")
 
 

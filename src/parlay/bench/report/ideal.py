@@ -55,7 +55,7 @@ class Decoding:
 
 
 def decoding(rows: Sequence[Row]) -> Decoding:
-    """Of one system on one workload, all rounds together."""
+    """The sums of one system's rows on one workload, over all rounds."""
     steps = sum(row.steps - row.requests for row in rows)
     proposed = sum(row.proposed for row in rows)
     firsts = sum(row.proposed_by_position[0] for row in rows if row.proposed_by_position)

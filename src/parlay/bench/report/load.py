@@ -45,7 +45,7 @@ def by_concurrency(rows: Sequence[Row]) -> Section | Missing:
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that differ in concurrency, at most; the lowest first."""
+    """Groups of rows that differ only in concurrency, in ascending order."""
     found: dict[tuple[object, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.cell.concurrency):
         cell = row.cell
@@ -75,7 +75,7 @@ def _cell(rows: Sequence[Row], name: str, kinds: Sequence[str], count: int) -> s
 
 
 def _lines(rows: Sequence[Row], kinds: Sequence[str], counts: Sequence[int]) -> dict[str, Points]:
-    """Plain decoding, and those that are fastest anywhere, as many as the chart has room for."""
+    """The lines of the chart: plain decoding, and the strategies that are fastest anywhere."""
     every = {
         name: [(count, value) for count in counts if (value := _rate(rows, name, kinds, count))]
         for name in systems(rows)

@@ -31,5 +31,5 @@ def markdown(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that ends no cell and begins no element."""
+    """Text that can stand in a cell of a table."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())

@@ -25,7 +25,7 @@ class Conditions:
 
     @property
     def words(self) -> str:
-        """As a heading; what is usual is not said."""
+        """A heading, without conditions that have their usual value."""
         return "; ".join(
             filter(
                 None,
@@ -42,18 +42,18 @@ class Conditions:
 
 
 def conditions_of(row: Row) -> Conditions:
-    """Those of a row."""
+    """The conditions of a row."""
     cell = row.cell
     return Conditions(cell.model, cell.concurrency, cell.temperature, cell.context, cell.busy, row.modelled)
 
 
 def all_conditions(rows: Iterable[Row]) -> list[Conditions]:
-    """All that differ, in order of appearance."""
+    """All conditions of the rows, in order of appearance."""
     return list(dict.fromkeys(conditions_of(row) for row in rows))
 
 
 def system(row: Row) -> str:
-    """Who decoded, by name."""
+    """The name of the system of a row."""
     return str(row.cell.system)
 
 
@@ -91,7 +91,7 @@ def ratio(rows: Sequence[Row], name: str, workload: str, base: str = PLAIN) -> S
 
 
 def geometric(values: Sequence[float]) -> float:
-    """Geometric mean; 0 of nothing."""
+    """Geometric mean; 0 without values."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
 
 
@@ -103,7 +103,7 @@ def tokens_per_step(rows: Iterable[Row]) -> float:
 
 
 def same(rows: Iterable[Row]) -> str:
-    """How many texts equal those of plain decoding; empty where nothing promises it."""
+    """How many texts equal those of plain decoding; empty if no text is promised."""
     own = decoded(rows)
     told = sum(row.of for row in own)
     return f"{sum(row.same for row in own)}/{told}" if told else ""

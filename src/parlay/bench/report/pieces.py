@@ -1,4 +1,4 @@
-"""What a report is made of, as data: sections with tables and charts, and what is missing."""
+"""The parts of a report as data: sections with tables and charts, and sections that are missing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Chart = LineChart | DotChart | ScatterChart
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one question found: a few sentences, then charts and tables. A table below a chart may share its title."""
+    """A section: a few sentences, then charts and tables. A table below a chart may share its title."""
 
     title: str
     text: str
@@ -76,7 +76,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A question that the files don't answer, and why."""
+    """A section that the files hold no data for, and why."""
 
     title: str
     why: str

@@ -175,7 +175,7 @@ def _shortened(title: str, most: int = 36) -> str:
 
 @contextmanager
 def _figure(size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure of our style; nobody else's settings are touched."""
+    """A figure in the report's style; matplotlib's global settings are not changed."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Files of results, read together: rows of one machine and one version, unless somebody insists."""
+"""Reads files of results together: rows of one machine and one version, unless forced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ReportSources:
-    """All files, and in what those that were forced together differ."""
+    """All files, and the differences between those that were forced together."""
 
     sources: tuple[Source, ...]
     differences: tuple[str, ...] = ()
@@ -65,5 +65,5 @@ def _source(path: Path) -> Source:
 
 
 def _differing(one: Source, other: Source) -> str:
-    """In which of the fields that matter two files differ."""
+    """The fields of `ORIGIN` in which two files differ."""
     return ", ".join(name for name in ORIGIN if one.header.get(name) != other.header.get(name))

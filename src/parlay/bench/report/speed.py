@@ -71,7 +71,7 @@ def _cell(rows: Sequence[Row], name: str, kind: str) -> str:
 
 
 def _ratios(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """By workload, where there is one."""
+    """The ratio on each workload that has one."""
     found = ((kind, ratio(rows, name, kind)) for kind in workloads(rows))
     return {kind: value.median for kind, value in found if value is not None}
 

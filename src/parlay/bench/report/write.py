@@ -1,4 +1,4 @@
-"""From files of results to a folder with ``report.html`` and ``report.md``."""
+"""Writes the report of files of results to a folder, as ``report.html`` and ``report.md``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(paths: Sequence[Path], folder: Path, *, force: bool = False, plots: bo
 
 
 def sections(rows: Sequence[Row]) -> list[Section | Missing]:
-    """All of them, in order. Those that nothing stands for are left out without a word where nothing is amiss."""
+    """All sections in order. A function returns None for a section that does not apply to these files."""
     found = (
         speed.steps_alone(rows),
         speed.by_workload(rows),
@@ -75,7 +75,7 @@ def _file(source: Source) -> str:
 
 
 def _machine(header: Mapping[str, Any]) -> str:
-    """One line; what the header lacks is left out."""
+    """One line on machine, versions and commit, as far as the header has them."""
     machine, versions, environment = (_mapping(header, name) for name in ("machine", "versions", "environment"))
     known = [
         machine.get("cpu"),

@@ -1,4 +1,4 @@
-"""What is asked of the models: small sets that ship here, published ones, and files in the shapes of those."""
+"""Workloads: small built-in sets, published sets, and files in their shapes."""
 
 from __future__ import annotations
 

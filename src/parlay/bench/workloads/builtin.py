@@ -1,4 +1,4 @@
-"""The sets that ship here: a few prompts of each kind, written for this project. Small, so they prove little alone."""
+"""The built-in sets: a few prompts of each kind, written for this project. They are too small to rank close results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published sets of prompts, by name: read from a folder of the user's, since nothing of them ships here."""
+"""Published sets of prompts, by name. They are read from a folder of the user's; none is part of the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES: Mapping[str, str] = {
     "llma-summaries": "llma-reference/cnndm.jsonl",
     "llma-questions": "llma-reference/rag.jsonl",
 }
-"""By name, where a set lies in that folder."""
+"""The place of each set in that folder, by name."""
 
 
 def find(name: str, data: Path | None) -> Path:

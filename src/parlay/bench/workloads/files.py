@@ -1,6 +1,6 @@
 """Reads workload files: JSON lines or one JSON array, plain or compressed with zstd or gzip.
 
-Data are only ever parsed as JSON. Every complaint is one line that names the file and the line in it.
+Data are only parsed as JSON. Every error message is one line with the file and the line in it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _parsed(path: Path, text: str, first_line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {first_line + error.lineno - 1}: not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists without end
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, or lists nested too deep
         raise ValueError(f"{path}, line {first_line}: not JSON ({error})") from None
 
 

@@ -1,4 +1,4 @@
-"""Text of any length that means little and does not repeat itself: entries of a carrier's book, made up by rule."""
+"""Filler text of any length that does not repeat itself: entries of an invented carrier's book, made by rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDS = (
 
 
 def entries(seed: int) -> Iterator[str]:
-    """One entry after another without end: the same for the same seed, on every machine."""
+    """An endless series of entries; the same for the same seed on every machine."""
     rng = random.Random(seed)
     number = 0
     while True:

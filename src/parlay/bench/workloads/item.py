@@ -1,4 +1,4 @@
-"""One thing that is asked of a model, and a set of them."""
+"""A prompt or conversation that is given to a model (an item), and a set of them (a workload)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Either a ``prompt`` to go on from, or ``messages`` to answer; ``follow_ups`` are then asked one by one.
+    """Either a ``prompt`` to continue, or ``messages`` to answer; ``follow_ups`` are then asked one by one.
 
     ``references`` are texts that the answer may repeat, ``prediction`` is what it will mostly be. ``category`` parts
     the items of one file.

@@ -1,6 +1,6 @@
 """The shapes in which sets of prompts are published, each known by the fields of a record.
 
-Sets that ask for an answer become a user's message; those whose text is to be gone on with stay a prompt.
+Records of sets that ask for an answer become a user's message; a text that is to be continued stays a prompt.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ SHAPES = (
     RecordShape("plain", frozenset({"messages"}), _plain),
     RecordShape("plain", frozenset({"prompt"}), _plain),
 )
-"""Where a record has the fields of two, the first counts."""
+"""If a record has the fields of two shapes, the first is taken."""
 
 
 def _id(record: Record, field: str, number: str) -> str:
