@@ -30,6 +30,34 @@ TESTS = {
         "generation/test_responses.py::test_a_stream_adds_up_to_the_response"
     ),
     "Responses, `previous_response_id`": "generation/test_responses.py::test_a_conversation_goes_on",
+    "Responses, calls of functions and what they returned": "generation/test_responses.py::test_a_call_that_must_come",
+    "Messages (Anthropic's), whole and streamed": (
+        "generation/test_anthropic_client.py::test_a_stream_has_the_text_of_the_whole_answer"
+    ),
+    "Messages, `count_tokens`": "generation/test_anthropic_client.py::test_system_is_text_or_blocks_and_counts",
+    "Messages, calls of tools and their results": (
+        "generation/test_anthropic_client.py::test_a_call_and_its_result_go_back_to_the_model"
+    ),
+    "Messages, a tool that must be called, held to its schema": (
+        "generation/test_anthropic_client.py::test_a_tool_that_must_be_called_is_called_with_valid_input"
+    ),
+    "Messages, an answer held to a JSON schema": (
+        "generation/test_anthropic_client.py::test_an_answer_keeps_to_a_schema"
+    ),
+    "reasoning apart in every vendor's client": (
+        "generation/test_thinking.py::test_every_vendors_client_has_the_reasoning_apart"
+    ),
+    "Ollama's `/api/chat` and `/api/generate`": (
+        "generation/test_ollama_client.py::test_a_stream_is_a_line_for_each_step_and_has_the_same_text"
+    ),
+    "Ollama's `format`, `options`, `tools`": (
+        "generation/test_ollama_client.py::test_format_holds_the_answer_to_json_or_a_schema"
+    ),
+    "Ollama's log-probabilities": "generation/test_ollama_client.py::test_log_probabilities_come_with_the_text",
+    "Ollama's `/api/tags`, `/api/show`, `/api/ps`": (
+        "generation/test_ollama_client.py::test_models_are_listed_shown_and_told_of_when_loaded"
+    ),
+    "Ollama's `/api/pull`": "generation/test_ollama_client.py::test_what_is_pulled_is_told_of_and_served",
     "fields without effect named in the reply": (
         "generation/test_fields.py::test_fields_without_effect_are_named_in_a_header"
     ),

@@ -108,6 +108,16 @@ def test_options_are_heeded(llama: Client) -> None:
     assert llama.chat("parlay-mini", SAID, options={**GREEDY, "num_ctx": 4096, "num_gpu": 0}).message.content == whole
 
 
+def test_log_probabilities_come_with_the_text(llama: Client) -> None:
+    few: dict[str, Any] = {"model": "parlay-mini", "options": {"temperature": 0, "num_predict": 4}}
+    reply = llama.chat(messages=SAID, logprobs=True, top_logprobs=2, **few)
+    told = reply.logprobs or []
+    assert "".join(one.token for one in told) == reply.message.content
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].logprob >= one.logprob for one in told)
+    parts = list(llama.generate(prompt=PROMPT, logprobs=True, stream=True, **few))
+    assert "".join(one.token for part in parts for one in part.logprobs or ()) == "".join(one.response for one in parts)
+
+
 def test_models_are_listed_shown_and_told_of_when_loaded(llama: Client) -> None:
     assert [model.model for model in llama.list().models] == ["parlay-mini"]
     assert [model.model for model in llama.ps().models] == ["parlay-mini"]
@@ -128,6 +138,14 @@ def test_errors_are_ollamas(llama: Client) -> None:
         llama.chat("parlay-mini", SAID, options={"mirostat": 2})
     with pytest.raises(ollama.ResponseError, match="images"):
         llama.chat("parlay-mini", [{"role": "user", "content": "x", "images": [b"x"]}])
+
+
+def test_there_are_no_embeddings_and_the_answer_says_so(llama: Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="generate text") as error:
+        llama.embed("parlay-mini", PROMPT)
+    assert error.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="generate text"):
+        llama.embeddings("parlay-mini", PROMPT)
 
 
 def test_nothing_is_pulled_unless_the_owner_allows_it(llama: Client) -> None:

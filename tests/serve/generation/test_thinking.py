@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic import Anthropic
+from fastapi import FastAPI
+from ollama import Client
+from openai import OpenAI
 from starlette.testclient import TestClient
 
 from parlay import LLM, SamplingParams
@@ -125,6 +130,35 @@ def test_the_python_api_does_the_same(engine: AsyncLLM, nudged: dict[str, Any]) 
     thought, mark, answer = output[0].outputs[0].text.partition(END)
     assert (bool(thought), bool(mark)) == (True, True)
     assert answer in {"Rome", "Paris"}
+
+
+def test_every_vendors_client_has_the_reasoning_apart(
+    engine: AsyncLLM, serve: Callable[[FastAPI], AbstractContextManager[str]]
+) -> None:
+    """Random weights at temperature 0 reason to the end of their tokens."""
+    asked: dict[str, Any] = {"model": "thinker", "messages": MESSAGES, "max_tokens": 24}
+    greedy: dict[str, Any] = {"extra_body": {"temperature": 0}}
+    with serve(create_app({"thinker": engine})) as url:
+        chat = OpenAI(base_url=f"{url}/v1", api_key="any").chat.completions.create(**asked, **greedy)
+        thought: str = chat.choices[0].message.reasoning_content  # type: ignore[attr-defined]
+        claude = Anthropic(base_url=url, api_key="any")
+        block = claude.messages.create(**asked, **greedy).content[0]
+        with claude.messages.stream(**asked, **greedy) as stream:
+            streamed = stream.get_final_message().content[0]
+        assert (block.type, streamed.type) == ("thinking", "thinking")
+        assert block.thinking == streamed.thinking == thought != ""
+        llama, options = Client(host=url), {"temperature": 0, "num_predict": 24}
+        assert llama.chat("thinker", MESSAGES, options=options).message.thinking == thought
+        parts = list(llama.chat("thinker", MESSAGES, options=options, stream=True))
+        assert "".join(part.message.thinking or "" for part in parts) == thought
+        item = (
+            OpenAI(base_url=f"{url}/v1", api_key="any")
+            .responses.create(model="thinker", input="Rome or Paris?", max_output_tokens=24, temperature=0)
+            .output[0]
+        )
+        assert item.type == "reasoning"
+        assert item.content is not None
+        assert item.content[0].text == thought
 
 
 def test_no_message_tells_where_a_local_model_lies(client: TestClient, folder: Path) -> None:

@@ -11,6 +11,8 @@ from parlay.serve.errors import ApiError
 _PATHS = {
     "/v1/embeddings": "embeddings",
     "/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
     "/v1/rerank": "reranking",
     "/v2/rerank": "reranking",
     "/rerank": "reranking",
