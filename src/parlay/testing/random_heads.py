@@ -10,6 +10,7 @@ from torch import nn
 from parlay.drafters.heads.options import EAGLE3, MEDUSA
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
+from parlay.heads.hydra import HydraHeads
 from parlay.heads.medusa import MedusaConfig, MedusaHeads
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.models.config import DecoderConfig
@@ -23,7 +24,7 @@ def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
 
     def find(method: str, name: str) -> OpenHead:
         torch.manual_seed(seed)
-        artefact = _medusa(target) if method == MEDUSA else _eagle3(target)
+        artefact = _eagle3(target) if method == EAGLE3 else _several(target, method)
         return OpenHead(artefact, torch.randn(target.vocab_size, target.hidden_size), _runner, torch.float32)
 
     return find
@@ -37,15 +38,19 @@ def _eagle3(target: RunnerSpec) -> HeadArtefact:
     return HeadArtefact(EAGLE3, head.config.layer, settings, dict(head.state_dict()), torch.zeros(0))
 
 
-def _medusa(target: RunnerSpec) -> HeadArtefact:
-    heads = random_medusa(target)
+def _several(target: RunnerSpec, method: str) -> HeadArtefact:
+    """Three heads."""
+    config = MedusaConfig(target.hidden_size, target.vocab_size, max(target.vocab_size // 2, 2), 3)
+    heads = MedusaHeads(config) if method == MEDUSA else HydraHeads(config)
+    heads.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
+    _disturb(heads)
     settings = {
         "taps": [target.num_layers],
-        "draft_vocab_size": heads.config.draft_vocab_size,
-        "heads": heads.config.heads,
+        "draft_vocab_size": config.draft_vocab_size,
+        "heads": config.heads,
         "acceptance": [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]],
     }
-    return HeadArtefact(MEDUSA, _layer(target), settings, dict(heads.state_dict()), torch.zeros(0))
+    return HeadArtefact(method, _layer(target), settings, dict(heads.state_dict()), torch.zeros(0))
 
 
 def _disturb(head: nn.Module) -> None:
@@ -54,14 +59,6 @@ def _disturb(head: nn.Module) -> None:
         for weight in head.parameters():
             if weight.ndim == 2:
                 weight.normal_(0, weight.shape[1] ** -0.5)
-
-
-def random_medusa(target: RunnerSpec) -> MedusaHeads:
-    """Three heads."""
-    heads = MedusaHeads(MedusaConfig(target.hidden_size, target.vocab_size, max(target.vocab_size // 2, 2), 3))
-    heads.set_draft_vocab(torch.arange(heads.config.draft_vocab_size) * 2)
-    _disturb(heads)
-    return heads
 
 
 def random_eagle3(target: RunnerSpec) -> Eagle3Head:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from parlay import models
-from parlay.drafters.heads.options import EAGLE3, MEDUSA
+from parlay.drafters.heads.options import EAGLE3, HYDRA, MEDUSA
 from parlay.heads import artefact
 from parlay.llm import LLM
 from parlay.train.data.batches import in_order
@@ -21,8 +21,8 @@ from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.loop import Loop, Progress
-from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions, MedusaTrainOptions
-from parlay.train.recipes import eagle3, medusa
+from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions, HydraTrainOptions, MedusaTrainOptions
+from parlay.train.recipes import eagle3, hydra, medusa
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, Runner
@@ -44,6 +44,7 @@ class Method:
 
 METHODS = {
     EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
+    HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
     MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
 }
 """By the name of the strategy that drafts with them."""

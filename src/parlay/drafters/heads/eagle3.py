@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.dynamic_tree import DynamicTree
+from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.options import EAGLE3 as SOURCE
 from parlay.drafters.heads.options import Eagle3Options
 from parlay.drafters.heads.sequences import HeadSequence, HeadSequences
@@ -58,12 +59,13 @@ class Eagle3:
         taps = tuple(held.settings["taps"])
         config = Eagle3Config(held.layer, int(held.settings["draft_vocab_size"]), taps)
         self.needs = Needs(taps=taps)
-        self._options, self._vocab_size = options, resources.vocab_size
+        self._options = options
         self._runner = head.make_runner(*eagle3_decoder(config, held.tensors, head.embedding))
         self._sequences = HeadSequences(self._runner, taps)
         self._fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
         self._dtype = head.dtype
-        self._ids_D = held.tensors["d2t"] + torch.arange(config.draft_vocab_size)
+        ids_D = held.tensors["d2t"] + torch.arange(config.draft_vocab_size)
+        self._guessing = Guessing(ids_D, resources.vocab_size)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._jobs(views, budgets)
@@ -150,14 +152,7 @@ class Eagle3:
             self._sequences.keep(job.view, len(job.pending))
 
     def _guesses(self, jobs: Sequence[_Job], logits_RD: Tensor) -> list[list[Guess]]:
-        """The best children of each row that has just run, as the target's ids."""
-        width = self._options.width
+        """The best children of each row that has just run."""
         rows = [(job, node) for job in jobs for node in job.tree.newest]
-        if all(job.view.request.params.greedy for job in jobs):
-            best_RW = logits_RD.softmax(-1).topk(min(width, logits_RD.shape[-1]))
-            ids_RW = self._ids_D[best_RW.indices].tolist()
-            return [list(zip(*row, strict=True)) for row in zip(ids_RW, best_RW.values.tolist(), strict=True)]
-        logits_RV = torch.full((len(logits_RD), self._vocab_size), -torch.inf)
-        logits_RV[:, self._ids_D] = logits_RD
         paths = [job.tree.path_tokens(node) for job, node in rows]
-        return best_guesses(logits_RV, [job.view for job, _ in rows], paths, width)
+        return self._guessing.best(logits_RD, [job.view for job, _ in rows], paths, self._options.width)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.draft_models.static_trees import StaticTree, best_tree
+from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.latest_states import LatestStates
 from parlay.drafters.heads.options import MEDUSA as SOURCE
 from parlay.drafters.heads.options import MedusaOptions
@@ -45,7 +46,7 @@ class Medusa:
         (layer,) = held.settings["taps"]
         self.needs = Needs(taps=(layer,))
         self._states = LatestStates(layer)
-        self._vocab_size = resources.vocab_size
+        self._guessing = Guessing(self._heads.draft_ids, resources.vocab_size)
         self._shape = lru_cache(maxsize=256)(self._best_shape)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -67,26 +68,15 @@ class Medusa:
     def release(self, sequence: int) -> None:
         self._states.release(sequence)
 
-    @cached_property
-    def _ids_D(self) -> Tensor:
-        return self._heads.draft_ids
-
     def _best_shape(self, budget: int) -> StaticTree:
         return best_tree(self._acceptance, budget, len(self._acceptance))
 
     def _guesses(self, view: SequenceView, logits_LD: Tensor) -> list[list[Guess]]:
-        """The candidates of each level, best first."""
-        width = len(self._acceptance[0])
-        if view.request.params.greedy:
-            best_LW = logits_LD.softmax(-1).topk(min(width, logits_LD.shape[-1]))
-            ids_LW = self._ids_D[best_LW.indices].tolist()
-            return [list(zip(*level, strict=True)) for level in zip(ids_LW, best_LW.values.tolist(), strict=True)]
-        logits_LV = torch.full((len(logits_LD), self._vocab_size), -torch.inf)
-        logits_LV[:, self._ids_D] = logits_LD
+        """The candidates of each level, best first. A level's noise depends on its depth alone, so any path does."""
         found: list[list[Guess]] = []
-        for row_V in logits_LV:
-            path = [level[0][0] for level in found]  # the noise depends on the depth alone
-            found += best_guesses(row_V[None], [view], [path], width)
+        for row_D in logits_LD:
+            path = [level[0][0] for level in found]
+            found += self._guessing.best(row_D[None], [view], [path], len(self._acceptance[0]))
             if not found[-1]:
                 return found[:-1]
         return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parlay.options import Options, option
 
-EAGLE3, MEDUSA = "eagle3", "medusa"
+EAGLE3, MEDUSA, HYDRA = "eagle3", "medusa", "hydra"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,13 @@ class Eagle3Options(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaOptions(Options):
+    """Which heads draft."""
+
+    head: str = option("", "folder of the heads; empty: those that go with the target", opens=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HydraOptions(Options):
     """Which heads draft."""
 
     head: str = option("", "folder of the heads; empty: those that go with the target", opens=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.drafters.heads.options import EAGLE3, MEDUSA, Eagle3Options, MedusaOptions
+from parlay.drafters.heads.options import EAGLE3, HYDRA, MEDUSA, Eagle3Options, HydraOptions, MedusaOptions
 from parlay.strategies.entry import StrategyEntry
 
 ENTRIES = (
@@ -30,5 +30,17 @@ ENTRIES = (
         options=MedusaOptions,
         k=16,
         factory="parlay.drafters.heads.medusa:Medusa",
+    ),
+    StrategyEntry(
+        name=HYDRA,
+        family="heads",
+        training="heads on the target (parlay train hydra)",
+        needs="heads trained for this target",
+        summary="Small heads on the target's last state, each of which also reads the tokens drafted before its own.",
+        when="as medusa, where drafting may cost a little more",
+        reference="Ankner et al. 2024, arXiv:2402.05109",
+        options=HydraOptions,
+        k=16,
+        factory="parlay.drafters.heads.hydra:Hydra",
     ),
 )
