@@ -86,7 +86,7 @@ def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
         return found
     name = "tool_use" if with_tools and "tool_use" in found else "default"
     if name not in found:
-        raise ValueError(f"this model has chat templates for {', '.join(sorted(found))}, and none for all else")
+        raise ValueError(f"this model has chat templates for {', '.join(sorted(found))}, and no default one")
     return found[name]
 
 

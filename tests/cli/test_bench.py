@@ -25,9 +25,9 @@ MISTAKES = {
     "no number": (["--concurrency", "1,many"], "'many'"),
     "temperature below 0": (["--temperature", "-1"], "at least 0"),
     "context below 0": (["--context", "-5"], "at least 0"),
-    "several at once": (["--against", "transformers", "--concurrency", "2"], "let --concurrency hold 1"),
-    "sampled": (["--preset", "readme", "--temperature", "1"], "--temperature 0"),
-    "other weights": (["--against", "transformers", "--quantize", "int8"], "leave it out, or --quantize int8"),
+    "several at once": (["--against", "transformers", "--concurrency", "2"], "include 1 in --concurrency"),
+    "sampled": (["--preset", "readme", "--temperature", "1"], "0 in --temperature"),
+    "other weights": (["--against", "transformers", "--quantize", "int8"], "leave out --against, or --quantize int8"),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 

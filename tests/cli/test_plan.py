@@ -123,7 +123,7 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
 MISTAKES = {
     "unknown device": (["--device", "h300"], "name one of b200"),
     "two machines": (["--device", "h200", "--calibrate"], "leave out --calibrate"),
-    "eight bits elsewhere": (["--device", "h200", "--quantize", "int8"], "--quantize is for this machine"),
+    "eight bits elsewhere": (["--device", "h200", "--quantize", "int8"], "--quantize works for this machine only"),
     "rows that are no numbers": (["--device", "h200", "--rows", "1,many"], "--rows 1,many"),
     "no rows": (["--device", "h200", "--rows", "0"], "from 1"),
     "empty batch": (["--device", "h200", "--batch", ""], "--batch"),

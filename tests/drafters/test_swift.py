@@ -201,7 +201,7 @@ def test_where_nothing_can_be_left_out_it_says_so() -> None:
     for target in (replace(TARGET, num_layers=2), replace(TARGET, layer_skip=False), None):
         with pytest.raises(UsageError, match="strategy swift"):
             made(target=target)
-    with pytest.raises(UsageError, match=r"ratio=0 leaves out none of the 8 inner sub-layers of six"):
+    with pytest.raises(UsageError, match=r"ratio=0 skips none of the 8 inner attention and MLP blocks of six"):
         made("ratio=0")
 
 

@@ -120,7 +120,7 @@ KEYS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
     "nan": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "expected a number above 0"),
     "layers": ({"llama.block_count": 1 << 30}, (), "block_count is"),
     "rope": ({"llama.rope.scaling.type": "longrope"}, (), "rope scaling 'longrope'"),
-    "partial-rope": ({"llama.rope.dimension_count": 4}, (), "of which 4 turn"),
+    "partial-rope": ({"llama.rope.dimension_count": 4}, (), "of which positions rotate 4"),
 }
 
 

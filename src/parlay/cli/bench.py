@@ -149,11 +149,11 @@ def _check_against(options: argparse.Namespace, preset: Preset) -> None:
     if not (options.against or preset.against):
         return
     if options.quantize:
-        raise ValueError(f"transformers runs weights as stored: leave it out, or --quantize {options.quantize}")
+        raise ValueError(f"transformers runs weights as stored: leave out --against, or --quantize {options.quantize}")
     if not (1 in options.concurrency and 0 in options.temperature):
         raise ValueError(
             "transformers is measured greedily, with one request at a time: "
-            "let --concurrency hold 1 and --temperature 0, or leave it out"
+            "include 1 in --concurrency and 0 in --temperature, or leave out --against"
         )
 
 
@@ -310,7 +310,7 @@ def _real(text: str) -> float:
 def _price(text: str) -> float:
     value = _real(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("nothing is for free: the price must be above 0")
+        raise argparse.ArgumentTypeError("the price must be above 0")
     return value
 
 

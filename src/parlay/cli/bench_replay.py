@@ -68,14 +68,14 @@ def refuse_without(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that means something with --replay only."""
     for name in ("tokenizer", "cost_model", "cost_table"):
         if vars(options)[name] is not None:
-            raise ValueError(f"--{name.replace('_', '-')} goes with --replay")
+            raise ValueError(f"--{name.replace('_', '-')} works only with --replay")
 
 
 def _refuse_with(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that means nothing with --replay."""
     for name, usual in MEANINGLESS.items():
         if vars(options)[name] != usual:
-            raise ValueError(f"--{name.replace('_', '-')} means nothing with --replay: no model decodes there")
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with --replay: no model decodes there")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -114,9 +114,9 @@ class _Ground:
 
 def _check_machine_flags(options: argparse.Namespace) -> None:
     if options.device and (options.calibrate or options.calibration):
-        raise ValueError("--device names a machine that is not measured: leave out --calibrate and --calibration")
+        raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
     if options.device and options.quantize:
-        raise ValueError("--quantize is for this machine: on a --device weights are kept as they are")
+        raise ValueError("--quantize works for this machine only: leave it out with --device")
     if options.device:
         known_machine(options.device, "bfloat16")  # a wrong name is said before a model is looked for
 

@@ -143,7 +143,7 @@ def read_config(directory: Path) -> DecoderConfig:
         if said[name] < 1:
             raise ParlayError(f"{directory}: config.json says {name} {said[name]}: expected at least 1")
     if config.head_dim % 2:
-        raise ParlayError(f"{directory}: config.json says head_dim {config.head_dim}: positions turn pairs of numbers")
+        raise ParlayError(f"{directory}: config.json says head_dim {config.head_dim}: expected an even number")
     return config
 
 

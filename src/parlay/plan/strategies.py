@@ -110,7 +110,7 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | No
     """The model whose forwards write the drafts; None where they are found by looking up."""
     if family == _WRITTEN:
         if models.draft is None:
-            raise ValueError(f"strategy {spec} drafts with a model: say which with --draft-model")
+            raise ValueError(f"strategy {spec} drafts with a model: name it with --draft-model")
         return models.draft
     if family == _SELF:
         ratio = spec.settings["ratio"]

@@ -79,7 +79,7 @@ def _share_gpt(record: Record, number: str) -> Item:
             raise ValueError("a turn of conversations is not an object")
         if _text(turn, "from") in ("human", "user"):
             return Item(id=_id(record, "id", number), messages=(Message("user", _text(turn, "value")),))
-    raise ValueError("nobody asks anything in conversations")
+    raise ValueError("conversations has no turn of a user")
 
 
 def _with_documents(record: Record, number: str) -> Item:

@@ -63,7 +63,7 @@ def _hang(draft: Draft, spine: Draft) -> Draft:
     if not len(spine) or not len(draft):
         return draft if len(draft) else spine
     if draft.kind != "point":
-        raise ValueError(f"a draft of kind {draft.kind!r} can't be joined with others'")
+        raise ValueError(f"a draft of kind {draft.kind!r} can't be joined with others")
     end = len(spine) - 1
     parents = tuple(end if parent < 0 else parent + end + 1 for parent in draft.tree.parents)
     return Draft(

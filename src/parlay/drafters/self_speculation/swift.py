@@ -33,8 +33,8 @@ class Swift:
         start = middle(target, options.ratio)
         if not start:
             raise UsageError(
-                f"strategy {SOURCE}: ratio={options.ratio:g} leaves out none of the {len(inner(target))} inner "
-                f"sub-layers of {target.name}: raise it, or choose another strategy if there are none"
+                f"strategy {SOURCE}: ratio={options.ratio:g} skips none of the {len(inner(target))} inner "
+                f"attention and MLP blocks of {target.name}: raise it, or choose another strategy if there are none"
             )
         self._search = OnlineSearch(
             start,

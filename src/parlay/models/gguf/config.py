@@ -172,9 +172,9 @@ def _head_dim(mine: _Keys, default: int) -> int:
     turned = mine.size("rope.dimension_count", mine.size("attention.key_length", max(default, 1)))
     head_dim = mine.size("attention.key_length", turned)
     if mine.size("attention.value_length", head_dim) != head_dim or turned != head_dim:
-        raise UnsupportedModel(f"heads of {head_dim} numbers, of which {turned} turn, are not supported")
+        raise UnsupportedModel(f"heads of {head_dim} numbers, of which positions rotate {turned}, are not supported")
     if head_dim % 2:
-        raise BadGguf(f"heads have {head_dim} numbers: positions turn pairs of numbers")
+        raise BadGguf(f"heads have {head_dim} numbers: expected an even number")
     return head_dim
 
 

@@ -50,7 +50,7 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> Sa
     options = body.options or OllamaOptions()
     if options.repeat_last_n not in (None, -1, 0) and options.repeat_penalty not in (None, 1):
         field = "options.repeat_last_n"
-        raise ApiError(400, f"{field} is not supported but as -1 or 0: the penalty looks at the whole text", field)
+        raise ApiError(400, f"{field} must be -1 or 0: the penalty looks at the whole text", field)
     given: Mapping[str, Any] = options.model_dump(
         exclude_none=True, include=set(OllamaOptions.model_fields) - {"repeat_last_n"}
     )
