@@ -18,7 +18,8 @@ from parlay.heads import artefact
 from parlay.llm import LLM
 from parlay.train.data.batches import in_order
 from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.prompts import read_prompts
+from parlay.train.data.given import save_given
+from parlay.train.data.prompts import read_conversations, read_prompts
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.loop import Loop, Progress
 from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions, HydraTrainOptions, MedusaTrainOptions
@@ -63,6 +64,10 @@ def prepare(options: HeadTrainOptions, llm: LLM) -> list[Featured]:
     plan = WritingPlan(given, 0.5 if given else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
     with llm:
         Writer(llm, plan).write(options.work, options.shards, lambda number: print(f"texts: shard {number} written"))
+        if options.texts:
+            read = read_conversations(options.texts, skip_broken=options.skip_broken)
+            assert llm.tokenizer is not None, "the writer has its chat template"
+            save_given(options.work, read, llm.tokenizer, plan.prompt_tokens, options.answer_tokens)
     runner: Runner = models.load(options.model)
     store = FeatureStore(options.work, Target.named(options.model).stored_layers())
     store.compute(runner, lambda path: print(f"features: {path.name} written"))

@@ -19,7 +19,11 @@ class HeadTrainOptions(LoopOptions):
     prompts: Path | None = option(
         None, 'file of JSON lines {"prompt": TEXT}; the target writes half of its own besides'
     )
-    skip_broken: bool = option(False, "leave broken lines of that file out")
+    texts: Path | None = option(
+        None,
+        'file of JSON lines {"prompt": TEXT, "answer": TEXT} to learn from besides; reading is quicker than writing',
+    )
+    skip_broken: bool = option(False, "leave broken lines of these files out")
     shards: int = option(16, "shards of 128 conversations that the target writes", low=1)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
     draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)

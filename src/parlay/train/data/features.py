@@ -49,7 +49,7 @@ class FeatureStore:
         for texts in shards(self._folder):
             path = self.path(texts)
             if not path.exists():
-                save(path, [_featured(runner, text, self._layers) for text in load_shard(texts)])
+                save(path, _featured(runner, load_shard(texts), self._layers))
                 done(path)
 
     def load(self) -> list[Featured]:
@@ -63,21 +63,41 @@ class FeatureStore:
         return texts.with_name(texts.name.replace("texts", f"states-{name}")).with_suffix(".safetensors")
 
 
-def _featured(runner: Runner, text: TrainingText, layers: tuple[int, ...]) -> Featured:
-    """One text, run in chunks; its sequence shares no prefix and leaves none."""
-    name = hash(text.ids) | 1 << 62
-    states: list[Tensor] = []
-    runner.open(name, (), salt="features")
-    if not runner.reserve(name, len(text.ids)):
-        raise ParlayError("the target's cache has no room for one text")
-    for begin in range(0, len(text.ids), _ROWS):
-        chunk = text.ids[begin : begin + _ROWS]
-        out = runner.forward([Segment(name, chunk, logits_from=len(chunk))], layers)
-        states.append(torch.cat([out.taps[layer] for layer in layers], -1).to(torch.bfloat16))
-        runner.keep(name, ())
-    runner.truncate(name, 0)
-    runner.release(name)
-    return Featured(torch.tensor(text.ids), text.answer, torch.cat(states))
+def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
+    """In forwards of many short texts at once, or of a piece of a long one."""
+    found: list[Featured] = []
+    group: list[TrainingText] = []
+    for text in texts:
+        if group and sum(len(each.ids) for each in group) + len(text.ids) > _ROWS:
+            found += _run(runner, group, layers)
+            group = []
+        group.append(text)
+    return [*found, *_run(runner, group, layers)]
+
+
+def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
+    """Several texts of `_ROWS` tokens in all, or a longer one; they share no prefix and leave none."""
+    names = [hash((text.ids, place)) | 1 << 62 for place, text in enumerate(texts)]
+    states: list[list[Tensor]] = [[] for _ in texts]
+    for name, text in zip(names, texts, strict=True):
+        runner.open(name, (), salt=f"features {name}")
+        if not runner.reserve(name, len(text.ids)):
+            raise ParlayError("the target's cache has no room for one text")
+    for begin in range(0, max((len(text.ids) for text in texts), default=0), _ROWS):
+        chunks = [text.ids[begin : begin + _ROWS] for text in texts]
+        segments = [Segment(*pair, logits_from=len(pair[1])) for pair in zip(names, chunks, strict=True)]
+        out = runner.forward(segments, layers)
+        rows_NF = torch.cat([out.taps[layer] for layer in layers], -1).to(torch.bfloat16)
+        for place, rows in enumerate(torch.split(rows_NF, [len(chunk) for chunk in chunks])):
+            states[place].append(rows)
+            runner.keep(names[place], ())
+    for name in names:
+        runner.truncate(name, 0)
+        runner.release(name)
+    return [
+        Featured(torch.tensor(text.ids), text.answer, torch.cat(parts))
+        for text, parts in zip(texts, states, strict=True)
+    ]
 
 
 def save(path: Path, texts: Sequence[Featured]) -> None:

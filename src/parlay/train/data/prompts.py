@@ -40,27 +40,37 @@ def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
 
     Raises ParlayError for an empty file, and for a broken line unless ``skip_broken``.
     """
+    return [prompt for (prompt,) in _read(path, ("prompt",), skip_broken)]
+
+
+def read_conversations(path: Path, *, skip_broken: bool = False) -> list[tuple[str, str]]:
+    """As `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``."""
+    return [(prompt, answer) for prompt, answer in _read(path, ("prompt", "answer"), skip_broken)]
+
+
+def _read(path: Path, keys: Sequence[str], skip_broken: bool) -> list[list[str]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ParlayError(f"can't read prompts from {path}: {error}") from error
-    read = [_prompt(line) for line in lines]
-    broken = [number for number, prompt in enumerate(read, 1) if prompt is None]
+        raise ParlayError(f"can't read {path}: {error}") from error
+    read = [_texts(line, keys) for line in lines]
+    broken = [number for number, texts in enumerate(read, 1) if texts is None]
     if broken and not skip_broken:
+        form = ", ".join(f'"{key}": TEXT' for key in keys)
         raise ParlayError(
-            f'{path}: line {broken[0]} is no {{"prompt": TEXT}} ({len(broken)} such lines): '
-            "mend them or pass --skip-broken"
+            f"{path}: line {broken[0]} is no {{{form}}} ({len(broken)} such lines): mend them or pass --skip-broken"
         )
-    prompts = [prompt for prompt in read if prompt]
-    if not prompts:
+    found = [texts for texts in read if texts]
+    if not found:
         raise ParlayError(f"{path} holds no prompts")
-    return prompts
+    return found
 
 
-def _prompt(line: str) -> str | None:
+def _texts(line: str, keys: Sequence[str]) -> list[str] | None:
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    prompt = record.get("prompt") if isinstance(record, dict) else None
-    return prompt if isinstance(prompt, str) and prompt.strip() else None
+    texts = [record.get(key) for key in keys] if isinstance(record, dict) else []
+    good = [text for text in texts if isinstance(text, str) and text.strip()]
+    return good if len(good) == len(keys) else None

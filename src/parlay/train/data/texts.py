@@ -14,6 +14,7 @@ from parlay.models.user_cache import written_whole
 from parlay.types import ParlayError
 
 _PATTERN = "texts-{:05d}.npz"
+_GIVEN = "texts-given-{:05d}.npz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ def load_shard(path: Path) -> list[TrainingText]:
     if int(lengths.sum()) != len(ids) or len(lengths) != len(answers):
         raise ParlayError(f"{path} is damaged (its lengths do not add up): delete it, and it is written again")
     return list(_split(ids, lengths, answers))
+
+
+def given_path(folder: Path, number: int) -> Path:
+    """Where shard ``number`` of the texts is that the target reads but did not write."""
+    return folder / _GIVEN.format(number)
 
 
 def shards(folder: Path) -> list[Path]:
