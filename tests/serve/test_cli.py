@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from parlay import LLM, SamplingParams
 from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
 from parlay.cli.serve_models import chosen_models, named_models
 from parlay.serve.settings import Settings
@@ -206,6 +207,32 @@ def test_the_first_model_is_there_at_the_start_and_others_come_when_asked_for() 
         assert told(url) == {"one": "loaded", "two": "unloaded"}
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": "two"}, timeout=60).json()["count"] > 0
         assert told(url) == {"one": "unloaded", "two": "loaded"}
+
+
+def test_a_damaged_store_is_set_aside_and_the_server_starts(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with LLM(strategy=f"suffix-decoding:store={store}") as llm:
+        llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
+    store.write_bytes(store.read_bytes()[:-3])
+    with serving("--strategy", f"suffix-decoding:store={store}") as (process, url):
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
+        assert reply.status_code == 200
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+    assert f"store={store} is damaged; it is now {store}.damaged" in log
+    assert (tmp_path / "store.damaged").is_file()
+
+
+def test_ollama_is_told_of_files_whether_loaded_or_not() -> None:
+    with serving("one=parlay-mini", "--model", "two=parlay-mini") as (_, url):
+        one, two = httpx.get(f"{url}/api/tags").json()["models"]
+        shown = httpx.post(f"{url}/api/show", json={"model": "one"}).json()
+    assert (one["size"], one["digest"], one["details"]) == (two["size"], two["digest"], two["details"])
+    assert one["size"] > 10_000_000
+    assert len(one["digest"]) == 64
+    assert one["details"] == shown["details"]
+    assert (one["details"]["parameter_size"], one["details"]["quantization_level"]) == ("6.95M", "BF16")
+    assert shown["model_info"]["general.parameter_count"] == 6_950_912
 
 
 def told(url: str) -> dict[str, str]:

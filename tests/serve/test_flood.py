@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.testclient import TestClient
 
+import parlay.encoding
 from parlay.aio import AsyncLLM
 from parlay.encoding import Encoder, PromptTooLong, encode
 from parlay.serve.workers import FairQueue
@@ -77,6 +79,39 @@ def test_what_is_certainly_too_long_is_not_encoded(engine: AsyncLLM, monkeypatch
         Encoder(engine.llm.tokenizer, 4096).encode("word " * 100_000)
 
 
+SAID = [{"role": "user", "content": "word " * 100_000}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/completions", {"prompt": "word " * 100_000}, "prompt"),
+        ("/v1/completions", {"prompt": ["x", "word " * 100_000]}, "prompt[1]"),
+        ("/v1/chat/completions", {"messages": SAID}, "messages"),
+        ("/v1/responses", {"input": "word " * 100_000}, "input"),
+        ("/v1/messages", {"messages": SAID, "max_tokens": 1}, "messages"),
+        ("/v1/messages/count_tokens", {"messages": SAID}, "messages"),
+        ("/api/chat", {"messages": SAID}, "messages"),
+        ("/api/generate", {"prompt": "word " * 100_000}, "prompt"),
+    ],
+)
+def test_every_api_refuses_too_many_bytes_before_they_are_encoded(
+    make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], named: str
+) -> None:
+    encode_others = parlay.encoding.encode
+
+    def refuse(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+        assert len(text) < 100_000, "it was encoded"
+        return encode_others(tokenizer, text, special=special)
+
+    monkeypatch.setattr("parlay.encoding.encode", refuse)
+    reply = TestClient(make_app()).post(path, json=fields)
+    assert reply.status_code == 400
+    assert "this model holds 4096: shorten it" in reply.text
+    if path.startswith("/v1/c") or path == "/v1/responses":
+        assert reply.json()["error"]["param"] == named
+
+
 @pytest.mark.parametrize("text", ["Hello <|end|> you\n  é😀", "a" * 1000, " ", "tail "])
 @pytest.mark.parametrize("special", [True, False])
 def test_encoding_beside_other_threads_changes_no_id(engine: AsyncLLM, text: str, special: bool) -> None:
@@ -111,8 +146,6 @@ def test_owners_that_wait_take_turns() -> None:
 def test_large_bodies_that_wait_are_bounded_for_each_key(
     make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from starlette.testclient import TestClient
-
     monkeypatch.setattr("parlay.serve.workers._HEAVY_WAITING", 0)
     body: dict[str, Any] = {"model": "parlay-mini", "prompt": "x" * 50_000}
     reply = TestClient(make_app()).post("/v1/completions", json=body)

@@ -134,6 +134,7 @@ def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLL
     """What makes a loader of a model's name."""
     from parlay.aio import AsyncLLM  # here, because they load torch
     from parlay.llm import DEFAULT_STRATEGY, LLM
+    from parlay.serve.hosted import ModelLoader
 
     def load(model: str) -> LLM:
         llm = LLM(
@@ -149,4 +150,7 @@ def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLL
         llm.prepare()
         return llm
 
-    return lambda model: partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting)
+    def loader(model: str) -> ModelLoader:
+        return ModelLoader(model, partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting))
+
+    return loader

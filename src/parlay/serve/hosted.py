@@ -17,6 +17,17 @@ Loader = Callable[[], AsyncLLM]
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLoader:
+    """A `Loader` that says which model it loads: a name or path."""
+
+    source: str
+    load: Loader
+
+    def __call__(self) -> AsyncLLM:
+        return self.load()
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """A loaded model under its name. ``max_model_len`` is how many tokens of prompt and output it holds together."""
 
@@ -56,6 +67,13 @@ class HostedModel:
         if self.served is not None:
             return "loaded"
         return "loading" if self.task is not None else "unloaded"
+
+    @property
+    def source(self) -> str | None:
+        """The name or path that it is loaded from, as far as that is known."""
+        if self.served is not None:
+            return self.served.engine.llm.runner.spec.name
+        return self.loader.source if isinstance(self.loader, ModelLoader) else None
 
     @property
     def unloadable(self) -> bool:

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import math
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from parlay import __version__
-from parlay.reasoning import reasons
+from parlay.models.facts import ModelFacts, read_facts
+from parlay.models.resolving import is_local, resolve
 from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.bodies.ollama import ModelBody, PullBody
-from parlay.serve.chat.formats import takes_tools
-from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError, OllamaErrorBody, responses
 from parlay.serve.hosted import HostedModel
 from parlay.serve.pulling import Puller
 from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
+from parlay.serve.replies.ollama_models import digest_of, listed, running, shown
 from parlay.serve.settings import Settings
+from parlay.types import ParlayError
+
+logger = logging.getLogger(__name__)
 
 SPOKEN = "0.12.0"
 """The version of Ollama whose API this is: its clients look at it."""
-_FOREVER = "9999-12-31T23:59:59Z"
 _FAILURES = responses(400, 403, 404, 408, 413, 429, 503, body=OllamaErrorBody)
 
 
@@ -42,18 +42,20 @@ def router(registry: Registry, settings: Settings, puller: Puller | None) -> API
 
     @routes.get("/tags", summary="List the models")
     async def ollama_tags() -> dict[str, Any]:
-        return {"models": [_listed(model) for model in registry]}
+        return {"models": [listed(model, await _facts_of(model)) for model in registry]}
 
     @routes.get("/ps", summary="List the models that are loaded")
     async def ollama_ps() -> dict[str, Any]:
-        return {"models": [_running(model, settings) for model in registry if model.served is not None]}
+        loaded = [model for model in registry if model.served is not None]
+        return {"models": [running(model, await _facts_of(model), settings) for model in loaded]}
 
     @routes.post("/show", summary="Tell of one model", responses=_FAILURES)
     async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
         heed_extras(body, request, settings)
         name = registry.known(body.model or body.name)
         await registry.use(name, request)
-        return _shown(registry.get(name))
+        model = registry.get(name)
+        return shown(model, await _facts_of(model))
 
     @routes.post("/pull", summary="Bring a model to this machine", responses=_FAILURES, response_class=JSONResponse)
     async def ollama_pull(body: PullBody, request: Request) -> Response:
@@ -76,7 +78,7 @@ async def _lines(puller: Puller, name: str) -> AsyncIterator[bytes]:
     """Progress as it comes, at most some ten lines a second."""
     news: asyncio.Queue[bytes | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    digest = _digest(name)
+    digest = digest_of(name)
 
     def tell(done: int, size: int) -> None:
         line = {"status": f"pulling {name}", "digest": digest, "total": size, "completed": done}
@@ -111,62 +113,17 @@ def _line(told: dict[str, Any]) -> bytes:
     return json.dumps(told).encode() + b"\n"
 
 
-def _digest(name: str) -> str:
-    """Ollama knows models by a hash of their files; here it is one of the name."""
-    return hashlib.sha256(name.encode()).hexdigest()
+async def _facts_of(model: HostedModel) -> ModelFacts | None:
+    """None for a model whose files are not on this machine, or say nothing."""
+    source = model.source
+    if source is None or not (model.served is not None or is_local(source)):
+        return None
+    return await asyncio.to_thread(_read_facts, source)
 
 
-def _listed(model: HostedModel) -> dict[str, Any]:
-    made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
-    return {
-        "name": model.name,
-        "model": model.name,
-        "modified_at": made,
-        "size": 0,
-        "digest": _digest(model.name),
-        "details": _details(model),
-    }
-
-
-def _details(model: HostedModel) -> dict[str, Any]:
-    dtype = model.served.engine.llm.runner.spec.dtype if model.served is not None else ""
-    return {
-        "parent_model": "",
-        "format": "",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": dtype,
-    }
-
-
-def _running(model: HostedModel, settings: Settings) -> dict[str, Any]:
-    listed = _listed(model)
-    keep = settings.idle_seconds if model.keep_alive is None else model.keep_alive
-    expires = _FOREVER
-    if model.loader is not None and keep is not None and math.isfinite(keep):
-        left = model.used - time.monotonic() + keep
-        expires = datetime.fromtimestamp(time.time() + left, UTC).isoformat().replace("+00:00", "Z")
-    return {**listed, "expires_at": expires, "size_vram": 0, "context_length": model.max_model_len}
-
-
-def _shown(model: HostedModel) -> dict[str, Any]:
-    assert model.served is not None
-    template = chat_template(model.served)
-    spec = model.served.engine.llm.runner.spec
-    abilities = {"completion": True, "tools": takes_tools(template), "thinking": reasons(template)}
-    return {
-        "modelfile": "",
-        "parameters": "",
-        "template": template,
-        "details": _details(model),
-        "model_info": {
-            "general.architecture": "parlay",
-            "parlay.context_length": model.max_model_len,
-            "parlay.embedding_length": spec.hidden_size,
-            "parlay.block_count": spec.num_layers,
-            "parlay.vocab_size": spec.vocab_size,
-        },
-        "capabilities": [ability for ability, there in abilities.items() if there],
-        "modified_at": _listed(model)["modified_at"],
-    }
+def _read_facts(source: str) -> ModelFacts | None:
+    try:
+        return read_facts(resolve(source))
+    except (ParlayError, OSError) as error:
+        logger.info("nothing is known of the files of %s: %s", source, error)
+        return None

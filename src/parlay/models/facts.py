@@ -1,0 +1,89 @@
+"""What the files of a model say without loading it: how many bytes and parameters, in which form, and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from parlay.models.gguf.file import SUFFIX, read_parts
+from parlay.models.hub import hash_of
+from parlay.types import ParlayError
+
+_Stamp = tuple[Path, int, int]
+"""A file, its size and when it was last written."""
+_turn = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """``family`` is the architecture; ``quantization`` the form in which most of the parameters are stored."""
+
+    form: str
+    family: str
+    bytes: int
+    parameters: int
+    quantization: str
+    digest: str
+    """SHA-256: of the file, or of the hashes of several."""
+
+
+def read_facts(path: Path) -> ModelFacts:
+    """Of a GGUF file or of a folder. All of it is read once, and again only after it has changed.
+
+    Raises ParlayError for files that are no model, OSError for what can't be read.
+    """
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    stats = [(file, file.stat()) for file in files]
+    with _turn:  # whoever asks meanwhile would read the same again
+        return _read(path, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, files: tuple[_Stamp, ...]) -> ModelFacts:
+    return _of_file(path) if path.is_file() else _of_folder(path, [file for file, _, _ in files])
+
+
+def _of_file(path: Path) -> ModelFacts:
+    parts = read_parts(path)
+    stored = Counter[str]()
+    for part in parts:
+        for tensor in part.tensors:
+            stored[tensor.format.name] += math.prod(tensor.shape)
+    return _facts("gguf", str(parts[0].keys.get("general.architecture", "")), stored, [part.path for part in parts])
+
+
+def _of_folder(path: Path, files: list[Path]) -> ModelFacts:
+    try:
+        family = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+        stored = Counter[str]()
+        for file in files:
+            if file.suffix == ".safetensors":
+                with safe_open(file, "numpy") as tensors:
+                    for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                        part = tensors.get_slice(name)
+                        stored[part.get_dtype()] += math.prod(part.get_shape())
+    except (ValueError, AttributeError, SafetensorError) as error:
+        raise ParlayError(f"{path} holds no model that can be read: {error}") from None
+    return _facts("safetensors", str(family), stored, files)
+
+
+def _facts(form: str, family: str, stored: Counter[str], files: Iterable[Path]) -> ModelFacts:
+    hashes = [(file, hash_of(file)) for file in files]
+    listed = "".join(f"{digest}  {file.name}\n" for file, digest in hashes)
+    return ModelFacts(
+        form=form,
+        family=family,
+        bytes=sum(file.stat().st_size for file, _ in hashes),
+        parameters=stored.total(),
+        quantization=stored.most_common(1)[0][0] if stored else "",
+        digest=hashes[0][1] if form == SUFFIX[1:] and len(hashes) == 1 else hashlib.sha256(listed.encode()).hexdigest(),
+    )

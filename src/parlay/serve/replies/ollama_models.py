@@ -1,0 +1,83 @@
+"""Models as Ollama's API tells of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from parlay.models.facts import ModelFacts
+from parlay.reasoning import reasons
+from parlay.serve.chat.formats import takes_tools
+from parlay.serve.chat.job import chat_template
+from parlay.serve.hosted import HostedModel
+from parlay.serve.settings import Settings
+
+_FOREVER = "9999-12-31T23:59:59Z"
+
+
+def digest_of(name: str) -> str:
+    """Of a model whose files are not known here."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def listed(model: HostedModel, facts: ModelFacts | None) -> dict[str, Any]:
+    made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": made,
+        "size": 0 if facts is None else facts.bytes,
+        "digest": digest_of(model.name) if facts is None else facts.digest,
+        "details": _details(facts),
+    }
+
+
+def _details(facts: ModelFacts | None) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "" if facts is None else facts.form,
+        "family": "" if facts is None else facts.family,
+        "families": [] if facts is None else [facts.family],
+        "parameter_size": "" if facts is None else _spelled(facts.parameters),
+        "quantization_level": "" if facts is None else facts.quantization,
+    }
+
+
+def _spelled(parameters: int) -> str:
+    """As Ollama does: ``134.52M``, ``7.6B``."""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
+
+
+def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) -> dict[str, Any]:
+    keep = settings.idle_seconds if model.keep_alive is None else model.keep_alive
+    expires = _FOREVER
+    if model.loader is not None and keep is not None and math.isfinite(keep):
+        left = model.used - time.monotonic() + keep
+        expires = datetime.fromtimestamp(time.time() + left, UTC).isoformat().replace("+00:00", "Z")
+    return {**listed(model, facts), "expires_at": expires, "size_vram": 0, "context_length": model.max_model_len}
+
+
+def shown(model: HostedModel, facts: ModelFacts | None) -> dict[str, Any]:
+    assert model.served is not None
+    template = chat_template(model.served)
+    spec = model.served.engine.llm.runner.spec
+    abilities = {"completion": True, "tools": takes_tools(template), "thinking": reasons(template)}
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": _details(facts),
+        "model_info": {
+            "general.architecture": "parlay",
+            **({} if facts is None else {"general.parameter_count": facts.parameters}),
+            "parlay.context_length": model.max_model_len,
+            "parlay.embedding_length": spec.hidden_size,
+            "parlay.block_count": spec.num_layers,
+            "parlay.vocab_size": spec.vocab_size,
+        },
+        "capabilities": [ability for ability, there in abilities.items() if there],
+        "modified_at": listed(model, facts)["modified_at"],
+    }
