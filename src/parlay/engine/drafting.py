@@ -70,7 +70,7 @@ class Drafting:
         charge([turn for turn in turns if turn.active], time.perf_counter() - began)
 
     def _plan(self, policy: Policy, turns: list[Turn]) -> None:
-        """Set budgets. Returns for how many more steps the policy gives none."""
+        """Set budgets, and note for how many more steps the policy gives none."""
         views = [turn.sequence for turn in turns]
         nodes, inactive = policy.plan(views)
         wanted = [(turn, budget) for turn, budget in zip(turns, nodes, strict=True) if budget > 0]
