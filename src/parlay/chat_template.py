@@ -175,9 +175,8 @@ class _Dict:
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> jinja2.Template:
     environment = template_sandbox.BoundedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        {"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": _refuse,
         "strftime_now": lambda form: datetime.now().strftime(form),

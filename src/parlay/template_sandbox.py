@@ -45,9 +45,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+        """``filters`` are added to jinja2's own, or take their places."""
         super().__init__(**options)
-        self.filters = {name: _counted(name, apply) for name, apply in self.filters.items()}
+        self.filters = {name: _counted(name, apply) for name, apply in {**self.filters, **filters}.items()}
         self.filters |= {"_each": _each, "_sized": _sized}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
