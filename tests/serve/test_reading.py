@@ -92,3 +92,13 @@ def test_every_operation_reads_its_body_so(client: TestClient) -> None:
         reply = client.post(path, content=b'{"a": "\\ud800"}', headers=JSON)
         assert reply.status_code == 400
         assert "half of a surrogate pair" in reply.text
+
+
+@pytest.mark.parametrize("path", ["/api/show", "/tokenize"])
+def test_a_body_that_does_not_say_what_it_is_is_json_unless_a_page_sends_it(client: TestClient, path: str) -> None:
+    body = b'{"prompt": "x"}' if path == "/tokenize" else b'{"model": "parlay-mini"}'
+    assert client.post(path, content=body).status_code == 200
+    for headers in ({"Origin": "http://evil.example"}, {"Content-Type": "text/plain"}):
+        reply = client.post(path, content=body, headers=headers)
+        assert reply.status_code == 400
+        assert "application/json" in reply.text

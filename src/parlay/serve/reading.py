@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.responses import Response
+from starlette.types import Scope
 
 from parlay.serve.errors import ApiError
 
@@ -60,6 +61,15 @@ class _BodyRequest(Request):
         return read_json(await self.body())
 
 
+def _as_json(scope: Scope) -> Scope:
+    """Some clients send JSON and do not say so. A web page that may send nothing here can do that too, but any request
+    of a page to another origin says where it comes from.
+    """
+    if {b"content-type", b"origin"} & {name for name, _ in scope["headers"]}:
+        return scope
+    return {**scope, "headers": [*scope["headers"], (b"content-type", b"application/json")]}
+
+
 class BodyRoute(APIRoute):
     """A route whose body is read by `read_json`."""
 
@@ -67,6 +77,6 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
-            return await handle(_BodyRequest(request.scope, request.receive))
+            return await handle(_BodyRequest(_as_json(request.scope), request.receive))
 
         return answer
