@@ -73,6 +73,16 @@ def test_strategies_write_what_plain_decoding_writes(form: LLM, strategy: str, t
         assert other.outputs[0].exactness == Exactness.BITS
 
 
+def test_the_head_that_comes_with_the_package_drafts(form: LLM) -> None:
+    """Without its path being named; a chain of random guesses would have 1.0 tokens per step."""
+    params = SamplingParams(temperature=0, max_tokens=48)
+    plain, fast = (form.chat([RENAME, QUESTION], params, strategy=name) for name in ("none", "eagle3:policy=fixed"))
+    for one, other in zip(plain, fast, strict=True):
+        assert other.outputs[0].token_ids == one.outputs[0].token_ids
+    committed = sum(len(out.outputs[0].token_ids) for out in fast)
+    assert committed / sum(out.outputs[0].metrics.steps for out in fast) > 1.2
+
+
 def test_a_row_has_the_same_bits_in_any_company(form: LLM) -> None:
     """Zero differing logits: read at once, in pieces, and beside another text."""
     tokens = tuple(range(100, 140))

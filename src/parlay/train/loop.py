@@ -133,7 +133,7 @@ class Loop:
         )
 
     def _save(self) -> None:
-        numbers = torch.tensor([self._step, self._tokens, self._seconds], dtype=torch.float64)
+        numbers = torch.tensor([self._step, self._tokens, self._seconds, self._loss], dtype=torch.float64)
         try:
             with written_whole(self._state) as part:
                 save_file({**_flat(self._recipe.module, self._optimizers), "numbers": numbers}, part)
@@ -145,7 +145,7 @@ class Loop:
             return
         held = load_file(self._state)
         self._step, self._tokens = (int(number) for number in held["numbers"][:2])
-        self._seconds = float(held["numbers"][2])
+        self._seconds, self._loss = held["numbers"][2:].tolist()
         _restore(held, self._recipe.module, self._optimizers)
 
 
