@@ -12,8 +12,9 @@ from parlay.drafters.heads.medusa import Medusa
 from parlay.drafters.heads.options import HYDRA, MEDUSA, HydraOptions, MedusaOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
-from parlay.heads.medusa import MedusaConfig, MedusaHeads
+from parlay.heads.medusa import MedusaHeads
 from parlay.heads.opening import OpenHead
+from parlay.heads.several import SeveralHeadsConfig
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
@@ -21,7 +22,7 @@ from tests.drafters.sight import Sight, no_runner
 
 VOCAB, BUDGET = 24, 8
 TARGET = ToyRunner(RandomLogits(VOCAB), VOCAB).spec
-CONFIG = MedusaConfig(TARGET.hidden_size, VOCAB, VOCAB // 2, 3)
+CONFIG = SeveralHeadsConfig(TARGET.hidden_size, VOCAB, VOCAB // 2, 3)
 VIEW = Sight(tokens=[3, 1, 4, 1, 5])
 STATES_TH = torch.randn(4, TARGET.hidden_size, generator=torch.Generator().manual_seed(0))
 RESOURCES = Resources(VOCAB, no_runner, find_head=random_heads(TARGET))

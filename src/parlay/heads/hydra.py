@@ -11,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
-from parlay.heads.medusa import MedusaConfig
+from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 
 
 class HydraHead(nn.Module):
     """The state plus an MLP of state and embeddings, which adds nothing at first; then a vocabulary of its own."""
 
-    def __init__(self, config: MedusaConfig, place: int) -> None:
+    def __init__(self, config: SeveralHeadsConfig, place: int) -> None:
         super().__init__()
         size = config.hidden_size
         self.mix = nn.Linear((place + 2) * size, size)
@@ -34,10 +33,13 @@ class HydraHead(nn.Module):
         return out
 
 
-class HydraHeads(DraftVocab):
+class HydraHeads(SeveralHeadsModule):
     """All heads, of which head k reads k + 1 embeddings."""
 
-    def __init__(self, config: MedusaConfig) -> None:
-        super().__init__(config.draft_vocab_size, config.vocab_size)
-        self.config = config
+    def __init__(self, config: SeveralHeadsConfig) -> None:
+        super().__init__(config)
         self.heads = nn.ModuleList(HydraHead(config, place) for place in range(config.heads))
+
+    @property
+    def lm_head_weights(self) -> list[nn.Parameter]:
+        return [head.get_parameter("lm_head.weight") for head in self.heads]

@@ -8,23 +8,11 @@ Shapes: K heads, H hidden, D tokens of the draft vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
-
-
-@dataclass(frozen=True, slots=True)
-class MedusaConfig:
-    """``hidden_size`` and ``vocab_size`` are the target's, ``heads`` is how many tokens are guessed."""
-
-    hidden_size: int
-    vocab_size: int
-    draft_vocab_size: int
-    heads: int
+from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 
 
 class ResBlock(nn.Module):
@@ -41,12 +29,11 @@ class ResBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
-class MedusaHeads(DraftVocab):
+class MedusaHeads(SeveralHeadsModule):
     """Pure: states in, logits out. From the state of token i, head k guesses token i + 2 + k."""
 
-    def __init__(self, config: MedusaConfig) -> None:
-        super().__init__(config.draft_vocab_size, config.vocab_size)
-        self.config = config
+    def __init__(self, config: SeveralHeadsConfig) -> None:
+        super().__init__(config)
         self.blocks = nn.ModuleList(ResBlock(config.hidden_size) for _ in range(config.heads))
         self.lm_heads = nn.ModuleList(
             nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) for _ in range(config.heads)
@@ -54,4 +41,13 @@ class MedusaHeads(DraftVocab):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits ``[K, ..., D]`` of states ``hidden`` ``[..., H]``."""
-        return torch.stack([head(block(hidden)) for block, head in zip(self.blocks, self.lm_heads, strict=True)])
+        return torch.stack([self.head(place, hidden) for place in range(self.config.heads)])
+
+    def head(self, place: int, hidden: Tensor) -> Tensor:
+        """Logits ``[..., D]`` of one head for states ``hidden`` ``[..., H]``."""
+        logits: Tensor = self.lm_heads[place](self.blocks[place](hidden))
+        return logits
+
+    @property
+    def lm_head_weights(self) -> list[nn.Parameter]:
+        return list(self.lm_heads.parameters())

@@ -11,8 +11,9 @@ from parlay.drafters.heads.options import EAGLE3, MEDUSA
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import HydraHeads
-from parlay.heads.medusa import MedusaConfig, MedusaHeads
+from parlay.heads.medusa import MedusaHeads
 from parlay.heads.opening import FindHead, OpenHead
+from parlay.heads.several import SeveralHeadsConfig
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
@@ -40,7 +41,7 @@ def _eagle3(target: RunnerSpec) -> HeadArtefact:
 
 def _several(target: RunnerSpec, method: str) -> HeadArtefact:
     """Three heads."""
-    config = MedusaConfig(target.hidden_size, target.vocab_size, max(target.vocab_size // 2, 2), 3)
+    config = SeveralHeadsConfig(target.hidden_size, target.vocab_size, max(target.vocab_size // 2, 2), 3)
     heads = MedusaHeads(config) if method == MEDUSA else HydraHeads(config)
     heads.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
     _disturb(heads)

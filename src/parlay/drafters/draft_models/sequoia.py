@@ -10,7 +10,7 @@ from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.options import SEQUOIA as SOURCE
 from parlay.drafters.draft_models.options import SequoiaOptions
-from parlay.drafters.draft_models.static_trees import RankRecord, StaticTree, best_shape
+from parlay.drafters.draft_models.static_trees import FilledTree, RankRecord, StaticTree, best_shape
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree
@@ -83,7 +83,7 @@ class Sequoia:
             out = self._runner.forward([planting.segment() for planting in plantings])
             rows = [(planting, node) for planting in plantings for node in planting.newest]
             views = [planting.view for planting, _ in rows]
-            paths = [planting.path(node) for planting, node in rows]
+            paths = [planting.tree.path(node) for planting, node in rows]
             guesses = best_guesses(out.logits_RV, views, paths, self._width)
             for (planting, node), path, found in zip(rows, paths, guesses, strict=True):
                 planting.fill(node, path, found)
@@ -96,7 +96,7 @@ class Sequoia:
 
 
 class _Planting:
-    """A shape that is being filled with tokens."""
+    """One sequence's tree, and what of it the draft model has run."""
 
     def __init__(self, view: SequenceView, sequence: DraftSequence, shape: StaticTree) -> None:
         self.view = view
@@ -106,47 +106,28 @@ class _Planting:
         """The draft model's best tokens after each path that it was run for."""
         self.newest: list[int] = [-1]
         self.ran = NO_TREE
+        self.tree = FilledTree(shape)
         self._shape = shape
-        self._children = trees.children(Tree(shape.ranks, shape.parents))
-        self._tokens: dict[int, int] = {}
+        self._level = 0
         self._rows: dict[int, int] = {-1: -1}  # node of the shape -> node of the tree that runs
-        self._filled: list[int] = []
 
     def segment(self) -> Segment:
         return self.sequence.level(self.ran, len(self.newest))
 
-    def path(self, node: int) -> list[int]:
-        above = []
-        while node >= 0:
-            above.append(self._tokens[node])
-            node = self._shape.parents[node]
-        return above[::-1]
-
     def fill(self, node: int, path: Sequence[int], found: Sequence[Guess]) -> None:
-        """A node's children get the tokens of their ranks; where the model offers fewer, they are left out."""
         self.offered[tuple(path)] = [token for token, _ in found]
-        for child in self._children[node]:
-            if self._shape.ranks[child] < len(found):
-                self._tokens[child] = found[self._shape.ranks[child]][0]
-                self._filled.append(child)
+        self.tree.fill(node, found)
 
     def descend(self) -> None:
         """What was filled and has children of its own runs next."""
-        self.newest = [node for node in self._filled if self._children[node]]
-        self._filled = []
+        self._level += 1
+        self.newest = self.tree.inner(self._level)
         if self.newest:
             self._rows.update({node: len(self.ran) + place for place, node in enumerate(self.newest)})
-            tokens = tuple(self._tokens[node] for node in self.newest)
+            tokens = tuple(self.tree.token(node) for node in self.newest)
             parents = tuple(self._rows[self._shape.parents[node]] for node in self.newest)
             self.ran = Tree(self.ran.tokens + tokens, self.ran.parents + parents)
 
     def draft(self) -> Draft:
-        """The filled nodes, best first."""
-        nodes = sorted(self._tokens)
-        if not nodes:
-            return NO_DRAFT
-        places = {node: place for place, node in enumerate(nodes)} | {-1: -1}
-        tree = Tree(
-            tuple(self._tokens[node] for node in nodes), tuple(places[self._shape.parents[node]] for node in nodes)
-        )
-        return Draft(tree, sources=(SOURCE,) * len(nodes), scores=tuple(self._shape.scores[node] for node in nodes))
+        """Scores are the measured acceptance."""
+        return self.tree.draft(SOURCE, self._shape.scores)

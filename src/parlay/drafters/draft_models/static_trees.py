@@ -1,10 +1,14 @@
-"""The best tree of a given size for measured acceptance by rank, and the record of that acceptance."""
+"""The best tree of a given size for measured acceptance by rank, its filling with tokens, and the record."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from parlay import trees
+from parlay.drafters.draft_models.guesses import Guess
+from parlay.types import NO_DRAFT, Draft, Tree
 
 _FIRST, _FALL = 0.6, 0.3  # acceptance of the likeliest token before anything was seen, and what each rank leaves of it
 _WEIGHT = 8.0  # observations that this guess, or the record of all depths, is worth
@@ -66,6 +70,50 @@ def best_shape(acceptance: Acceptance, nodes: int, level_cost: float) -> StaticT
     """The best tree of any depth, by tokens over time: one target forward, and ``level_cost`` of one for each level."""
     trees = [best_tree(acceptance, nodes, levels) for levels in range(1, len(acceptance) + 1)]
     return max(trees, key=lambda tree: tree.expected / (1 + level_cost * tree.levels))
+
+
+class FilledTree:
+    """A shape that is filled with guesses, from the root down."""
+
+    def __init__(self, shape: StaticTree) -> None:
+        self._shape = shape
+        self._children = trees.children(Tree(shape.ranks, shape.parents))
+        self._filled: dict[int, Guess] = {}
+
+    def token(self, node: int) -> int:
+        """That of a filled node."""
+        return self._filled[node][0]
+
+    def inner(self, level: int) -> list[int]:
+        """The filled nodes so deep that have children in the shape; the root, which is -1, is at 0."""
+        nodes = [-1] if level == 0 else [node for node in sorted(self._filled) if self._shape.depths[node] == level]
+        return [node for node in nodes if self._children[node]]
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from below the root down to a filled node."""
+        above = []
+        while node >= 0:
+            above.append(self.token(node))
+            node = self._shape.parents[node]
+        return above[::-1]
+
+    def fill(self, node: int, found: Sequence[Guess]) -> None:
+        """A node's children get the guesses of their ranks; where fewer are offered, they are left out."""
+        for child in self._children[node]:
+            if self._shape.ranks[child] < len(found):
+                self._filled[child] = found[self._shape.ranks[child]]
+
+    def draft(self, source: str, scores: Sequence[float] | None = None) -> Draft:
+        """The filled nodes, best first. ``scores``: of all nodes of the shape; else the guesses' probabilities."""
+        nodes = sorted(self._filled)
+        if not nodes:
+            return NO_DRAFT
+        places = {node: place for place, node in enumerate(nodes)} | {-1: -1}
+        tree = Tree(
+            tuple(self.token(node) for node in nodes), tuple(places[self._shape.parents[node]] for node in nodes)
+        )
+        own = tuple(self._filled[node][1] if scores is None else scores[node] for node in nodes)
+        return Draft(tree, sources=(source,) * len(nodes), scores=own)
 
 
 class RankRecord:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
-from parlay.heads.medusa import MedusaConfig
+from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.train.data.batches import TrainingBatch
+from parlay.train.data.features import Featured
 from parlay.train.recipes.recipe import counted, right_tokens
-from parlay.train.recipes.target import Target
+from parlay.train.recipes.target import Target, common_tokens
 
 DECAY = 0.8
 """What a head's loss counts for, relative to the head before."""
@@ -24,15 +24,12 @@ _NONE = -100
 
 
 class SeveralHeads(ABC):
-    """Loss: sum of 0.8^k times the cross-entropy of head k with the text, over tokens that can be drafted.
+    """Loss: sum of 0.8^k times the cross-entropy of head k with the text, over tokens that can be drafted."""
 
-    ``vocabularies`` are the output matrices within ``module``.
-    """
-
-    def __init__(self, module: DraftVocab, config: MedusaConfig, target: Target, vocabularies: nn.Module) -> None:
+    def __init__(self, module: SeveralHeadsModule, target: Target) -> None:
         self.module: nn.Module = module
-        self._vocab, self._config, self._target = module, config, target
-        self._output = {id(weight) for weight in vocabularies.parameters()}
+        self._vocab, self._config, self._target = module, module.config, target
+        self._output = {id(weight) for weight in module.lm_head_weights}
 
     @abstractmethod
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
@@ -89,3 +86,20 @@ class SeveralHeads(ABC):
                 rows_K1[place] += known_BR.sum()
         shares_KW = (right_KW / rows_K1.clamp(min=1)).cummin(1).values
         return [[round(share, 4) for share in head] for head in shares_KW.tolist()]
+
+
+Heads = TypeVar("Heads", bound=SeveralHeadsModule)
+
+
+def first_heads(
+    make: Callable[[SeveralHeadsConfig], Heads], target: Target, texts: Sequence[Featured], vocab: int, count: int
+) -> Heads:
+    """``count`` heads over the ``vocab`` commonest tokens of the texts, which guess like the target's LM head."""
+    draft_ids_D = common_tokens(texts, vocab, target.config.vocab_size)
+    config = SeveralHeadsConfig(target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), count)
+    heads = make(config)
+    heads.set_draft_vocab(draft_ids_D)
+    with torch.no_grad():
+        for weight in heads.lm_head_weights:
+            weight.copy_(target.head_VH[draft_ids_D].float())
+    return heads
