@@ -41,11 +41,15 @@ def test_custom_generate_runs() -> None:
     assert names["ids"].shape[1] > 8  # type: ignore[attr-defined]
 
 
-def test_the_first_screen_holds_the_two_commands_and_a_result() -> None:
-    top = "\n".join(README.splitlines()[:25])
-    assert "make demo" in top
-    assert "make check" in top
-    assert "| workload |" in top
+def test_the_first_screen_holds_a_picture_and_three_commands_and_then_comes_the_comparison() -> None:
+    top = "\n".join(README.splitlines()[:12])
+    assert "](docs/pictures/race.svg)" in top
+    assert all(command in top for command in ("make demo", "parlay chat", "parlay serve"))
+    assert "| you use |" in "\n".join(README.splitlines()[:20])
+
+
+def test_it_takes_a_minute() -> None:
+    assert len(README.splitlines()) <= 120
 
 
 def test_no_placeholder_is_left() -> None:
