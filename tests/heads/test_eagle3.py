@@ -33,7 +33,7 @@ def head() -> Eagle3Head:
 def runner_of(head: Eagle3Head, embedding_VH: Tensor, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> NativeRunner:
     if not compiled:
         monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v: (EagerForward(c, w, d, v), "eager"))
-    config, weights = eagle3_decoder(head.config, dict(head.state_dict()), embedding_VH)
+    config, weights = eagle3_decoder(head.config.layer, dict(head.state_dict()), embedding_VH)
     return NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512)
 
 
@@ -68,5 +68,5 @@ def test_the_native_decoder_gives_the_numbers_of_the_trained_module(
 def test_without_an_lm_head_of_its_own_it_reads_the_embeddings_rows(head: Eagle3Head) -> None:
     embedding_VH = torch.randn(VOCAB, head.config.layer.hidden_size)
     tensors = {name: tensor for name, tensor in head.state_dict().items() if name != "lm_head.weight"}
-    _, weights = eagle3_decoder(head.config, tensors, embedding_VH)
+    _, weights = eagle3_decoder(head.config.layer, tensors, embedding_VH)
     assert torch.equal(weights["lm_head.weight"], embedding_VH[head.draft_ids])  # type: ignore[arg-type]

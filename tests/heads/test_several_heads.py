@@ -9,7 +9,7 @@ from parlay import trees
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.hydra import Hydra
 from parlay.drafters.heads.medusa import Medusa
-from parlay.drafters.heads.options import HYDRA, MEDUSA, HydraOptions, MedusaOptions
+from parlay.drafters.heads.options import HYDRA, MEDUSA, HeadOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.medusa import MedusaHeads
@@ -45,7 +45,7 @@ def test_medusas_tree_holds_the_best_tokens_of_each_head() -> None:
     head = opened(MEDUSA)
     heads = MedusaHeads(CONFIG)
     heads.load_state_dict(dict(head.artefact.tensors))
-    found = draft(Medusa(RESOURCES, MedusaOptions()))
+    found = draft(Medusa(RESOURCES, HeadOptions()))
 
     best_KW = heads.draft_ids[heads(STATES_TH[-1]).topk(3).indices].tolist()
     shape = best_tree(head.artefact.settings["acceptance"], BUDGET, 3)
@@ -60,7 +60,7 @@ def test_hydras_tree_holds_the_best_tokens_after_each_path() -> None:
     heads.load_state_dict(dict(head.artefact.tensors))
     embedding_VH = head.embedding
     assert isinstance(embedding_VH, Tensor)
-    found = draft(Hydra(RESOURCES, HydraOptions()))
+    found = draft(Hydra(RESOURCES, HeadOptions()))
 
     shape = best_tree(head.artefact.settings["acceptance"], BUDGET, 3)
     assert found.tree.parents == shape.parents

@@ -52,15 +52,19 @@ FindHead = Callable[[str, str], OpenHead | None]
 """Opens a head by method and name (empty: the target's own); None if the target has none."""
 
 
-def opened(source: str, find: FindHead | None, name: str) -> OpenHead:
-    """The head of strategy ``source``. Raises UsageError where there is none, BadHead for one that can't be used."""
-    head = find(source, name) if find is not None else None
+def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -> OpenHead:
+    """The head of strategy ``source``; ``method`` is the kind of head, if that has another name.
+
+    Raises UsageError where there is none, BadHead for one that can't be used.
+    """
+    method = method or source
+    head = find(method, name) if find is not None else None
     if head is None:
         raise UsageError(
-            f"strategy {source}: no head goes with this target; train one with parlay train {source}, "
+            f"strategy {source}: no head goes with this target; train one with parlay train {method}, "
             "and name its folder by head=FOLDER"
         )
-    if head.artefact.method != source:
+    if head.artefact.method != method:
         raise UsageError(f"strategy {source}: {name} is a head for strategy {head.artefact.method}")
     return head
 

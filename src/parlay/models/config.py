@@ -50,11 +50,13 @@ class HeadForm:
     """How a draft head of one layer or more differs from a decoder; its rows read features in place of embeddings.
 
     Its logits are over ``draft_vocab_size`` tokens. ``beside``: the first layer's attention reads the embedding beside
-    the features, each normed by itself (EAGLE-3). The last tap is what leaves the last layer, before a norm.
+    the features, each normed by itself (EAGLE-3). ``bare``: the first layer's attention and the LM head read hidden
+    states that no norm has changed (EAGLE-1). The last tap is what leaves the last layer, before a norm.
     """
 
     draft_vocab_size: int
     beside: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

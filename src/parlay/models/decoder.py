@@ -46,7 +46,7 @@ class PrescaledRmsNorm:
 class DecoderLayer:
     """One layer; query, key and value weights form one product, gate and up another."""
 
-    attention_norm: PrescaledRmsNorm
+    attention_norm: PrescaledRmsNorm | None
     qkv: Linear
     qk_norm: PrescaledRmsNorm | None
     attention_out: Linear
@@ -66,7 +66,7 @@ class TorchDecoder:
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
-    norm: PrescaledRmsNorm
+    norm: PrescaledRmsNorm | None
     head: Linear
     beside_norm: PrescaledRmsNorm | None = None
     """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
@@ -100,13 +100,13 @@ class TorchDecoder:
         return hidden_NH
 
     def last(self, hidden_NH: Tensor) -> Tensor:
-        """What the head reads: the rows normed."""
-        return self.norm(hidden_NH)
+        """What the head reads: the rows normed, unless the model has no such norm."""
+        return hidden_NH if self.norm is None else self.norm(hidden_NH)
 
     def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor, embedded_NH: Tensor | None) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads = self.heads
-        normed = layer.attention_norm(hidden_NH)
+        normed = hidden_NH if layer.attention_norm is None else layer.attention_norm(hidden_NH)
         if self.beside_norm is not None and embedded_NH is not None:
             normed = torch.cat((self.beside_norm(embedded_NH), normed), -1)
         flat = layer.qkv(normed)
@@ -147,6 +147,10 @@ def build(
         floor = (weight.shape[-1] * config.rms_norm_eps) ** 0.5
         return PrescaledRmsNorm(torch.tensor(floor, dtype=compute, device=device), weight.to(device))
 
+    def any_norm(weight: Tensor | None) -> PrescaledRmsNorm | None:
+        """Of ``weight`` ``[n]``, if there is one."""
+        return None if weight is None else norm(weight)
+
     def paired(parts: Sequence[Tensor]) -> Tensor:
         """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
         turned = [interleave(part, config.head_dim) for part in parts[:2]]
@@ -163,7 +167,7 @@ def build(
         layer = fused.layer(index)
         bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
         return DecoderLayer(
-            attention_norm=norm(layer.attention_norm),
+            attention_norm=any_norm(layer.attention_norm),
             qkv=pack(paired([tensor(part) for part in layer.qkv]), bias),
             qk_norm=qk_norm(layer),
             attention_out=pack(tensor(layer.attention_out), None),
@@ -177,8 +181,8 @@ def build(
         compute=compute,
         embedding=tensor(fused.embedding),
         layers=tuple(packed(index) for index in range(config.num_layers)),
-        norm=norm(fused.final_norm),
+        norm=any_norm(fused.final_norm),
         head=pack(tensor(fused.head), None),
-        beside_norm=None if fused.beside_norm is None else norm(fused.beside_norm),
+        beside_norm=any_norm(fused.beside_norm),
         raw_tap=config.head is not None,
     )

@@ -28,7 +28,7 @@ class LayerWeights:
     of each query and each key head.
     """
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: tuple[Operand, Operand, Operand]
     qkv_bias: tuple[Tensor, Tensor, Tensor] | None
     qk_norm: tuple[Tensor, Tensor] | None
@@ -56,9 +56,9 @@ class FusedWeights:
         return self._weights.get("lm_head.weight", self.embedding)
 
     @property
-    def final_norm(self) -> Tensor:
+    def final_norm(self) -> Tensor | None:
         """The norm before the LM head."""
-        return self._norm("model.norm.weight")
+        return None if self._bare else self._norm("model.norm.weight")
 
     @property
     def beside_norm(self) -> Tensor | None:
@@ -66,13 +66,18 @@ class FusedWeights:
         head = self._config.head
         return self._norm("model.layers.0.beside_layernorm.weight") if head and head.beside else None
 
+    @property
+    def _bare(self) -> bool:
+        """Whether the model is a head without these norms; see `HeadForm`."""
+        return self._config.head is not None and self._config.head.bare
+
     def layer(self, index: int) -> LayerWeights:
         """The weights of one layer."""
         of, at = self._weights, f"model.layers.{index}."
         query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
         bias = self._config.qkv_bias
         return LayerWeights(
-            attention_norm=self._norm(at + "input_layernorm.weight"),
+            attention_norm=None if self._bare and index == 0 else self._norm(at + "input_layernorm.weight"),
             qkv=(of[f"{query}.weight"], of[f"{key}.weight"], of[f"{value}.weight"]),
             qkv_bias=(self._vector(f"{query}.bias"), self._vector(f"{key}.bias"), self._vector(f"{value}.bias"))
             if bias

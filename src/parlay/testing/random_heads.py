@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
-from parlay.drafters.heads.options import EAGLE3, MEDUSA
+from parlay.drafters.heads.options import EAGLE, EAGLE3, MEDUSA, MTP
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.medusa import MedusaHeads
+from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.several import SeveralHeadsConfig
 from parlay.models.config import DecoderConfig
@@ -25,33 +29,45 @@ def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
 
     def find(method: str, name: str) -> OpenHead:
         torch.manual_seed(seed)
-        artefact = _eagle3(target) if method == EAGLE3 else _several(target, method)
+        artefact = _MAKERS.get(method, _several)(target, method)
         return OpenHead(artefact, torch.randn(target.vocab_size, target.hidden_size), _runner, torch.float32)
 
     return find
 
 
-def _eagle3(target: RunnerSpec) -> HeadArtefact:
+def _eagle3(target: RunnerSpec, method: str) -> HeadArtefact:
     head = random_eagle3(target)
     _disturb(head)
-    head.fc.weight.data /= 64.0  # toys' taps are large numbers
-    settings = {"taps": list(head.config.taps), "draft_vocab_size": head.config.draft_vocab_size}
-    return HeadArtefact(EAGLE3, head.config.layer, settings, dict(head.state_dict()), torch.zeros(0))
+    head.fc.weight.data /= _LARGE
+    return _artefact(method, head, head.config.layer, {"taps": list(head.config.taps)})
+
+
+def _next_states(target: RunnerSpec, method: str) -> HeadArtefact:
+    head = random_next_states(target, method)
+    _disturb(head)
+    if isinstance(head, EagleHead):
+        head.fc.weight.data[:, target.hidden_size :] /= _LARGE
+    return _artefact(method, head, head.config, {"taps": [target.num_layers], "acceptance": _ACCEPTANCE})
 
 
 def _several(target: RunnerSpec, method: str) -> HeadArtefact:
     """Three heads."""
-    config = SeveralHeadsConfig(target.hidden_size, target.vocab_size, max(target.vocab_size // 2, 2), 3)
+    config = SeveralHeadsConfig(target.hidden_size, target.vocab_size, _draft_vocab(target), len(_ACCEPTANCE))
     heads = MedusaHeads(config) if method == MEDUSA else HydraHeads(config)
     heads.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
     _disturb(heads)
-    settings = {
-        "taps": [target.num_layers],
-        "draft_vocab_size": config.draft_vocab_size,
-        "heads": config.heads,
-        "acceptance": [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]],
-    }
-    return HeadArtefact(method, _layer(target), settings, dict(heads.state_dict()), torch.zeros(0))
+    settings = {"taps": [target.num_layers], "heads": config.heads, "acceptance": _ACCEPTANCE}
+    return _artefact(method, heads, _layer(target), settings)
+
+
+_MAKERS = {EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
+_ACCEPTANCE = [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]]
+_LARGE = 64.0  # toys' taps are large numbers
+
+
+def _artefact(method: str, head: DraftVocab, layer: DecoderConfig, settings: Mapping[str, Any]) -> HeadArtefact:
+    settings = {**settings, "draft_vocab_size": len(head.d2t)}
+    return HeadArtefact(method, layer, settings, dict(head.state_dict()), torch.zeros(0))
 
 
 def _disturb(head: nn.Module) -> None:
@@ -64,10 +80,22 @@ def _disturb(head: nn.Module) -> None:
 
 def random_eagle3(target: RunnerSpec) -> Eagle3Head:
     """Its weights are PyTorch's usual ones."""
-    config = Eagle3Config(_layer(target), max(target.vocab_size // 2, 2), (1, target.num_layers - 1))
+    config = Eagle3Config(_layer(target), _draft_vocab(target), (1, target.num_layers - 1))
     head = Eagle3Head(config)
     head.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
     return head
+
+
+def random_next_states(target: RunnerSpec, method: str) -> EagleHead | MtpModule:
+    """Its weights are PyTorch's usual ones."""
+    made = EagleHead if method == EAGLE else MtpModule
+    head = made(_layer(target), _draft_vocab(target))
+    head.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
+    return head
+
+
+def _draft_vocab(target: RunnerSpec) -> int:
+    return max(target.vocab_size // 2, 2)
 
 
 def _layer(target: RunnerSpec) -> DecoderConfig:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from parlay import models
-from parlay.drafters.heads.options import EAGLE3, HYDRA, MEDUSA
+from parlay.drafters.heads.options import EAGLE, EAGLE3, HYDRA, MEDUSA, MTP
 from parlay.heads import artefact
 from parlay.llm import LLM
 from parlay.train.data.batches import in_order
@@ -22,8 +22,15 @@ from parlay.train.data.given import save_given
 from parlay.train.data.prompts import read_conversations, read_prompts
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.loop import Loop, Progress
-from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions, HydraTrainOptions, MedusaTrainOptions
-from parlay.train.recipes import eagle3, hydra, medusa
+from parlay.train.options import (
+    Eagle3TrainOptions,
+    EagleTrainOptions,
+    HeadTrainOptions,
+    HydraTrainOptions,
+    MedusaTrainOptions,
+    MtpTrainOptions,
+)
+from parlay.train.recipes import eagle, eagle3, hydra, medusa, mtp
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, Runner
@@ -44,9 +51,13 @@ class Method:
 
 
 METHODS = {
+    EAGLE: Method(
+        "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start
+    ),
     EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
     HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
     MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
+    MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
 }
 """By the name of the strategy that drafts with them."""
 

@@ -31,6 +31,18 @@ class HeadTrainOptions(LoopOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EagleTrainOptions(HeadTrainOptions):
+    """Nothing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpTrainOptions(HeadTrainOptions):
+    """How far the module is unrolled."""
+
+    steps: int = option(1, "depths that it is trained for; it drafts further on its own states", low=1, high=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3TrainOptions(HeadTrainOptions):
     """How far the head is unrolled."""
 

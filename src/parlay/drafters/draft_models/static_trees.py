@@ -84,6 +84,10 @@ class FilledTree:
         """That of a filled node."""
         return self._filled[node][0]
 
+    def parent(self, node: int) -> int:
+        """The node above; the root is -1."""
+        return self._shape.parents[node]
+
     def inner(self, level: int) -> list[int]:
         """The filled nodes so deep that have children in the shape; the root, which is -1, is at 0."""
         nodes = [-1] if level == 0 else [node for node in sorted(self._filled) if self._shape.depths[node] == level]

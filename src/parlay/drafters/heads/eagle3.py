@@ -3,156 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing
+from parlay.drafters.heads.layer_heads import Growth, LayerHeadDrafter, draft_ids
 from parlay.drafters.heads.options import EAGLE3 as SOURCE
-from parlay.drafters.heads.options import Eagle3Options
-from parlay.drafters.heads.sequences import HeadSequence, HeadSequences
+from parlay.drafters.heads.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
-from parlay.heads.eagle3 import Eagle3Config
 from parlay.heads.native import eagle3_decoder
 from parlay.heads.opening import opened
-from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Observation, Segment, SequenceView
-
-_CHUNK = 512  # rows of one sequence in one forward
-_LAST = 1  # the tap behind the head's one layer
 
 
-@dataclass(slots=True)
-class _Job:
-    """One sequence to draft for: the rows that it has to run first, then its tree."""
-
-    view: SequenceView
-    budget: int
-    name: int
-    pending: tuple[int, ...]
-    inputs_KH: Tensor
-    """What the pending rows read, or those of the latest level."""
-    tree: DynamicTree
-
-    def segment(self) -> Segment:
-        rows, count = (self.tree.rows(), len(self.tree.newest)) if self.tree.ran else (NO_TREE, 1)
-        end = len(self.pending) + len(rows)
-        base = end - count if rows.tokens else 0
-        return Segment(self.name, self.pending, rows, end - count, base, Features(self.inputs_KH))
-
-
-class Eagle3:
+class Eagle3(LayerHeadDrafter):
     """EAGLE-3 (Li et al. 2025, arXiv:2503.01840), with the trees of EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
 
-    The head continues from the target's features of the committed text, then from its own hidden states. Each level
-    of a tree is one forward of the head, for all sequences together. Rows of drafted tokens are dropped from its cache:
-    once committed they run again, on the target's own features. Where a request samples, candidates are ranked by the
-    request's own noise. Scores are the head's probabilities.
+    See `LayerHeadDrafter`. The layer reads the embeddings beside these inputs.
     """
 
-    def __init__(self, resources: Resources, options: Eagle3Options) -> None:
+    def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held = head.artefact
-        taps = tuple(held.settings["taps"])
-        config = Eagle3Config(held.layer, int(held.settings["draft_vocab_size"]), taps)
-        self.needs = Needs(taps=taps)
-        self._options = options
-        self._runner = head.make_runner(*eagle3_decoder(config, held.tensors, head.embedding))
-        self._sequences = HeadSequences(self._runner, taps)
+        runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding))
+        guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
+        growth = Growth(options.depth, options.width, options.width * options.depth)
+        super().__init__(SOURCE, runner, tuple(held.settings["taps"]), guessing, growth)
+        self._options, self._dtype = options, head.dtype
         self._fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
-        self._dtype = head.dtype
-        ids_D = held.tensors["d2t"] + torch.arange(config.draft_vocab_size)
-        self._guessing = Guessing(ids_D, resources.vocab_size)
 
-    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        jobs = self._jobs(views, budgets)
-        if jobs:
-            self._grow(list(jobs.values()))
-        return [
-            jobs[place].tree.draft(jobs[place].budget, SOURCE) if place in jobs else NO_DRAFT
-            for place in range(len(views))
-        ]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for observation in observations:
-            if observation.taps:
-                self._sequences.take(observation.view, observation.start, observation.taps)
-
-    def release(self, sequence: int) -> None:
-        self._sequences.release(sequence)
-
-    def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
-        """What can be drafted now, by place; all but the last chunk of its pending rows has run."""
-        most = self._runner.spec.max_context
-        limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0 and len(views[place].tokens) > 1]
-        busy = {views[place].sequence for place in wanted}
-        self._catch_up([views[place] for place in wanted])
-        rows = self._options.width * self._options.depth
-        room = [len(views[place].tokens) + rows for place in wanted]
-        ready = [
-            place
-            for place, tokens in zip(wanted, room, strict=True)
-            if self._sequences.reserve(views[place], tokens, busy)
-        ]
-        return {place: self._job(views[place], limits[place]) for place in ready}
-
-    def _catch_up(self, views: Sequence[SequenceView]) -> None:
-        """Have the target compute features that are lacking, as after a prefix hit."""
-        lacking = [view for view in views if self._sequences.lacks(view)]
-        if not lacking:
-            return
-        layers = lacking[0].layers
-        assert layers is not None, "the needs name taps"
-        starts = [len(self._sequences.aligned(view).text.tokens) for view in lacking]
-        for view, start, taps in zip(lacking, starts, layers.states(lacking, starts, self.needs.taps), strict=True):
-            if taps:
-                self._sequences.take(view, start, taps)
-
-    def _job(self, view: SequenceView, budget: int) -> _Job:
-        held = self._sequences.aligned(view)
-        while len(view.tokens) - 1 - held.ran > _CHUNK:
-            self._feed(view, held)
-        pending = tuple(view.tokens[held.ran + 1 :])
-        tree = DynamicTree(self._options.width, self._options.min_p)
-        return _Job(view, budget, held.name, pending, self._fused(held.features()), tree)
-
-    def _feed(self, view: SequenceView, held: HeadSequence) -> None:
-        """One chunk of a long text, whose outputs nobody reads."""
-        tokens = tuple(view.tokens[held.ran + 1 : held.ran + 1 + _CHUNK])
-        inputs = Features(self._fused(held.features()[:_CHUNK]))
-        self._runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
-        self._sequences.keep(view, len(tokens))
-
-    def _fused(self, features_KF: Tensor) -> Tensor:
+    def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
         return F.linear(features_KF.float(), self._fc_HF).to(self._dtype)
 
-    def _grow(self, jobs: list[_Job]) -> None:
-        """All trees, level by level."""
-        active = jobs
-        for level in range(self._options.depth):
-            out = self._runner.forward([job.segment() for job in active], (_LAST,))
-            hidden_NH, guesses, row, first = out.taps[_LAST], self._guesses(active, out.logits_RV), 0, 0
-            growing = []
-            for job in active:
-                count, ran = len(job.tree.newest), job.segment().rows
-                before = job.tree.newest
-                job.tree.offer(guesses[row : row + count])
-                row, first = row + count, first + ran
-                if level + 1 < self._options.depth and job.tree.expand():
-                    job.inputs_KH = hidden_NH[first - count : first][job.tree.rows_above(before)]
-                    growing.append(job)
-            active = growing
-            if not active:
-                break
-        for job in jobs:
-            self._sequences.keep(job.view, len(job.pending))
+    def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
+        return hidden_KH
 
-    def _guesses(self, jobs: Sequence[_Job], logits_RD: Tensor) -> list[list[Guess]]:
-        """The best children of each row that has just run."""
-        rows = [(job, node) for job in jobs for node in job.tree.newest]
-        paths = [job.tree.path_tokens(node) for job, node in rows]
-        return self._guessing.best(logits_RD, [job.view for job, _ in rows], paths, self._options.width)
+    def _tree(self, budget: int) -> DynamicTree:
+        return DynamicTree(self._options.width, self._options.min_p)

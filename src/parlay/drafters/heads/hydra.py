@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from parlay.drafters.heads.options import HYDRA as SOURCE
-from parlay.drafters.heads.options import HydraOptions
+from parlay.drafters.heads.options import HeadOptions
 from parlay.drafters.heads.several_heads import HeadTree, SeveralHeadsDrafter
 from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
@@ -23,7 +23,7 @@ class Hydra(SeveralHeadsDrafter):
     children. Hydra++'s prefix layer is not there.
     """
 
-    def __init__(self, resources: Resources, options: HydraOptions) -> None:
+    def __init__(self, resources: Resources, options: HeadOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         heads = HydraHeads(SeveralHeadsConfig.of(head.artefact))
         heads.load_state_dict(dict(head.artefact.tensors))

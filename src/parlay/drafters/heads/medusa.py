@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from parlay.drafters.heads.options import MEDUSA as SOURCE
-from parlay.drafters.heads.options import MedusaOptions
+from parlay.drafters.heads.options import HeadOptions
 from parlay.drafters.heads.several_heads import HeadTree, SeveralHeadsDrafter
 from parlay.drafters.resources import Resources
 from parlay.heads.medusa import MedusaHeads
@@ -22,7 +22,7 @@ class Medusa(SeveralHeadsDrafter):
     the strategy's accept rule; the paper's typical acceptance is one of those that can be asked for.
     """
 
-    def __init__(self, resources: Resources, options: MedusaOptions) -> None:
+    def __init__(self, resources: Resources, options: HeadOptions) -> None:
         held = opened(SOURCE, resources.find_head, options.head).artefact
         self._heads = MedusaHeads(SeveralHeadsConfig.of(held))
         self._heads.load_state_dict(dict(held.tensors))

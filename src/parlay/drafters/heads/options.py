@@ -6,28 +6,21 @@ from dataclasses import dataclass
 
 from parlay.options import Options, option
 
-EAGLE3, MEDUSA, HYDRA = "eagle3", "medusa", "hydra"
+EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
+MEDUSA, HYDRA = "medusa", "hydra"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Options(Options):
-    """Which head drafts, and how large its trees grow before they are cut to the budget."""
+class HeadOptions(Options):
+    """Which head drafts, or which heads."""
 
     head: str = option("", "folder of the head; empty: the one that goes with the target", opens=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicTreeOptions(HeadOptions):
+    """How large trees grow before they are cut to the budget."""
+
     width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
     depth: int = option(4, "most levels of a tree", low=1, high=32)
     min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MedusaOptions(Options):
-    """Which heads draft."""
-
-    head: str = option("", "folder of the heads; empty: those that go with the target", opens=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HydraOptions(Options):
-    """Which heads draft."""
-
-    head: str = option("", "folder of the heads; empty: those that go with the target", opens=True)

@@ -92,8 +92,8 @@ class Weights:
             eps=config.rms_norm_eps,
             embedding=self._embedding(fused, head),
             layer=layers,
-            final_norm=self._hold(fused.final_norm),
-            beside_norm=None if fused.beside_norm is None else self._hold(fused.beside_norm),
+            final_norm=self._hold_any(fused.final_norm),
+            beside_norm=self._hold_any(fused.beside_norm),
             raw_tap=int(config.head is not None),
             head=head,
         )
@@ -111,9 +111,9 @@ class Weights:
             gate=self._linear(layer.gate),
             up=self._linear(layer.up),
             down=self._linear(layer.down),
-            attention_norm=self._hold(layer.attention_norm),
+            attention_norm=self._hold_any(layer.attention_norm),
             feed_forward_norm=self._hold(layer.mlp_norm),
-            qk_norm=None if layer.qk_norm is None else self._hold(self._by_head(*layer.qk_norm)),
+            qk_norm=self._hold_any(None if layer.qk_norm is None else self._by_head(*layer.qk_norm)),
         )
 
     def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
@@ -190,6 +190,10 @@ class Weights:
         """The address of ``tensor``, of any shape, which lives as long as the weights."""
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
+
+    def _hold_any(self, tensor: Tensor | None) -> int | None:
+        """The address of ``tensor``, of any shape, if there is one; see `_hold`."""
+        return None if tensor is None else self._hold(tensor)
 
 
 def _rounded(weight: Int8Weight, steps_O: Tensor) -> Tensor:

@@ -1,14 +1,16 @@
-"""Where EAGLE-3's training starts: at the best linear guess.
+"""Where the training of layers on the target's states starts: at the best linear guess.
 
 From a target's features of token i and the embedding of token i + 1, a ridge regression guesses the state that the LM
-head will read at token i + 1. What it takes from the features becomes the head's projection. What it takes from the
-embedding goes through attention, whose first query head of each group sees its own row alone at the start. The other
-query heads and the MLP add nothing yet.
+head will read at token i + 1. Layers and MLPs add nothing to that yet.
+
+EAGLE-3's projection reads the features alone. What the guess takes from the embedding goes through attention there,
+whose first query head of each group sees its own row alone at the start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -35,46 +37,57 @@ def feature_scale(texts: Sequence[Featured], features: int) -> Tensor:
     return states_NF.square().mean(0).sqrt().clamp(min=1e-6)
 
 
-def start_head(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], texts: Sequence[Featured]) -> Eagle3Head:
+def start_eagle3(target: Target, draft_ids_D: Tensor, taps: tuple[int, ...], texts: Sequence[Featured]) -> Eagle3Head:
     """A head for the features of ``taps``, which are the first that ``texts`` hold; see the module."""
     config = target.config
     head = Eagle3Head(Eagle3Config(config, len(draft_ids_D), taps))
     head.set_draft_vocab(draft_ids_D)
-    from_features, from_embedding, size = _guess(target, texts, head.fc.in_features)
+    guess = linear_guess(target, texts, slice(0, head.fc.in_features), normed=True)
     with torch.no_grad():
-        head.fc.weight.copy_(from_features)
-        _see_own_row(head.midlayer.self_attn, from_embedding, config.num_heads, config.num_kv_heads)
+        head.fc.weight.copy_(guess.from_features_HF)
+        _see_own_row(head.midlayer.self_attn, guess.from_embedding_HH, config.num_heads, config.num_kv_heads)
         head.midlayer.mlp.down_proj.weight.zero_()
-        head.norm.weight.fill_(size)
+        head.norm.weight.fill_(guess.size)
         head.lm_head.weight.copy_(target.head_VH[draft_ids_D].float())
     return head
 
 
-def _guess(target: Target, texts: Sequence[Featured], features: int) -> tuple[Tensor, Tensor, float]:
-    """Matrices ``[H, F]`` and ``[H, H]`` from features and from the normed embedding, and the size of what they guess.
+@dataclass(frozen=True, slots=True)
+class LinearGuess:
+    """Matrices by which features and embeddings guess the state that the LM head reads.
 
-    That is the root of the mean square of a state's numbers.
+    ``size`` is the root of the mean square of that state's numbers.
     """
-    inputs_NF, embedded_NH, wanted_NH = _rows(target, texts, features)
+
+    from_features_HF: Tensor
+    from_embedding_HH: Tensor
+    size: float
+
+
+def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, normed: bool) -> LinearGuess:
+    """From these columns of the stored states. ``normed``: embeddings are read with a root mean square of 1."""
+    inputs_NF, embedded_NH, wanted_NH = _rows(target, texts, columns, normed)
     x_NX = torch.cat((inputs_NF, embedded_NH), -1)
     scale_X = x_NX.square().mean(0).sqrt().clamp(min=1e-6)
     x_NX = x_NX / scale_X
     gram_XX = (x_NX.T @ x_NX).double()
     gram_XX += _RIDGE * len(x_NX) * torch.eye(len(gram_XX), dtype=torch.float64)
     found_XH = torch.linalg.solve(gram_XX, (x_NX.T @ wanted_NH).double()).float() / scale_X[:, None]
-    return found_XH[:features].T, found_XH[features:].T, float(wanted_NH.square().mean().sqrt())
+    features = inputs_NF.shape[1]
+    return LinearGuess(found_XH[:features].T, found_XH[features:].T, float(wanted_NH.square().mean().sqrt()))
 
 
-def _rows(target: Target, texts: Sequence[Featured], features: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of answers: features, the next token's normed embedding, and the state after that token."""
+def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of answers: features, the next token's embedding, and the state after that token."""
     size, count = target.config.hidden_size, 0
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for text in texts:
         states_TF = text.states_TF[text.answer - 1 :].float()
         embedded_TH = target.embedding_VH[text.ids_T[text.answer :].long()].float()
-        normed_TH = F.rms_norm(embedded_TH, (size,), eps=target.config.rms_norm_eps)
-        found.append((states_TF[:-1, :features], normed_TH, states_TF[1:, -size:]))
-        count += len(normed_TH)
+        if normed:
+            embedded_TH = F.rms_norm(embedded_TH, (size,), eps=target.config.rms_norm_eps)
+        found.append((states_TF[:-1, columns], embedded_TH, states_TF[1:, -size:]))
+        count += len(embedded_TH)
         if count >= _ROWS:
             break
     inputs, embedded, wanted = (torch.cat(parts) for parts in zip(*found, strict=True))

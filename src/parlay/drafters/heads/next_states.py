@@ -1,0 +1,102 @@
+"""Drafters whose layer guesses the target's next state from the state before it and the embedding of the token between.
+
+EAGLE, EAGLE-2 and the modules of multi-token prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.draft_models.static_trees import best_tree
+from parlay.drafters.heads.dynamic_tree import DynamicTree
+from parlay.drafters.heads.guessing import Guessing
+from parlay.drafters.heads.layer_heads import Growth, LayerHeadDrafter
+from parlay.drafters.heads.level_trees import RankTree
+from parlay.drafters.heads.options import EAGLE, EAGLE2, MTP, DynamicTreeOptions, HeadOptions
+from parlay.drafters.resources import Resources
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.eagle import EagleHead
+from parlay.heads.mtp import MtpModule
+from parlay.heads.native import eagle_decoder, mtp_decoder
+from parlay.heads.opening import OpenHead, opened
+from parlay.models.config import DecoderConfig
+from parlay.models.fused import Operand, as_tensor
+
+_Module: TypeAlias = EagleHead | MtpModule
+_Decoder = Callable[[DecoderConfig, Mapping[str, Tensor], Operand], tuple[DecoderConfig, dict[str, Operand]]]
+
+
+class _NextStates(LayerHeadDrafter):
+    """The layer runs on native kernels, and what stands before it in torch."""
+
+    def __init__(self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: Growth) -> None:
+        held = head.artefact
+        module.load_state_dict({name: each for name, each in held.tensors.items() if name != "lm_head.weight"})
+        runner = head.make_runner(*decoder(held.layer, held.tensors, head.embedding))
+        guessing = Guessing(module.draft_ids, held.layer.vocab_size)
+        super().__init__(source, runner, tuple(held.settings["taps"]), guessing, growth)
+        self._fuse, self._dtype = module.float().requires_grad_(False).fuse, head.dtype
+        self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
+
+    def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
+        return self._fuse(features_KF.float(), self._embedding_VH[torch.tensor(tokens)].float()).to(self._dtype)
+
+    def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
+        return self._from_target(hidden_KH, tokens)
+
+
+class Eagle(_NextStates):
+    """EAGLE (Li et al. 2024, arXiv:2401.15077); see `LayerHeadDrafter`.
+
+    The shape of a tree is fixed by how often each rank was right at each depth on held-out texts: a tree of n nodes
+    holds the n paths with the highest products.
+    """
+
+    def __init__(self, resources: Resources, options: HeadOptions) -> None:
+        head = opened(EAGLE, resources.find_head, options.head)
+        self._acceptance: list[list[float]] = head.artefact.settings["acceptance"]
+        growth = Growth(len(self._acceptance), len(self._acceptance[0]))
+        super().__init__(EAGLE, head, eagle_module(head.artefact), eagle_decoder, growth)
+
+    def _tree(self, budget: int) -> RankTree:
+        return RankTree(best_tree(self._acceptance, budget, len(self._acceptance)))
+
+
+class _Dynamic(_NextStates):
+    """With trees that grow where the head is surest."""
+
+    def __init__(
+        self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, options: DynamicTreeOptions
+    ) -> None:
+        growth = Growth(options.depth, options.width, options.width * options.depth)
+        super().__init__(source, head, module, decoder, growth)
+        self._options = options
+
+    def _tree(self, budget: int) -> DynamicTree:
+        return DynamicTree(self._options.width, self._options.min_p)
+
+
+class Eagle2(_Dynamic):
+    """EAGLE-2 (Li et al. 2024, arXiv:2406.16858): EAGLE's head; its trees grow where the head is surest."""
+
+    def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
+        head = opened(EAGLE2, resources.find_head, options.head, method=EAGLE)
+        super().__init__(EAGLE2, head, eagle_module(head.artefact), eagle_decoder, options)
+
+
+class Mtp(_Dynamic):
+    """A module of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437), used again for every depth."""
+
+    def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
+        head = opened(MTP, resources.find_head, options.head)
+        held = head.artefact
+        super().__init__(MTP, head, MtpModule(held.layer, len(held.tensors["d2t"])), mtp_decoder, options)
+
+
+def eagle_module(held: HeadArtefact) -> EagleHead:
+    """Without weights yet."""
+    return EagleHead(held.layer, len(held.tensors["d2t"]))

@@ -1,0 +1,57 @@
+"""The head of EAGLE (Li et al. 2024, arXiv:2401.15077) and of EAGLE-2 (Li et al. 2024, arXiv:2406.16858).
+
+One decoder layer at the level of the target's last features, those that its LM head reads. It guesses the next feature,
+and the target's own LM head reads the guess. The layer has no norm before its attention, and none comes after it.
+Parameter names are those of published checkpoints.
+
+Shapes: B texts, T rows of each, R of them computed, H hidden, D tokens of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
+from parlay.models.config import DecoderConfig
+
+
+class EagleLayer(nn.Module):
+    """The one decoder layer."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, config.hidden_size)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x_BTH: Tensor, steps: Steps) -> Tensor:
+        """Returns ``[B, R, H]``."""
+        hidden_BRH = steps.last(x_BTH) + self.self_attn(x_BTH, steps)
+        out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
+        return out
+
+
+class EagleHead(DraftVocab):
+    """Pure: features and embeddings in, features out.
+
+    Row i of the first step reads the feature of token i and the embedding of token i + 1. It guesses the feature of
+    token i + 1, which predicts token i + 2. ``config`` is the shape of the layer; its ``vocab_size`` is the target's.
+    """
+
+    def __init__(self, config: DecoderConfig, draft_vocab_size: int) -> None:
+        super().__init__(draft_vocab_size, config.vocab_size)
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.layers = nn.ModuleList([EagleLayer(config)])
+
+    def fuse(self, features: Tensor, embedded: Tensor) -> Tensor:
+        """What the layer reads, ``[..., H]``, of ``features`` and ``embedded`` ``[..., H]``."""
+        fused: Tensor = self.fc(torch.cat((embedded, features), -1))
+        return fused
+
+    def step(self, features_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
+        """Features ``[B, R, H]`` of the tokens ``embedded_BTH``; ``features_BTH`` may be those of the step before."""
+        out: Tensor = self.layers[0](self.fuse(features_BTH, embedded_BTH), steps)
+        return out

@@ -1,0 +1,63 @@
+"""A module of multi-token prediction as in DeepSeek-V3 (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
+
+From the state of token i and the embedding of token i + 1, each normed, a projection and one decoder block make the
+state from which token i + 2 follows. The embedding and the LM head are the target's; the norm before the LM head is the
+module's own.
+
+Shapes: B texts, T rows of each, R of them computed, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
+from parlay.models.config import DecoderConfig
+
+
+class MtpBlock(nn.Module):
+    """The decoder block."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RmsNorm(size, eps)
+        self.self_attn = Attention(config, size)
+        self.post_attention_layernorm = RmsNorm(size, eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x_BTH: Tensor, steps: Steps) -> Tensor:
+        """Returns ``[B, R, H]``."""
+        hidden_BRH = steps.last(x_BTH) + self.self_attn(self.input_layernorm(x_BTH), steps)
+        out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
+        return out
+
+
+class MtpModule(DraftVocab):
+    """Pure: states and embeddings in, states out.
+
+    One module is used for every depth, on its own states from the second on. ``config`` is the shape of the block; its
+    ``vocab_size`` is the target's.
+    """
+
+    def __init__(self, config: DecoderConfig, draft_vocab_size: int) -> None:
+        super().__init__(draft_vocab_size, config.vocab_size)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.config = config
+        self.enorm = RmsNorm(size, eps)
+        self.hnorm = RmsNorm(size, eps)
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.block = MtpBlock(config)
+        self.norm = RmsNorm(size, eps)
+
+    def fuse(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """What the block reads, ``[..., H]``, of states ``hidden`` and ``embedded`` ``[..., H]``."""
+        fused: Tensor = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1))
+        return fused
+
+    def step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
+        """States ``[B, R, H]`` before `norm`; ``hidden_BTH`` are the target's states or those of the step before."""
+        out: Tensor = self.block(self.fuse(hidden_BTH, embedded_BTH), steps)
+        return out

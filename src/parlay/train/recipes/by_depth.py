@@ -1,0 +1,66 @@
+"""What recipes share whose modules guess one token per depth: their weights, and how often each rank is right."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from parlay.heads.draft_vocab import DraftVocab
+from parlay.train.data.batches import TrainingBatch
+from parlay.train.recipes.recipe import counted, right_tokens
+
+DECAY = 0.8
+"""What a depth's loss counts for, relative to the depth before."""
+RANKS = 10
+"""As many candidates of each depth are told apart in a drafter's static tree."""
+
+
+class ByDepth(ABC):
+    """``module`` is trained, and is or holds ``vocab``. ``output`` are the matrices of LM heads."""
+
+    def __init__(self, module: nn.Module, vocab: DraftVocab, output: Iterable[nn.Parameter] = ()) -> None:
+        self.module: nn.Module = module
+        self._vocab = vocab
+        self._output = {id(weight) for weight in output}
+
+    @abstractmethod
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        """``[B, R, D]`` for each depth: at row i of depth d those of token i + 2 + d."""
+
+    @property
+    def matrices(self) -> Sequence[nn.Parameter]:
+        return [weight for weight in self._learned() if weight.ndim == 2 and id(weight) not in self._output]
+
+    @property
+    def slow(self) -> Sequence[nn.Parameter]:
+        return [weight for weight in self._learned() if weight.ndim != 2 or id(weight) in self._output]
+
+    def right(self, batch: TrainingBatch) -> Tensor:
+        """See `Recipe`."""
+        drafted = (self._vocab.draft_ids[logits_BRD.argmax(-1)] for logits_BRD in self.logits(batch))
+        return counted([right_tokens(ids_BR, batch, depth + 2) for depth, ids_BR in enumerate(drafted)])
+
+    @torch.inference_mode()
+    def acceptance(self, heldout: Iterable[TrainingBatch]) -> list[list[float]]:
+        """How often each rank of each depth is right after the text's own tokens; none better than the one before."""
+        ranks = min(RANKS, len(self._vocab.d2t))
+        right: list[Tensor] = []
+        rows: list[int] = []
+        for batch in heldout:
+            for depth, logits_BRD in enumerate(self.logits(batch)):
+                if depth == len(rows):
+                    right.append(torch.zeros(ranks))
+                    rows.append(0)
+                ids_BR = batch.tokens_ahead(depth + 2)
+                known_BR = batch.known_BR & (ids_BR >= 0)
+                best_NW = self._vocab.draft_ids[logits_BRD[known_BR].topk(ranks).indices]
+                right[depth] += (best_NW == ids_BR[known_BR][:, None]).sum(0)
+                rows[depth] += int(known_BR.sum())
+        shares = [(of_depth / max(count, 1)).cummin(0).values for of_depth, count in zip(right, rows, strict=True)]
+        return [[round(share, 4) for share in of_depth.tolist()] for of_depth in shares]
+
+    def _learned(self) -> list[nn.Parameter]:
+        return [weight for weight in self.module.parameters() if weight.requires_grad]

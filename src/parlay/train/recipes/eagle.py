@@ -1,0 +1,89 @@
+"""EAGLE (Li et al. 2024, arXiv:2401.15077): a layer learns the target's next feature, and what its LM head makes of it.
+
+EAGLE-2 drafts with the same head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.heads.eagle import EagleHead
+from parlay.heads.layer import Steps
+from parlay.train.data.batches import TrainingBatch
+from parlay.train.data.features import Featured
+from parlay.train.options import EagleTrainOptions
+from parlay.train.recipes.layer_heads import LayerHeads
+from parlay.train.recipes.linear_start import linear_guess
+from parlay.train.recipes.recipe import final_states
+from parlay.train.recipes.target import Target, common_tokens
+
+DEPTHS = 5
+"""Levels of the static tree."""
+_DISTRIBUTION = 0.1
+"""What the cross-entropy counts for, beside the regression of features."""
+_NOISE = 0.1
+"""Features are read with noise of up to this part of their usual size, because at depth they are guesses."""
+
+
+class EagleRecipe(LayerHeads):
+    """Loss: smooth L1 between guessed and true features, in units of ``size``, plus 0.1 times the cross-entropy.
+
+    The cross-entropy is that of the target's LM head on the guess with the same on the true feature. One step is
+    trained, on the target's features.
+    """
+
+    def __init__(self, head: EagleHead, target: Target, size: float) -> None:
+        super().__init__(head, head, target, DEPTHS)
+        self._head, self._size = head, size
+        self._head_DH = target.head_VH[head.draft_ids].float()
+
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        return {
+            "taps": [self._target.config.num_layers],
+            "draft_vocab_size": len(self._head_DH),
+            "acceptance": self.acceptance(heldout),
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """With the target's LM head where that is not its embedding, from which drafters read it."""
+        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
+        return {**self._head.state_dict(), **own}
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        (guessed_BRH,) = self.unrolled(batch, 1)
+        true_BRH = final_states(batch, self._head.config.hidden_size)[:, 1:]
+        apart_BR = F.smooth_l1_loss(guessed_BRH[:, :-1] / self._size, true_BRH / self._size, reduction="none").mean(-1)
+        known_BR = batch.known_BR[:, :-1] & (batch.tokens_ahead(1)[:, :-1] >= 0)
+        regression = (apart_BR * known_BR).sum() / known_BR.sum().clamp(min=1)
+        return regression + _DISTRIBUTION * self.soft_loss(batch, self.teacher.probs(batch), 0, guessed_BRH)
+
+    def _first(self, batch: TrainingBatch) -> Tensor:
+        features_BTH = batch.states_BTF[..., -self._head.config.hidden_size :]
+        if not self._head.training:
+            return features_BTH
+        return features_BTH + (2 * torch.rand_like(features_BTH) - 1) * _NOISE * self._size
+
+    def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
+        return self._head.step(hidden_BTH, embedded_BTH, steps)
+
+    def _read(self, hidden_BRH: Tensor) -> Tensor:
+        return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
+
+
+def start(options: EagleTrainOptions, target: Target, texts: Sequence[Featured]) -> EagleRecipe:
+    """From the best linear guess on."""
+    head = EagleHead(target.config, min(options.draft_vocab, target.config.vocab_size))
+    head.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
+    guess = linear_guess(target, texts, slice(-target.config.hidden_size, None), normed=False)
+    layer = head.layers[0]
+    with torch.no_grad():
+        head.fc.weight.copy_(torch.cat((guess.from_embedding_HH, guess.from_features_HF), -1))
+        head.fc.bias.zero_()
+        layer.get_parameter("self_attn.o_proj.weight").zero_()
+        layer.get_parameter("mlp.down_proj.weight").zero_()
+    return EagleRecipe(head, target, guess.size)
