@@ -9,11 +9,15 @@ from parlay import trees
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.hydra import Hydra
 from parlay.drafters.heads.medusa import Medusa
-from parlay.drafters.heads.options import HYDRA, MEDUSA, HeadOptions
+from parlay.drafters.heads.mlp_speculator import MlpSpeculatorDrafter
+from parlay.drafters.heads.options import HYDRA, MEDUSA, MLP_SPECULATOR, REDRAFTER, BeamOptions, HeadOptions
+from parlay.drafters.heads.redrafter import ReDrafter
 from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.medusa import MedusaHeads
+from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.opening import OpenHead
+from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
@@ -34,10 +38,10 @@ def opened(method: str) -> OpenHead:
     return found
 
 
-def draft(drafter: Drafter) -> Draft:
+def draft(drafter: Drafter, budget: int = BUDGET) -> Draft:
     """After one step has shown the states of all tokens before the root."""
     drafter.observe([Observation(VIEW, NO_DRAFT, Verdict((), ()), {TARGET.num_layers: STATES_TH})])
-    (found,) = drafter.propose([VIEW], [BUDGET])
+    (found,) = drafter.propose([VIEW], [budget])
     return found
 
 
@@ -65,11 +69,56 @@ def test_hydras_tree_holds_the_best_tokens_after_each_path() -> None:
     shape = best_tree(head.artefact.settings["acceptance"], BUDGET, 3)
     assert found.tree.parents == shape.parents
     for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
-        above = [found.tree.tokens[step] for step in trees.path_to(found.tree, parent)] if parent >= 0 else []
-        path = torch.tensor([VIEW.tokens[-1], *above])
+        path = torch.tensor([VIEW.tokens[-1], *above(found, parent)])
         embedded_K = embedding_VH[path].bfloat16().float().flatten()
-        best_W = heads.draft_ids[heads.heads[len(above)](STATES_TH[-1], embedded_K).topk(3).indices]
+        best_W = heads.draft_ids[heads.heads[len(path) - 1](STATES_TH[-1], embedded_K).topk(3).indices]
         assert found.tree.tokens[node] == best_W[rank]
+
+
+def test_the_speculators_tree_follows_its_states_along_each_path() -> None:
+    speculator = MlpSpeculator(CONFIG)
+    speculator.load_state_dict(dict(opened(MLP_SPECULATOR).artefact.tensors))
+    found = draft(MlpSpeculatorDrafter(RESOURCES, HeadOptions()))
+
+    shape = best_tree(opened(MLP_SPECULATOR).artefact.settings["acceptance"], BUDGET, 3)
+    assert found.tree.parents == shape.parents
+    for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
+        state, path = speculator.begin(STATES_TH[-1]), [VIEW.tokens[-1], *above(found, parent)]
+        for step, token in enumerate(path):
+            state = speculator.advance(step, state, torch.tensor(token))
+        best_W = speculator.draft_ids[speculator.read(len(path) - 1, state).topk(3).indices]
+        assert found.tree.tokens[node] == best_W[rank]
+
+
+def test_redrafters_tree_merges_the_beams_of_a_beam_search() -> None:
+    head, embedding_VH = ReDrafterHead(CONFIG), opened(REDRAFTER).embedding
+    head.load_state_dict(dict(opened(REDRAFTER).artefact.tensors))
+    assert isinstance(embedding_VH, Tensor)
+
+    def log_probs(path: tuple[int, ...]) -> Tensor:
+        state = torch.zeros(TARGET.hidden_size)
+        for token in (VIEW.tokens[-1], *path):
+            state = head.advance(state, embedding_VH[token].bfloat16().float())
+        return head.read(STATES_TH[-1], state).log_softmax(-1)
+
+    beams: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for _ in range(3):
+        longer = [
+            (score + more, (*path, int(token)))
+            for score, path in beams
+            for more, token in zip(log_probs(path).tolist(), head.draft_ids, strict=True)
+        ]
+        beams = sorted(longer, reverse=True)[:4]
+    found = draft(ReDrafter(RESOURCES, BeamOptions(width=4, depth=3)), budget=12)
+    leaves = set(range(len(found))) - set(found.tree.parents)
+    assert {tuple(above(found, leaf)) for leaf in leaves} == {path for _, path in beams}
+    small = draft(ReDrafter(RESOURCES, BeamOptions(width=4, depth=3)), budget=3)
+    assert tuple(above(small, 2)) == beams[0][1], "the likeliest beam comes first"
+
+
+def above(found: Draft, node: int) -> list[int]:
+    """The tokens from below the root down to a node."""
+    return [found.tree.tokens[step] for step in trees.path_to(found.tree, node)] if node >= 0 else []
 
 
 def test_fresh_heads_guess_like_their_vocabularies_alone() -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from parlay.drafters.heads.options import EAGLE, EAGLE3, MEDUSA, MTP
+from parlay.drafters.heads.options import EAGLE, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP, REDRAFTER
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.medusa import MedusaHeads
+from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
-from parlay.heads.several import SeveralHeadsConfig
+from parlay.heads.redrafter import ReDrafterHead
+from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
@@ -53,7 +55,7 @@ def _next_states(target: RunnerSpec, method: str) -> HeadArtefact:
 def _several(target: RunnerSpec, method: str) -> HeadArtefact:
     """Three heads."""
     config = SeveralHeadsConfig(target.hidden_size, target.vocab_size, _draft_vocab(target), len(_ACCEPTANCE))
-    heads = MedusaHeads(config) if method == MEDUSA else HydraHeads(config)
+    heads = _SEVERAL[method](config)
     heads.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
     _disturb(heads)
     settings = {"taps": [target.num_layers], "heads": config.heads, "acceptance": _ACCEPTANCE}
@@ -61,6 +63,12 @@ def _several(target: RunnerSpec, method: str) -> HeadArtefact:
 
 
 _MAKERS = {EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
+_SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
+    HYDRA: HydraHeads,
+    MEDUSA: MedusaHeads,
+    MLP_SPECULATOR: MlpSpeculator,
+    REDRAFTER: ReDrafterHead,
+}
 _ACCEPTANCE = [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]]
 _LARGE = 64.0  # toys' taps are large numbers
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from parlay import models
-from parlay.drafters.heads.options import EAGLE, EAGLE3, HYDRA, MEDUSA, MTP
+from parlay.drafters.heads.options import EAGLE, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP, REDRAFTER
 from parlay.heads import artefact
 from parlay.llm import LLM
 from parlay.train.data.batches import in_order
@@ -28,9 +28,11 @@ from parlay.train.options import (
     HeadTrainOptions,
     HydraTrainOptions,
     MedusaTrainOptions,
+    MlpSpeculatorTrainOptions,
     MtpTrainOptions,
+    ReDrafterTrainOptions,
 )
-from parlay.train.recipes import eagle, eagle3, hydra, medusa, mtp
+from parlay.train.recipes import eagle, eagle3, hydra, medusa, mlp_speculator, mtp, redrafter
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, Runner
@@ -57,7 +59,11 @@ METHODS = {
     EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
     HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
     MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
+    MLP_SPECULATOR: Method(
+        "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, mlp_speculator.start
+    ),
     MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
+    REDRAFTER: Method("train a recurrent drafter for a target model", ReDrafterTrainOptions, redrafter.start),
 }
 """By the name of the strategy that drafts with them."""
 

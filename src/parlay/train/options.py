@@ -62,3 +62,17 @@ class HydraTrainOptions(HeadTrainOptions):
     """How many heads there are."""
 
     heads: int = option(3, "heads: tokens that are guessed in a row", low=1, high=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSpeculatorTrainOptions(HeadTrainOptions):
+    """How many steps there are."""
+
+    heads: int = option(3, "steps: tokens that are guessed in a row", low=1, high=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReDrafterTrainOptions(HeadTrainOptions):
+    """How far the network is unrolled."""
+
+    length: int = option(4, "tokens in a row that it is trained for", low=1, high=8)

@@ -1,4 +1,4 @@
-"""Trees that grow where the head is surest (Li et al. 2024, EAGLE-2): expand the best, then keep the best of all."""
+"""Trees that grow where the head is surest (Li et al. 2024, EAGLE-2), and beam search (Zhang et al. 2024)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,17 @@ class DynamicTree(LevelTree):
 
     def draft(self, budget: int, source: str) -> Draft:
         """The ``budget`` likeliest of all candidates: a node's parent is likelier or came earlier, so it is there."""
-        best = sorted(sorted(range(len(self._tokens)), key=self._order)[:budget])
-        if not best:
+        return self._draft(sorted(sorted(range(len(self._tokens)), key=self._order)[:budget]), source)
+
+    def _draft(self, nodes: Sequence[int], source: str) -> Draft:
+        """Of these candidates, each of which comes after its parent."""
+        if not nodes:
             return NO_DRAFT
-        place = {node: index for index, node in enumerate(best)} | {-1: -1}
-        tree = Tree(tuple([self._tokens[node] for node in best]), tuple([place[self._parents[node]] for node in best]))
-        return Draft(tree, sources=(source,) * len(best), scores=tuple([self._scores[node] for node in best]))
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        tree = Tree(
+            tuple([self._tokens[node] for node in nodes]), tuple([place[self._parents[node]] for node in nodes])
+        )
+        return Draft(tree, sources=(source,) * len(nodes), scores=tuple([self._scores[node] for node in nodes]))
 
     def _next(self) -> list[int]:
         latest = range(self._offered, len(self._tokens))
@@ -56,3 +61,22 @@ class DynamicTree(LevelTree):
 
     def _order(self, node: int) -> tuple[float, int]:
         return -self._path_probs[node], node
+
+
+class BeamTree(DynamicTree):
+    """Beam search: each level keeps the ``width`` likeliest paths. The draft merges those that are left at the end."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 0.0)
+
+    def draft(self, budget: int, source: str) -> Draft:
+        """The beams from the likeliest on, as long as there is room; the last of them may be cut."""
+        kept: set[int] = set()
+        for leaf in sorted(self._next(), key=self._order):
+            path = []
+            node = leaf
+            while node >= 0 and node not in kept:
+                path.append(node)
+                node = self.parent(node)
+            kept.update(path[::-1][: budget - len(kept)])
+        return self._draft(sorted(kept), source)

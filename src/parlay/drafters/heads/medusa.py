@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from parlay.drafters.heads.options import MEDUSA as SOURCE
 from parlay.drafters.heads.options import HeadOptions
-from parlay.drafters.heads.several_heads import HeadTree, SeveralHeadsDrafter
+from parlay.drafters.heads.state_heads import StateJob, StaticTreeDrafter
 from parlay.drafters.resources import Resources
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.opening import opened
 from parlay.heads.several import SeveralHeadsConfig
 
 
-class Medusa(SeveralHeadsDrafter):
-    """Medusa-1 (Cai et al. 2024, arXiv:2401.10774); see `SeveralHeadsDrafter`.
+class Medusa(StaticTreeDrafter):
+    """Medusa-1 (Cai et al. 2024, arXiv:2401.10774); see `StaticTreeDrafter`.
 
     Every node at one depth has the same candidates: the best tokens of that depth's head. The tokens are verified by
     the strategy's accept rule; the paper's typical acceptance is one of those that can be asked for.
@@ -29,10 +30,7 @@ class Medusa(SeveralHeadsDrafter):
         self._heads.float().requires_grad_(False)
         super().__init__(held, self._heads.draft_ids, resources.vocab_size)
 
-    def _fill(self, level: int, trees: Sequence[HeadTree]) -> None:
-        """A level's noise depends on its depth alone, so the path of any of its nodes does."""
-        states_BH = torch.stack([tree.state_H for tree in trees]).float()
-        paths = [tree.path(tree.inner(level)[0]) for tree in trees]
-        for tree, found in zip(trees, self._best(self._heads.head(level, states_BH), trees, paths), strict=True):
-            for node in tree.inner(level):
-                tree.fill(node, found)
+    def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
+        """The nodes of a level have the same children, so one product for each sequence is enough."""
+        logits_BD = self._heads.head(level, torch.stack([job.state_H for job in jobs]).float())
+        return logits_BD.repeat_interleave(torch.tensor([len(job.tree.newest) for job in jobs]), 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parlay.options import Options, option
 
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
-MEDUSA, HYDRA = "medusa", "hydra"
+MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +24,11 @@ class DynamicTreeOptions(HeadOptions):
     width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
     depth: int = option(4, "most levels of a tree", low=1, high=32)
     min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions(HeadOptions):
+    """How many beams are searched, and how far."""
+
+    width: int = option(10, "beams", low=1, high=64)
+    depth: int = option(4, "tokens of a beam", low=1, high=32)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.train.data.batches import TrainingBatch
@@ -21,8 +21,9 @@ _NONE = -100
 class SeveralHeads(ByDepth):
     """Loss: sum of 0.8^k times the cross-entropy of head k with the text, over tokens that can be drafted."""
 
-    def __init__(self, module: SeveralHeadsModule, target: Target) -> None:
-        super().__init__(module, module, module.lm_head_weights)
+    def __init__(self, module: SeveralHeadsModule, target: Target, embedding: Iterable[nn.Parameter] = ()) -> None:
+        """``embedding``: the module's own, if it has one."""
+        super().__init__(module, module, (*module.lm_head_weights, *embedding))
         self._config, self._target = module.config, target
 
     def loss(self, batch: TrainingBatch) -> Tensor:

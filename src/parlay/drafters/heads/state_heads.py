@@ -1,0 +1,148 @@
+"""What drafters share whose heads read one state of the target: that of the token before the root.
+
+Nothing is cached. The tokens of a level are guessed for all sequences together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.draft_models.static_trees import StaticTree, best_tree
+from parlay.drafters.heads.guessing import Guessing
+from parlay.drafters.heads.latest_states import LatestStates
+from parlay.drafters.heads.level_trees import LevelTree, RankTree
+from parlay.heads.artefact import HeadArtefact
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+
+
+@dataclass(slots=True)
+class StateJob:
+    """One sequence to draft for. ``state_H`` is the target's state of the token before the root.
+
+    ``carried_KS`` is for heads with a state of their own: that of each node which ran last. ``above`` says for each of
+    the newest nodes which of these is its parent's.
+    """
+
+    view: SequenceView
+    state_H: Tensor
+    tree: LevelTree
+    carried_KS: Tensor | None = None
+    above: list[int] = field(default_factory=list)
+
+    def newest_tokens(self) -> list[int]:
+        """The token of each of the newest nodes; the root's is the text's last."""
+        return [self.tree.token(node) if node >= 0 else self.view.tokens[-1] for node in self.tree.newest]
+
+
+class StateHeadDrafter(ABC):
+    """Where a request samples, candidates are ranked by its own noise. Scores are the heads' probabilities."""
+
+    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, vocab_size: int, levels: int, children: int) -> None:
+        """``draft_ids_D`` are the tokens that the heads can propose, of the target's ``vocab_size``.
+
+        Trees have at most so many ``levels``, and a node so many ``children``.
+        """
+        self._source, self._levels, self._children = held.method, levels, children
+        (layer,) = held.settings["taps"]
+        self.needs = Needs(taps=(layer,))
+        self._states = LatestStates(layer)
+        self._guessing = Guessing(draft_ids_D, vocab_size)
+
+    @abstractmethod
+    def _tree(self, budget: int) -> LevelTree:
+        """A new tree for a draft of so many nodes."""
+
+    @abstractmethod
+    def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
+        """``[N, D]`` of the children of all newest nodes, which are so many levels below the root."""
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        wanted = [place for place, budget in enumerate(budgets) if budget > 0]
+        states = self._states.of([views[place] for place in wanted])
+        jobs = {
+            place: StateJob(views[place], state_H, self._tree(budgets[place]))
+            for place, state_H in zip(wanted, states, strict=True)
+            if state_H is not None
+        }
+        self._grow(list(jobs.values()))
+        return [
+            jobs[place].tree.draft(budget, self._source) if place in jobs else NO_DRAFT
+            for place, budget in enumerate(budgets)
+        ]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            self._states.take(observation)
+
+    def release(self, sequence: int) -> None:
+        self._states.release(sequence)
+
+    def _grow(self, jobs: list[StateJob]) -> None:
+        active = jobs
+        for level in range(self._levels):
+            if not active:
+                break
+            rows = [(job, node) for job in active for node in job.tree.newest]
+            paths = [job.tree.path_tokens(node) for job, node in rows]
+            logits_ND = self._logits(level, active)
+            guesses = self._guessing.best(logits_ND, [job.view for job, _ in rows], paths, self._children)
+            growing, row = [], 0
+            for job in active:
+                before = job.tree.newest
+                job.tree.offer(guesses[row : row + len(before)])
+                row += len(before)
+                if level + 1 < self._levels and job.tree.expand():
+                    job.above = job.tree.rows_above(before)
+                    growing.append(job)
+            active = growing
+
+
+class StaticTreeDrafter(StateHeadDrafter):
+    """Which ranks a tree combines is fixed by how often each rank of each head was right on held-out texts.
+
+    A tree of n nodes holds the n paths with the highest products.
+    """
+
+    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, vocab_size: int) -> None:
+        acceptance: list[list[float]] = held.settings["acceptance"]
+        super().__init__(held, draft_ids_D, vocab_size, len(acceptance), len(acceptance[0]))
+
+        @lru_cache(maxsize=256)
+        def shape(budget: int) -> StaticTree:
+            return best_tree(acceptance, budget, len(acceptance))
+
+        self._shape = shape
+
+    def _tree(self, budget: int) -> RankTree:
+        return RankTree(self._shape(budget))
+
+
+def states_of_rows(jobs: Sequence[StateJob]) -> Tensor:
+    """The target's state, float32 ``[N, H]``, for each of the newest nodes."""
+    return torch.stack([job.state_H for job in jobs for _ in job.tree.newest]).float()
+
+
+def carried_of_rows(jobs: Sequence[StateJob], first_S: Tensor | None = None) -> Tensor:
+    """The heads' own state ``[N, S]`` above each of the newest nodes.
+
+    Above the root that is ``first_S``, or the target's state.
+    """
+    parts = [
+        job.carried_KS[job.above]
+        if job.carried_KS is not None
+        else (job.state_H.float() if first_S is None else first_S)[None]
+        for job in jobs
+    ]
+    return torch.cat(parts)
+
+
+def carry(jobs: Sequence[StateJob], states_NS: Tensor) -> None:
+    """The heads' own states of the nodes that have run now."""
+    for job, part_KS in zip(jobs, torch.split(states_NS, [len(job.tree.newest) for job in jobs]), strict=True):
+        job.carried_KS = part_KS

@@ -1,0 +1,43 @@
+"""The recurrent drafter (Zhang et al. 2024, arXiv:2403.09919): one small network that runs once per drafted token.
+
+Its state follows the drafted tokens: s = SiLU(W E(x) + U s), from 0. The head reads it beside the target's state, which
+stays. The embedding is the target's.
+
+Shapes: H hidden, D tokens of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parlay.heads.medusa import ResBlock
+from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+
+_BLOCKS = 2
+
+
+class ReDrafterHead(SeveralHeadsModule):
+    """Pure: states and embeddings in, states and logits out. ``config.heads`` is for how many tokens it was trained."""
+
+    def __init__(self, config: SeveralHeadsConfig) -> None:
+        super().__init__(config)
+        size = config.hidden_size
+        self.input = nn.Linear(size, size, bias=False)
+        self.recurrent = nn.Linear(size, size)
+        self.blocks = nn.Sequential(*(ResBlock(2 * size) for _ in range(_BLOCKS)))
+        self.lm_head = nn.Linear(2 * size, config.draft_vocab_size, bias=False)
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """The next state ``[..., H]``, of ``state`` and of the drafted token's ``embedded``, both ``[..., H]``."""
+        return F.silu(self.input(embedded) + self.recurrent(state))
+
+    def read(self, hidden: Tensor, state: Tensor) -> Tensor:
+        """Logits ``[..., D]`` of the target's states ``hidden`` and its own ``state``, both ``[..., H]``."""
+        logits: Tensor = self.lm_head(self.blocks(torch.cat((hidden, state), -1)))
+        return logits
+
+    @property
+    def lm_head_weights(self) -> list[nn.Parameter]:
+        return list(self.lm_head.parameters())
