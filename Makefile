@@ -29,7 +29,7 @@ tests: $(VENV)/.dev  ## the tests alone
 
 check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
 	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'
-	$(BIN)/pytest tests/serve/test_page.py
+	$(BIN)/pytest tests/serve/page
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow

@@ -22,6 +22,7 @@ from parlay.options import LoadOptions, override
 from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import ChatOptions, Job, Prompt, RequestFactory, RequestOptions
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
+from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
 from parlay.types import ParlayError, SamplingParams, Tokenizer
 
@@ -78,7 +79,7 @@ class LLM:
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
         drafts = replace(load, quantize=None)
         self._drafts = RunnerCache(lambda name: models.load(name, drafts, budget=budget))
-        resources = Resources(
+        self._resources = Resources(
             vocab_size=self.runner.spec.vocab_size,
             open_runner=self._drafts,
             default_draft=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
@@ -87,7 +88,7 @@ class LLM:
             target=self.runner.spec,
             find_head=heads_of(model, self.runner.spec, budget),
         )
-        self._strategies = StrategyCache(resources, self.engine.cost, in_use=self.engine.strategies)
+        self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
             self.tokenizer,
@@ -203,6 +204,10 @@ class LLM:
         """The draft models that strategies have loaded so far."""
         return self._drafts.names
 
+    def offered(self) -> tuple[str, ...]:
+        """The strategies of the catalogue that work for this model by their name alone. Any thread may call this."""
+        return offered(self._resources, self.engine.check_needs)
+
     def reset_prefix_cache(self) -> None:
         """Free what is cached of requests that are over: the next ones compute all of their prompts."""
         self._budget.drop_spare()
@@ -210,7 +215,7 @@ class LLM:
     def close(self) -> None:
         """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards."""
         self._strategies.close()
-        del self._strategies, self._drafts, self.engine, self.runner
+        del self._strategies, self._resources, self._drafts, self.engine, self.runner
 
     def __enter__(self) -> Self:
         return self

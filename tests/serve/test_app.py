@@ -170,18 +170,18 @@ def test_version_and_health(client: TestClient) -> None:
         ("/", "text/html"),
         ("/page/index.html", "text/html"),
         ("/page/style.css", "text/css"),
-        ("/page/page.js", "text/javascript"),
+        ("/page/app.js", "text/javascript"),
     ],
 )
 def test_the_page_may_load_nothing_from_elsewhere(client: TestClient, address: str, kind: str) -> None:
     response = client.get(address)
     assert response.status_code == 200
     assert response.headers["Content-Type"] == f"{kind}; charset=utf-8"
-    assert response.headers["Content-Security-Policy"].startswith("default-src 'self'")
+    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
     assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "page.js/", "", ".", "app.py", "%00"])
+@pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%2e%2e/app.py", "app.js/", "", ".", "app.py", "%00"])
 def test_the_page_has_its_own_files_and_no_others(client: TestClient, name: str) -> None:
     assert client.get(f"/page/{name}").status_code == 404
 

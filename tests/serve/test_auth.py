@@ -13,7 +13,16 @@ from parlay.serve.settings import Settings
 
 MakeApp = Callable[..., FastAPI]
 KEYS = ("sesame", "sk-2nd_key")
-GUARDED = ("/v1/models", "/v1/models/parlay-mini", "/metrics", "/strategies", "/tokenize", "/nothing", "/healthy")
+GUARDED = (
+    "/v1/models",
+    "/v1/models/parlay-mini",
+    "/metrics",
+    "/strategies",
+    "/choices",
+    "/tokenize",
+    "/nothing",
+    "/healthy",
+)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -60,7 +69,7 @@ def test_no_byte_of_a_body_is_read_before_the_key(make_app: MakeApp) -> None:
 
 def test_health_and_page_are_open(make_app: MakeApp) -> None:
     client = TestClient(make_app(keys=KEYS))
-    for address in (*OPEN, "/page/page.js"):
+    for address in (*OPEN, "/page/app.js"):
         assert client.get(address).status_code == 200
 
 

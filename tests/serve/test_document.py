@@ -18,7 +18,16 @@ from parlay.serve.errors import ErrorBody, MessageErrorBody, OllamaErrorBody
 from parlay.serve.settings import Settings
 
 KEY = "sesame"
-ALWAYS_REFUSABLE = {"/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize", "/metrics", "/strategies", "/load"}
+ALWAYS_REFUSABLE = {
+    "/v1/models",
+    "/v1/models/{model}",
+    "/tokenize",
+    "/detokenize",
+    "/metrics",
+    "/strategies",
+    "/choices",
+    "/load",
+}
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 MOST_TOKENS = 16

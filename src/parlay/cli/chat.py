@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.chat.defaults import SAMPLING
 from parlay.cli.flags import (
     USUAL,
     add_model_flags,
@@ -22,7 +23,7 @@ from parlay.terminal import Tint
 if TYPE_CHECKING:
     from parlay.chat.commands import State
 
-DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, "temperature": 0.7, "top_p": 0.95}
+DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
 """Where the model's makers recommend nothing."""
 
 

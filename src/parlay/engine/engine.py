@@ -88,7 +88,7 @@ class Engine:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._validate(request)
         needs = strategy.drafter.needs if strategy.drafter is not None else NOTHING_NEEDED
-        self._refuse_needs(strategy.name, needs)
+        self.check_needs(strategy.name, needs)
         sequence = Sequence(
             sequence=self._next_sequence,
             request=request,
@@ -102,6 +102,20 @@ class Engine:
         self._next_sequence += 1
         self._sequences[request.id] = sequence
         self.scheduler.add(sequence)
+
+    def check_needs(self, strategy: str, needs: Needs) -> None:
+        """Raises ValueError where the runner can't give a strategy's drafter what it needs."""
+        spec = self.runner.spec
+        if needs.layers and not spec.layer_skip:
+            raise ValueError(
+                f"strategy {strategy} drafts with the target's own layers, but the runner of {spec.name} can't skip "
+                "any: choose another strategy"
+            )
+        if any(not 0 <= layer <= spec.num_layers for layer in needs.taps):
+            raise ValueError(
+                f"strategy {strategy} reads the hidden states of layers {', '.join(map(str, needs.taps))}, but those "
+                f"of {spec.name} are 0 to {spec.num_layers}: choose another strategy"
+            )
 
     def abort(self, request_id: str) -> Event | None:
         """End a request now and keep its tokens so far. None if it is not under way."""
@@ -253,19 +267,6 @@ class Engine:
             raise ValueError("a request to the engine needs max_tokens as a number")
         self._refuse_what_never_fits(len(request.prompt), request.params.max_tokens)
         validate(request.params, spec.vocab_size)
-
-    def _refuse_needs(self, strategy: str, needs: Needs) -> None:
-        spec = self.runner.spec
-        if needs.layers and not spec.layer_skip:
-            raise ValueError(
-                f"strategy {strategy} drafts with the target's own layers, but the runner of {spec.name} can't skip "
-                "any: choose another strategy"
-            )
-        if any(not 0 <= layer <= spec.num_layers for layer in needs.taps):
-            raise ValueError(
-                f"strategy {strategy} reads the hidden states of layers {', '.join(map(str, needs.taps))}, but those "
-                f"of {spec.name} are 0 to {spec.num_layers}: choose another strategy"
-            )
 
     def _refuse_what_never_fits(self, prompt: int, most: int) -> None:
         text = max(prompt + 1, min(prompt + most, self.max_context))

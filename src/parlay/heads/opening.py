@@ -117,7 +117,7 @@ class TargetHeads:
             return self._open(Path(name))
         for folder in sorted((SHIPPED / method).glob("*/")):
             layer = load(folder).layer
-            if (layer.vocab_size, layer.hidden_size) == (self._vocab_size, self._embedding().shape[1]):
+            if layer.vocab_size == self._vocab_size and layer.hidden_size == self._embedding().shape[1]:
                 return self._open(folder)
         return None
 

@@ -27,6 +27,7 @@ from parlay.serve.request_log import log_request
 from parlay.serve.routes import (
     absent,
     chat,
+    choices,
     completions,
     health,
     messages,
@@ -112,6 +113,7 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
         models.router(registry),
         tokens.router(registry),
         health.guarded(app.state.recorder, app.state.gate),
+        choices.router(registry, settings),
         absent.router(),
     ):
         app.include_router(router, dependencies=lock, responses=errors.responses(*statuses))

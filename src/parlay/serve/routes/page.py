@@ -1,47 +1,83 @@
-"""The page at ``/``: a few files out of the package, and no others."""
+"""The page at ``/``: the files of one folder of the package, and no others."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import PurePath
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from parlay.serve.errors import ApiError
 
-_FILES = {
-    "index.html": "text/html; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
+_POLICY = (
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self'",
+    "connect-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+    "require-trusted-types-for 'script'",
+    "trusted-types 'none'",
+)
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "; ".join(_POLICY),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # a browser keeps the files and asks whether they have changed
+    "Vary": "Accept-Encoding",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    packed: bytes
+    headers: dict[str, str]
 
 
 def router() -> APIRouter:
     """Not in the OpenAPI document: it is no part of the API."""
     routes = APIRouter(include_in_schema=False)
+    known = {entry.name: _file(entry.name, entry.read_bytes()) for entry in (files("parlay.serve") / "page").iterdir()}
 
     @routes.get("/")
-    def index() -> Response:
-        return _file("index.html")
+    def index(request: Request) -> Response:
+        return _answer(known["index.html"], request.headers)
 
     @routes.get("/page/{name}")
-    def file(name: str) -> Response:
-        return _file(name)
+    def file(name: str, request: Request) -> Response:
+        """The name is looked up, never joined to a path. Raises ApiError 404 for any other."""
+        if name not in known:
+            raise ApiError(404, "the page has no such file")
+        return _answer(known[name], request.headers)
 
     return routes
 
 
-def _file(name: str) -> Response:
-    """The name is looked up, never joined to a path as it came. Raises ApiError 404 for any other."""
-    kind = _FILES.get(name)
-    if kind is None:
-        raise ApiError(404, "the page has no such file")
-    content = (files("parlay.serve") / "page" / name).read_bytes()
-    return Response(content, headers={**_HEADERS, "Content-Type": kind})
+def _file(name: str, content: bytes) -> _File:
+    tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: the same for both encodings
+    headers = {**_HEADERS, "Content-Type": _TYPES[PurePath(name).suffix], "ETag": tag}
+    return _File(content, gzip.compress(content, mtime=0), headers)
+
+
+def _answer(file: _File, asked: Headers) -> Response:
+    """Packed for a browser that reads that; 304 without content for one that has this very file."""
+    if file.headers["ETag"] in asked.get("if-none-match", ""):
+        return Response(status_code=304, headers=file.headers)
+    if "gzip" in asked.get("accept-encoding", ""):
+        return Response(file.packed, headers={**file.headers, "Content-Encoding": "gzip"})
+    return Response(file.content, headers=file.headers)

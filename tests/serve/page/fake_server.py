@@ -1,4 +1,4 @@
-"""A server that serves the page and answers as Parlay's does, with canned streams."""
+"""A server that serves the page as Parlay's does, and answers with canned streams."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
-import parlay
+from parlay.serve.routes import page
 
-PAGE = Path(parlay.__file__).parent / "serve" / "page"
-POLICY = {"Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'"}
 Step = list[tuple[str, str]]
 
 PLAIN: list[Step] = [[(word, "target")] for word in ("The ", "cat ", "<b>sat</b> ", "on ", "the ", "mat.")]
@@ -33,21 +30,48 @@ ANSWERS: dict[str, list[Step]] = {
     "mumbler": [[("The ", "target")], [("cat ", "mumbler"), ("sits.", "target")]],
 }
 ANSWERS[""] = ANSWERS["copycat"]
+TEXT = "The cat <b>sat</b> on the mat."
+THOUGHT = "A cat may sit."
 STRATEGIES = [
-    {"name": "none", "family": "plain", "summary": "One token per step."},
-    {"name": "copycat", "family": "copy", "summary": "Copies what came before."},
-    {"name": "mumbler", "family": "lossy", "summary": "Promises nothing."},
+    {"name": "none", "family": "plain", "exactness": "bits", "summary": "One token per step.", "parameters": {}},
+    {
+        "name": "copycat",
+        "family": "copy",
+        "exactness": "bits",
+        "summary": "Copies what came before.",
+        "parameters": {"k": {"type": "int", "default": 4, "help": "most"}},
+    },
+    {"name": "mumbler", "family": "lossy", "exactness": "lossy", "summary": "Promises nothing.", "parameters": {}},
 ]
+METRICS = """\
+# HELP parlay_steps_total Forwards of the target.
+parlay_steps_total{{model="m",strategy="copycat"}} {steps}
+parlay_completion_tokens_total{{model="m",strategy="copycat"}} {tokens}
+parlay_requests_total{{finish_reason="stop",model="m",strategy="copycat"}} {steps}
+parlay_draft_tokens_total{{model="m",source="copycat",strategy="copycat"}} 8.0
+parlay_accepted_tokens_total{{model="m",source="copycat",strategy="copycat"}} 6.0
+parlay_samples_running{{model="m"}} 3.0
+parlay_samples_waiting{{model="m"}} 5.0
+parlay_cache_used_tokens{{model="m"}} 250.0
+parlay_cache_room_tokens{{model="m"}} 1000.0
+"""
 
 
 @dataclass(slots=True)
 class Fake:
-    """What the server was asked, and how it is to behave."""
+    """What the server was asked, and how it is to behave. ``chat``: whether its model has a chat template."""
 
     url: str = ""
     key: str = ""
+    chat: bool = True
+    looks: int = 0
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
+
+    def reset(self) -> None:
+        self.key, self.chat, self.looks = "", True, 0
+        self.bodies.clear()
+        self.aborted.clear()
 
 
 def refuse(message: str, status: int) -> JSONResponse:
@@ -57,6 +81,7 @@ def refuse(message: str, status: int) -> JSONResponse:
 
 def make_app(fake: Fake) -> FastAPI:
     app = FastAPI()
+    app.include_router(page.router())
 
     @app.middleware("http")
     async def authorize(request: Request, call_next: Any) -> Response:
@@ -66,21 +91,25 @@ def make_app(fake: Fake) -> FastAPI:
         response: Response = await call_next(request)
         return response
 
-    @app.get("/")
-    def index() -> FileResponse:
-        return FileResponse(PAGE / "index.html", headers=POLICY)
-
-    @app.get("/page/{name}")
-    def static(name: str) -> FileResponse:
-        return FileResponse(PAGE / name, headers=POLICY)
-
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
         return {"object": "list", "data": [{"id": "parlay-mini"}, {"id": "another/model"}]}
 
-    @app.get("/strategies")
-    def strategies() -> list[dict[str, str]]:
-        return STRATEGIES
+    @app.get("/choices")
+    def choices(model: str) -> dict[str, Any]:
+        return {
+            "model": model,
+            "max_model_len": 512,
+            "max_tokens": None,
+            "chat": fake.chat,
+            "sampling": {"temperature": 0.6, "top_p": 0.9},
+            "strategies": STRATEGIES if model == "parlay-mini" else STRATEGIES[:1],
+        }
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        fake.looks += 1
+        return Response(METRICS.format(steps=10 * fake.looks, tokens=25 * fake.looks), media_type="text/plain")
 
     @app.post("/v1/completions")
     @app.post("/v1/chat/completions")
@@ -95,10 +124,13 @@ def make_app(fake: Fake) -> FastAPI:
 
 
 async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
-    """An answer that the strategy decides; a prompt says that it takes for ever, or fails."""
-    prompt = body.get("prompt") or body["messages"][-1]["content"]
+    """An answer that the strategy decides. A prompt says that it takes for ever, fails, is thought about, or repeats
+    what stands after ``say``."""
+    prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
     name = body.get("strategy", "")
     steps = ANSWERS[name]
+    if prompt.startswith("say "):
+        steps = [[(word + " ", "target")] for word in prompt.removeprefix("say ").split(" ")]
     if prompt == "for ever":
         try:
             while True:
@@ -107,7 +139,9 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
         finally:
             fake.aborted.set()
     yield event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])  # as chat begins
-    for step in steps:
+    if prompt == "think":
+        yield event(choices=[{"index": 0, "delta": {"reasoning_content": THOUGHT}}])
+    for step in steps[: body.get("max_tokens")]:
         yield event(choices=[choice(step)])
         await asyncio.sleep(0.002)
     if prompt == "fail":
@@ -120,7 +154,8 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
 
 def choice(step: Step, finish_reason: str | None = None) -> dict[str, Any]:
     text = "".join(piece for piece, _ in step)
-    return {"index": 0, "delta": {"content": text}, "parlay": {"pieces": step}, "finish_reason": finish_reason}
+    told = {"delta": {"content": text}, "text": text}  # as a chat, and as a completion
+    return {"index": 0, **told, "parlay": {"pieces": step}, "finish_reason": finish_reason}
 
 
 def closing(name: str, steps: list[Step], body: dict[str, Any]) -> dict[str, Any]:
@@ -129,12 +164,12 @@ def closing(name: str, steps: list[Step], body: dict[str, Any]) -> dict[str, Any
     summary = {
         "strategy": name or "copycat",
         "exactness": "lossy" if name == "mumbler" else "bits",
-        "seed": body["seed"],
+        "seed": body.get("seed", 5),
         "accepted_by_source": {},
         "tokens_per_step": tokens / len(steps),
         "tokens_per_second": 100.0 * tokens / len(steps),
     }
-    return {"choices": [], "parlay": summary, "usage": {"completion_tokens": tokens}}
+    return {"choices": [], "parlay": summary, "usage": {"prompt_tokens": 10, "completion_tokens": tokens}}
 
 
 def event(**chunk: Any) -> str:

@@ -1,0 +1,99 @@
+// Where tokens came from: each tinted by the drafter that proposed it, and the steps as a row of bars.
+
+import { el, svg } from "./dom.js";
+
+const TARGET = "target";
+const TINTS = 6; // as many as style.css has
+
+/** @typedef {[text: string, source: string]} Piece a token and the drafter that proposed it, or the model itself */
+
+/**
+ * The steps of an answer. Each ends with a token of the model's own, after what was accepted of a draft.
+ * @param {Piece[]} pieces
+ * @returns {Piece[][]}
+ */
+export function steps(pieces) {
+  /** @type {Piece[][]} */
+  const found = [];
+  let open = false;
+  for (const piece of pieces) {
+    if (open) found[found.length - 1].push(piece);
+    else found.push([piece]);
+    open = piece[1] !== TARGET;
+  }
+  return found;
+}
+
+/** A tint for each drafter, in order of appearance, and what the tints mean. */
+export class Legend {
+  constructor() {
+    /** @type {Map<string, string>} */
+    this.tints = new Map();
+    this.view = el("ul", { className: "legend", ariaLabel: "Where the tokens came from" });
+    this.#enter("plain", "the model’s own");
+  }
+
+  /** The class of a drafter's tint. @param {string} source */
+  tint(source) {
+    if (!this.tints.has(source)) {
+      this.tints.set(source, `tint-${this.tints.size % TINTS}`);
+      this.#enter(this.tints.get(source) ?? "", `proposed by ${source}, accepted`);
+    }
+    return this.tints.get(source) ?? "";
+  }
+
+  /** @param {string} tint @param {string} meaning */
+  #enter(tint, meaning) {
+    this.view.append(el("li", {}, el("span", { className: tint, ariaHidden: "true" }, "abc"), meaning));
+  }
+}
+
+/** An answer as its tokens. What was accepted of one draft stands in one run. */
+export class TokenView {
+  /** @param {Legend} legend */
+  constructor(legend) {
+    this.legend = legend;
+    this.view = el("div", { className: "tokens" });
+    this.shown = 0;
+    this.source = TARGET;
+  }
+
+  /** Add what is new. @param {Piece[]} pieces all of them, so far */
+  update(pieces) {
+    for (const [text, source] of pieces.slice(this.shown)) {
+      if (source === TARGET) this.view.append(el("span", { className: "plain" }, text));
+      else this.#run(source).append(el("span", {}, text));
+      this.source = source;
+    }
+    this.shown = pieces.length;
+  }
+
+  /** The run that a drafter's token joins. @param {string} source */
+  #run(source) {
+    if (source !== this.source) this.view.append(el("span", { className: `run ${this.legend.tint(source)}` }));
+    const run = /** @type {HTMLElement} */ (this.view.lastChild);
+    run.title = `${source}: ${run.childElementCount + 1} accepted`;
+    return run;
+  }
+
+  /** Outline the token in which another text begins to differ. @param {number} position */
+  mark(position) {
+    let end = 0;
+    const tokens = [...this.view.querySelectorAll("span:not(.run)")];
+    tokens.find((token) => (end += token.textContent.length) > position)?.classList.add("differs");
+  }
+}
+
+/** The steps as bars, each as high as it committed tokens. @param {Piece[]} pieces */
+export function stepBars(pieces) {
+  const sizes = steps(pieces).map((step) => step.length);
+  const [shown, most] = [sizes.slice(-240), Math.max(2, ...sizes)];
+  const bars = shown.map((size, place) =>
+    svg("rect", { x: 3 * place, y: 24 - (24 * size) / most, width: 2, height: (24 * size) / most }),
+  );
+  const mean = pieces.length / Math.max(1, sizes.length);
+  const label = `${sizes.length} steps: ${mean.toFixed(2)} tokens in each on average, ${Math.max(0, ...sizes)} at most`;
+  const drawing = svg("svg", { viewBox: `0 0 ${3 * shown.length} 24`, height: 24, width: 3 * shown.length }, ...bars);
+  drawing.ariaHidden = "true";
+  return el("figure", { className: "steps" }, drawing, el("figcaption", {}, label));
+}
