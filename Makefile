@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check types tests check-browser conformance proof bench-smoke bench-figures wheel clean
+.PHONY: help demo check types tests check-browser conformance proof bench-smoke bench-figures docs wheel clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -47,6 +47,9 @@ bench-smoke: $(VENV)/.dev  ## speeds against plain decoding, held against lower 
 bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)
 
+docs: $(VENV)/.docs  ## the documents as a site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+
 wheel: $(VENV)/.runtime  ## a wheel with the compiled decoder for this kind of machine, in dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
@@ -61,4 +64,8 @@ $(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/p
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(INSTALL) '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(INSTALL) '.[docs]'
 	@touch $@

@@ -16,9 +16,9 @@ from parlay.strategies.entry import StrategyEntry
 INTRODUCTION = """\
 A strategy is written `NAME[:KEY=VALUE,...]`: on the command line (`--strategy`), in the Python API (`strategy=`), and
 in each request to the server. `parlay strategies` lists them, and `parlay strategies NAME` shows the parameters with
-their defaults. The docstring of a drafter names its paper, and what was decided where the paper is silent. Every
-strategy gives the text of plain decoding unless another accept rule is asked for (see below and
-[architecture](architecture.md)).
+their defaults. [How drafts are made](drafting.md) shows each family in a picture. The docstring of a drafter names its
+paper, and what was decided where the paper is silent. Every strategy gives the text of plain decoding unless another
+accept rule is asked for (see below and [architecture](architecture.md)).
 
 Cells are the decoding speed over that of plain decoding, with tokens per step in brackets; bold is the best of each
 column. The target is SmolLM2-135M-Instruct (GGUF, Q4_1), whose forward takes about 3 ms: batch 1, greedy, answers cut
