@@ -109,6 +109,16 @@ def test_a_phone_needs_no_sideways_scrolling(fake: Fake, open_page: Open, view: 
     expect(page.get_by_role("button", name="Chats", exact=True)).to_be_focused()
 
 
+def test_enter_begins_a_line_where_there_is_no_shift_to_hold(fake: Fake, open_page: Open) -> None:
+    page = open_page(fake.url, viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True)
+    message = page.get_by_label("Message", exact=True)
+    message.press_sequentially("one")
+    message.press("Enter")
+    expect(message).to_have_value("one\n")
+    press(page, "Send")
+    expect(answers(page)).to_have_count(1)
+
+
 def test_the_theme_follows_the_system_until_one_is_chosen(fake: Fake, open_page: Open) -> None:
     page = open_page(fake.url, color_scheme="dark")
     assert brightness(page) < 150

@@ -70,6 +70,18 @@ def test_the_system_prompt_is_sent_and_stays(page: Page, fake: Fake) -> None:
         assert body["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
+def test_each_conversation_has_its_own_system_prompt(page: Page, fake: Fake) -> None:
+    set_field(page, "System prompt, of this chat and of new ones", "Be brief.")
+    send(page, "first")
+    press(page, "New chat")
+    set_field(page, "System prompt, of this chat and of new ones", "Be long.")
+    page.get_by_role("link", name="first").click()
+    expect(page.locator(".said")).to_have_text("first")
+    set_field(page, "Temperature", "0.1")
+    send(page, "second")
+    assert fake.bodies[-1][1]["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
 def test_settings_are_sent_and_stay(page: Page, fake: Fake) -> None:
     press(page, "Settings")
     page.get_by_label("Strategy", exact=True).select_option("mumbler")
@@ -242,3 +254,31 @@ def test_sources_colour_what_was_accepted(page: Page) -> None:
     page.reload()
     press(page, "Sources")
     expect(runs.first).to_be_visible()
+
+
+def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(page: Page, fake: Fake) -> None:
+    begin(page, "for ever")
+    expect(answers(page).locator(".body")).to_contain_text("on and on and")
+    page.once("dialog", lambda dialog: dialog.accept())
+    press(page, "Delete for ever")
+    assert fake.aborted.wait(20)
+    expect(answers(page)).to_have_count(0)
+    page.reload()
+    expect(page.get_by_label("Model")).to_have_value("parlay-mini")
+    expect(page.locator("#list li")).to_have_count(0)
+
+
+def test_a_title_can_be_written_while_an_answer_is(page: Page) -> None:
+    begin(page, "for ever")
+    expect(answers(page).locator(".body")).to_contain_text("on and on and")
+    press(page, "Rename for ever")
+    page.get_by_label("Title").fill("A long")
+    page.wait_for_timeout(1800)  # meanwhile the conversation is saved
+    page.get_by_label("Title").press_sequentially(" story")
+    page.get_by_label("Title").press("Enter")
+    expect(page.get_by_role("link", name="A long story")).to_be_visible()
+    press(page, "Stop")
+    expect(answers(page).locator(".note")).to_contain_text("stopped")
+    page.reload()
+    expect(page.get_by_role("link", name="A long story")).to_be_visible()
+    expect(page).to_have_title("A long story – Parlay")

@@ -107,6 +107,8 @@ export class AnswerView {
       this.sources.replaceChildren(this.tokens.view, legend.view);
     }
     this.tokens.update(pieces);
-    if (!open) this.sources.append(stepBars(pieces));
+    this.bars?.remove();
+    this.bars = open ? undefined : stepBars(pieces);
+    if (this.bars) this.sources.append(this.bars);
   }
 }

@@ -2,7 +2,7 @@
 
 import { ApiError } from "./api.js";
 import { Chat, isSend } from "./chat.js";
-import { alarm, byId } from "./dom.js";
+import { alarm, byId, focusPrompt } from "./dom.js";
 import { startLive, stopLive } from "./live.js";
 import { fillRace, startRace, stopRace } from "./race.js";
 import { askKey, loadChoices, loadModel, settings, startSettings } from "./settings.js";
@@ -15,25 +15,26 @@ const chat = new Chat(save, unlock);
 
 /** @param {import("./tree.js").Conversation} conversation */
 async function save(conversation) {
-  await store.save(conversation);
+  await store.save(conversation).catch((error) => alarm(`This browser could not keep the chat: ${error.message}`));
   if (conversation === chat.conversation && !byId("chat").hidden) history.replaceState(null, "", `#chat/${conversation.id}`);
   await refresh();
 }
 
 async function refresh() {
+  document.title = chat.conversation.leaf ? `${chat.conversation.title} – Parlay` : "Parlay";
   showList(await store.list(), chat.conversation.id, { rename, remove });
 }
 
 /** @param {store.Entry} entry @param {string} title */
 async function rename(entry, title) {
-  const kept = chat.conversation.id === entry.id ? chat.conversation : await store.load(entry.id);
+  const kept = chat.held(entry.id) ?? (await store.load(entry.id));
   if (kept) await store.save(Object.assign(kept, { title }));
   await refresh();
 }
 
 /** @param {store.Entry} entry */
 async function remove(entry) {
-  if (chat.running?.conversation.id === entry.id) chat.stop();
+  chat.forget(entry.id);
   await store.remove(entry.id);
   if (chat.conversation.id === entry.id) startNew();
   await refresh();
@@ -42,7 +43,7 @@ async function remove(entry) {
 function startNew() {
   if (location.hash === "#chat" || !location.hash) open();
   else location.hash = "#chat";
-  byId("prompt").focus();
+  focusPrompt();
 }
 
 /** Show what the address names: a view, and of chats which one. */
@@ -81,13 +82,10 @@ async function unlock(retry) {
   retry?.();
 }
 
-let model = "";
-
-/** The settings have changed. */
-function changed() {
-  if (model !== settings.model) load(loadModel);
-  model = settings.model;
-  if (chat.conversation.system === settings.system) return;
+/** A setting has changed. @param {string} name */
+function changed(name) {
+  if (name === "model") load(loadModel);
+  if (name !== "system") return;
   chat.conversation.system = settings.system;
   if (chat.conversation.leaf) save(chat.conversation);
 }
@@ -121,20 +119,19 @@ function heedKeys() {
 
 async function start() {
   startSettings(changed);
-  model = settings.model;
   startRace();
   heedKeys();
   byId("composer").onsubmit = (/** @type {Event} */ event) => (event.preventDefault(), send());
-  byId("stop").onclick = () => (chat.stop(), byId("prompt").focus());
+  byId("stop").onclick = () => (chat.stop(), focusPrompt());
   byId("new").onclick = startNew;
   byId("menu").onclick = () => showSide(!document.body.classList.contains("side"));
   byId("close-settings").onclick = () => byId("settings").close();
   byId("set-key").onclick = () => unlock();
   addEventListener("hashchange", open);
+  addEventListener("focus", refresh); // another tab may have changed the list
   byId("unkept").hidden = await store.open();
   await open();
   await load();
-  model = settings.model;
   chat.show(chat.conversation); // now with what is known of the model
 }
 

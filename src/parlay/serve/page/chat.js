@@ -2,7 +2,7 @@
 
 import { AnswerView, counted } from "./answer.js";
 import { ApiError, answer, isAbort } from "./api.js";
-import { announce, button, byId, copyButton, el, figure } from "./dom.js";
+import { announce, button, byId, copyButton, el, figure, focusPrompt } from "./dom.js";
 import { choices, requestFields, settings } from "./settings.js";
 import { add, begin, choose, path, siblings } from "./tree.js";
 
@@ -18,6 +18,7 @@ const SAVE_EVERY = 1500; // milliseconds, while an answer is written
  * @property {Message} message
  * @property {number} saved when it was saved last
  * @property {boolean} drawing whether the next frame will draw it
+ * @property {boolean} wanted whether it is kept; not if the conversation was deleted meanwhile
  */
 
 export class Chat {
@@ -53,6 +54,18 @@ export class Chat {
   /** End the answer that is being written; what there is of it stays. */
   stop() {
     this.running?.control.abort();
+  }
+
+  /** A conversation that is shown or answered, by its id. @param {string} id */
+  held(id) {
+    return [this.conversation, this.running?.conversation].find((each) => each?.id === id);
+  }
+
+  /** End what is written in a conversation that is deleted. @param {string} id */
+  forget(id) {
+    if (this.running?.conversation.id !== id) return;
+    this.running.wanted = false;
+    this.stop();
   }
 
   // ----------------------------------------------------------------------------------------------------------- messages
@@ -100,6 +113,7 @@ export class Chat {
   async #choose(message) {
     choose(this.conversation, message);
     this.#draw();
+    focusPrompt();
     await this.save(this.conversation);
   }
 
@@ -112,9 +126,10 @@ export class Chat {
     };
     field.onkeydown = (/** @type {KeyboardEvent} */ event) => {
       if (isSend(event)) event.preventDefault(), send();
-      if (event.key === "Escape") event.stopPropagation(), this.#draw();
+      if (event.key === "Escape") event.stopPropagation(), cancel();
     };
-    const actions = el("div", { className: "actions" }, button("Cancel", () => this.#draw()), button("Send", send));
+    const cancel = () => (this.#draw(), focusPrompt());
+    const actions = el("div", { className: "actions" }, button("Cancel", cancel), button("Send", send));
     article.replaceChildren(field, actions);
     article.classList.add("edited");
     field.focus();
@@ -133,9 +148,10 @@ export class Chat {
     const conversation = this.conversation;
     const request = asked(conversation, question);
     const message = add(conversation, question.id, "assistant", "");
-    const running = { control: new AbortController(), conversation, message, saved: Date.now(), drawing: false };
+    const running = { control: new AbortController(), conversation, message, saved: Date.now(), drawing: false, wanted: true };
     this.running = running;
     this.#draw();
+    focusPrompt();
     byId("scroll").scrollTop = byId("scroll").scrollHeight;
     await this.#keep(running);
     try {
@@ -185,6 +201,7 @@ export class Chat {
 
   /** Save what there is. @param {Running} running */
   async #keep(running) {
+    if (!running.wanted) return;
     running.saved = Date.now();
     running.conversation.updated = running.saved;
     await this.save(running.conversation);

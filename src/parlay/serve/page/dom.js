@@ -45,6 +45,7 @@ export const button = (text, onclick, properties = {}) =>
 export function copyButton(text, label = "Copy") {
   const made = button("Copy", async () => {
     made.textContent = (await copy(text())) ? "Copied" : "Not copied";
+    announce(made.textContent);
     setTimeout(() => (made.textContent = "Copy"), 1500);
   });
   if (label !== "Copy") made.ariaLabel = label;
@@ -60,6 +61,11 @@ async function copy(text) {
   const done = document.execCommand("copy");
   field.remove();
   return done;
+}
+
+/** Go back to where messages are written; not where a keyboard would rise over the page. */
+export function focusPrompt() {
+  if (!matchMedia("(pointer: coarse)").matches) byId("prompt").focus();
 }
 
 /** Something to read out to those who listen to the page. @param {string} text */

@@ -106,13 +106,13 @@ function draw() {
 function drawChart({ title, about, lines, digits = 0, limit }) {
   const pairs = readings.slice(1).map((now, place) => /** @type {const} */ ([now, readings[place]]));
   const series = lines.map(([, value]) => pairs.map(([now, before]) => value(now, before)));
-  const most = Math.max(1, ...series.flat().filter(isNumber)) * 1.1;
+  const top = Math.ceil(1.05 * Math.max(1, ...series.flat().filter(isNumber)));
   const words = lines.map(([name], place) => `${name}: ${figure(series[place].findLast(isNumber), digits)}`);
   const drawing = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" },
     ...[0.25, 0.5, 0.75].map((part) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT * part, y2: HEIGHT * part })),
-    ...series.map((values, place) => svg("path", { class: `line line-${place}`, d: outline(values, most) })),
+    ...series.map((values, place) => svg("path", { class: `line line-${place}`, d: outline(values, top) })),
   );
   drawing.role = "img";
   drawing.ariaLabel = `${title} in the last three minutes; now ${words.join(", ")}`;
@@ -120,7 +120,7 @@ function drawChart({ title, about, lines, digits = 0, limit }) {
     const value = el("b", {}, figure(series[place].findLast(isNumber), digits));
     return el("span", { className: `key line-${place}` }, lines.length > 1 ? `${name} ` : "", value);
   });
-  const scale = el("span", { className: "scale" }, `height ${figure(most, most < 10 ? 1 : 0)}`);
+  const scale = el("span", { className: "scale" }, `0 to ${figure(top)}`);
   const caption = limit ? `${about}, which has room for ${figure(limit(readings[readings.length - 1]))}` : about;
   return el("figure", { className: "chart" }, el("h3", {}, title), el("p", {}, ...now, scale), drawing, el("figcaption", {}, caption));
 }
@@ -128,13 +128,13 @@ function drawChart({ title, about, lines, digits = 0, limit }) {
 /** @param {number | undefined} value @returns {value is number} */
 const isNumber = (value) => value !== undefined && Number.isFinite(value);
 
-/** A line from reading to reading; where there is no value, the last one goes on. @param {(number | undefined)[]} values @param {number} most */
-function outline(values, most) {
+/** A line from reading to reading; where there is no value, the last one goes on. @param {(number | undefined)[]} values @param {number} top */
+function outline(values, top) {
   let path = "";
   for (const [place, value] of values.entries()) {
     if (!isNumber(value)) continue;
     const x = WIDTH - ((values.length - 1 - place) * WIDTH) / (KEPT - 1);
-    path += `${path ? "L" : "M"}${x.toFixed(1)} ${(HEIGHT - (HEIGHT * value) / most).toFixed(1)}`;
+    path += `${path ? "L" : "M"}${x.toFixed(1)} ${(HEIGHT - (HEIGHT * value) / top).toFixed(1)}h0`; // a dot, if alone
   }
   return path;
 }

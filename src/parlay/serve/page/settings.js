@@ -31,7 +31,7 @@ export const settings = Object.fromEntries(FIELDS.map((name) => [name, ""]));
 /** @type {Choices | null} */
 export let choices = null;
 
-/** Take up what was kept, and heed the dialog. @param {() => void} changed called after every change */
+/** Take up what was kept, and heed the dialog. @param {(name: string) => void} changed called with the field that has changed */
 export function startSettings(changed) {
   try {
     const kept = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
@@ -45,7 +45,7 @@ export function startSettings(changed) {
       settings[name] = byId(name).value.trim();
       keep();
       describe();
-      changed();
+      changed(name);
     });
   }
   byId("open-settings").onclick = () => byId("settings").showModal();

@@ -10,8 +10,18 @@ import { button, byId, el } from "./dom.js";
  * @property {(entry: Entry) => void} remove
  */
 
-/** @param {Entry[]} entries @param {string} current the id of the one that is shown @param {Actions} actions */
+let shown = "";
+
+/**
+ * Show the list, if it has changed: drawing it anew would take the focus away, and end a renaming.
+ * @param {Entry[]} entries
+ * @param {string} current the id of the one that is shown
+ * @param {Actions} actions
+ */
 export function showList(entries, current, actions) {
+  const wanted = JSON.stringify([current, ...entries.map(({ id, title }) => [id, title])]);
+  if (wanted === shown || byId("list").querySelector("input")) return;
+  shown = wanted;
   const items = entries.map((entry) => {
     const link = el("a", { href: `#chat/${entry.id}`, title: entry.title }, entry.title);
     if (entry.id === current) link.ariaCurrent = "page";
@@ -33,8 +43,8 @@ function edit(item, entry, actions) {
   const end = (/** @type {boolean} */ take) => {
     if (over) return; // leaving the field by a key takes the focus away, too
     over = true;
+    item.replaceChildren(...before);
     if (take && field.value.trim()) actions.rename(entry, field.value.trim());
-    else item.replaceChildren(...before);
   };
   field.onkeydown = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter" && !event.isComposing) end(true);
