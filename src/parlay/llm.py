@@ -79,15 +79,7 @@ class LLM:
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
         drafts = replace(load, quantize=None)
         self._drafts = RunnerCache(lambda name: models.load(name, drafts, budget=budget))
-        self._resources = Resources(
-            vocab_size=self.runner.spec.vocab_size,
-            open_runner=self._drafts,
-            default_draft=draft_model or BUILT_IN_DRAFTS.get(self.runner.spec.name),
-            tokenizer=self.tokenizer,
-            open_tokenizer=lambda name: load_tokenizer(resolve(name)),
-            target=self.runner.spec,
-            find_head=heads_of(model, self.runner.spec, budget),
-        )
+        self._resources = self._find_resources(model, draft_model)
         self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
@@ -98,6 +90,19 @@ class LLM:
             prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
             vocab_size=self.runner.spec.vocab_size,
+        )
+
+    def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
+        """What drafters may use: draft models, tokenizers and heads are opened when a strategy first needs them."""
+        target = self.runner.spec
+        return Resources(
+            vocab_size=target.vocab_size,
+            open_runner=self._drafts,
+            default_draft=draft_model or BUILT_IN_DRAFTS.get(target.name),
+            tokenizer=self.tokenizer,
+            open_tokenizer=lambda name: load_tokenizer(resolve(name)),
+            target=target,
+            find_head=heads_of(model, target, self._budget),
         )
 
     def generate(

@@ -203,37 +203,40 @@ class RequestFactory:
         Raises ValueError for a prompt or a parameter that can't be used.
         """
         text, ids = self._encode(prompt, params)
-        name = f"request-{next(self._names)}"
-        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         if params.stops and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
-        limit = max(self._max_context - len(ids), 1)  # a prompt that is too long is refused by the engine
-        params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
-        if params.bad_words:
-            params = replace(params, logits_processors=(*params.logits_processors, self._bad_words(params, len(ids))))
+        params = self._settled(params, len(ids))
         wanted = params.structured_outputs
         grammar = self._grammars.compile(wanted, options.salt) if wanted is not None else None
-        eos = frozenset() if params.ignore_eos else self._eos_ids
-        first = Request(
-            id=name,
-            prompt=ids,
-            params=params,
-            key=NoiseKey(seed),
-            stop_ids=eos | frozenset(params.stop_token_ids),
-            references=(prediction, *references) if prediction else references,
-            salt=options.salt,
-            owner=options.owner,
-            store=options.store,
-            group=name if params.n > 1 else "",
-            priority=options.priority,
-        )
+        first = self._request(ids, params, options, (prediction, *references) if prediction else references)
         strategy = options.strategy or (self._prediction_strategy if prediction else self._strategy)
         thoughts = prompt.get("thoughts", "none") if isinstance(prompt, Mapping) else "none"
         samples = [
             self._sample(first, index, strategy, self._constraint(grammar, first, thoughts), predicted=len(prediction))
             for index in range(params.n)
         ]
-        return Job(name, text, samples, thoughts)
+        return Job(first.id, text, samples, thoughts)
+
+    def _request(
+        self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
+    ) -> Request:
+        """What the samples of one prompt have in common."""
+        name = f"request-{next(self._names)}"
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        eos = frozenset() if params.ignore_eos else self._eos_ids
+        return Request(
+            id=name,
+            prompt=prompt,
+            params=params,
+            key=NoiseKey(seed),
+            stop_ids=eos | frozenset(params.stop_token_ids),
+            references=references,
+            salt=options.salt,
+            owner=options.owner,
+            store=options.store,
+            group=name if params.n > 1 else "",
+            priority=options.priority,
+        )
 
     def _sample(
         self,
@@ -256,6 +259,14 @@ class RequestFactory:
         constraint = grammar.constraint(request.stop_ids)
         found = marks(self._tokenizer, thoughts)
         return constraint if found is None else AfterReasoning(constraint, found)
+
+    def _settled(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        """With a limit on the output's tokens, and with bad words as a processor of logits."""
+        limit = max(self._max_context - prompt_length, 1)  # a prompt that is too long is refused by the engine
+        params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
+        if not params.bad_words:
+            return params
+        return replace(params, logits_processors=(*params.logits_processors, self._bad_words(params, prompt_length)))
 
     def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
         if self._tokenizer is None:

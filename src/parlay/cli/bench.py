@@ -6,7 +6,7 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parlay.bench.runner import Bench, BenchPlan
     from parlay.bench.workloads import Workload
     from parlay.llm import LLM
+    from parlay.types import RunnerSpec
 
 T = TypeVar("T")
 
@@ -33,6 +34,15 @@ MOST_TOGETHER = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser, USUAL)
     parser.set_defaults(model=None)
+    _add_cases(parser)
+    _add_amounts(parser)
+    _add_conditions(parser)
+    _add_output(parser)
+    bench_replay.add_arguments(parser)
+    bench_report.add_action(parser)
+
+
+def _add_cases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
         "--preset",
@@ -56,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["transformers"],
         help="measure this engine too: plain, compiled, and with its prompt lookup",
     )
+
+
+def _add_amounts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload")
     parser.add_argument(
         "--rounds",
@@ -63,7 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="measurements of each strategy on each workload (default: 3, up to 9 while the ratio is uncertain)",
     )
-    _add_conditions(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price-per-hour",
         type=_price,
@@ -78,8 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"file for the rows of results; a second run continues it (default: {OUT})",
     )
     parser.add_argument("--fresh", action="store_true", help="overwrite the file")
-    bench_replay.add_arguments(parser)
-    bench_report.add_action(parser)
 
 
 def _add_conditions(parser: argparse.ArgumentParser) -> None:
@@ -190,21 +203,9 @@ def _open(options: argparse.Namespace) -> LLM:
     )
 
 
-def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
-    from parlay.bench.against import NAME, Transformers
-    from parlay.bench.forwards import add_missing, weight_bytes
-    from parlay.bench.provenance import provenance
-    from parlay.bench.readme import readme_table
-    from parlay.bench.records import OURS, Results
-    from parlay.bench.runner import Bench
-    from parlay.bench.summary import summarise
-    from parlay.bench.table import table
-    from parlay.bench.wave import Waves
-    from parlay.energy import choose_meter
-    from parlay.models.resolving import resolve
-
-    spec = llm.runner.spec
-    shared = {
+def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) -> dict[str, object]:
+    """What all rows of one run have in common."""
+    return {
         "dtype": spec.dtype,
         "quantize": options.quantize,
         "device": spec.device,
@@ -215,22 +216,43 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
             "keep_loops": plan.keep_loops,
         },
     }
-    results = Results(options.out, provenance(_command(options), shared), fresh=options.fresh)
+
+
+def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
+    from parlay.bench.against import NAME, Transformers
+    from parlay.bench.forwards import add_missing, weight_bytes
+    from parlay.bench.provenance import provenance
+    from parlay.bench.records import OURS, Results
+    from parlay.bench.runner import Bench
+    from parlay.bench.wave import Waves
+    from parlay.energy import choose_meter
+    from parlay.models.resolving import resolve
+
+    spec = llm.runner.spec
+    results = Results(options.out, provenance(_command(options), _conditions(options, spec, plan)), fresh=options.fresh)
     if options.forwards:
         weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
         add_missing(llm.runner, plan.model, results, weights)
     meter = choose_meter(spec.device)
     peer = Transformers(resolve(options.model), spec.device, spec.dtype, meter)
     done = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter), NAME: peer}))
-    summaries = summarise(results.rows, plan.cells())
-    print(table(summaries, options.price_per_hour))
-    if plan.against:
-        print(f"\n{readme_table(summaries)}")
+    _print_tables(results.rows, plan, options.price_per_hour)
     if not done:
         print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
         return INTERRUPTED
     print(f"\n{spec.name} in {spec.dtype} on {spec.device}; energy: {meter.reason}; rows in {options.out}")
     return _check_promises(results.rows)
+
+
+def _print_tables(rows: Sequence[Row], plan: BenchPlan, price_per_hour: float | None) -> None:
+    from parlay.bench.readme import readme_table
+    from parlay.bench.summary import summarise
+    from parlay.bench.table import table
+
+    summaries = summarise(rows, plan.cells())
+    print(table(summaries, price_per_hour))
+    if plan.against:
+        print(f"\n{readme_table(summaries)}")
 
 
 def _with_progress(bench: Bench) -> bool:

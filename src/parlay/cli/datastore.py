@@ -82,17 +82,8 @@ def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datas
     from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
 
     skipped: list[CorpusSource] = []
-
-    def texts() -> Iterator[Document]:
-        for source in sources:
-            found = corpus.documents(source)
-            if found is None:
-                skipped.append(source)
-            else:
-                yield from found
-
     with _bar("tokenising", "B", sum(source.size for source in sources)) as bar:
-        ids = list(corpus.encode(texts(), tokenizer, bar.update))
+        ids = list(corpus.encode(_texts(sources, skipped), tokenizer, bar.update))
     if skipped:
         which = f"{len(skipped)} of {len(sources)} files ({skipped[0].path} the first)"
         print(f"left out {which}: not UTF-8 text", file=sys.stderr)
@@ -104,6 +95,18 @@ def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datas
             fingerprint=fingerprint(tokenizer),
             sorted_more=bar.update,
         )
+
+
+def _texts(sources: list[CorpusSource], skipped: list[CorpusSource]) -> Iterator[Document]:
+    """The documents of all sources. Those that hold no text join ``skipped``."""
+    from parlay import corpus
+
+    for source in sources:
+        found = corpus.documents(source)
+        if found is None:
+            skipped.append(source)
+        else:
+            yield from found
 
 
 def _bar(what: str, unit: str, total: int) -> tqdm[Any]:

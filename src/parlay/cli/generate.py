@@ -40,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
+    _add_text_flags(parser)
+    add_sampling_flags(parser)
+    add_structured_flags(parser)
+
+
+def _add_text_flags(parser: argparse.ArgumentParser) -> None:
+    """Texts that drafts may come from, and whether they may come from this request later on."""
     parser.add_argument(
         "--document",
         action="append",
@@ -58,8 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="let strategies that learn across requests learn from this one",
     )
-    add_sampling_flags(parser)
-    add_structured_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -83,12 +88,16 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_report(sample)))
     _summarise(sample, params, tint)
-    if params.max_tokens is not None and params.max_tokens > room:
-        print(f"parlay: note: the context has room for {room:,} tokens after this prompt, no more", file=sys.stderr)
+    _note_room(params, room)
     if sample.error is not None:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
         return FAILURE
     return INTERRUPTED if interrupt.noted else 0
+
+
+def _note_room(params: SamplingParams, room: int) -> None:
+    if params.max_tokens is not None and params.max_tokens > room:
+        print(f"parlay: note: the context has room for {room:,} tokens after this prompt, no more", file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------- prompt

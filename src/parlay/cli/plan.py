@@ -39,12 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         LoadOptions,
         {"quantize": "weights in eight bits (on this machine)", "threads": "threads that decode on this machine"},
     )
+    _add_machine_flags(parser)
+    _add_case_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
     where.add_argument(
         "--device", metavar="NAME", help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}"
     )
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
     where.add_argument("--calibration", metavar="FILE", type=Path, help="file of the measurement, to write or to read")
+
+
+def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     cases = parser.add_argument_group("cases")
     cases.add_argument(
         "--rows", default="1,2,4,8,16", metavar="N,...", help="rows of each sequence in a verify (default: 1,2,4,8,16)"
@@ -66,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:KEY=VALUE,...]",
         help="strategy to compare with plain decoding; may be given several times",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -47,6 +47,18 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network and access")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    _add_key_flags(group)
+    group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin send requests; may be given several times (default: none)",
+    )
+
+
+def _add_key_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--api-key-file",
         type=Path,
@@ -61,14 +73,6 @@ def _add_network_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="an API key; others on this machine can see it in the process list, so prefer the file, or "
         f"{KEY_VARIABLE} in the environment",
-    )
-    group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
-    group.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="let web pages of this origin send requests; may be given several times (default: none)",
     )
 
 
@@ -200,19 +204,22 @@ def _is_installed(name: str) -> bool:
 # ------------------------------------------------------------------------------------------------- network and access
 
 
+def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
+    if keys and options.no_auth:
+        raise ValueError("there are API keys and --no-auth: choose one")
+    if not keys and not _is_loopback(options.host) and not options.no_auth:
+        raise ValueError(
+            f"other machines can reach {options.host}: ask for a key with --api-key-file FILE, or let anyone in with "
+            "--no-auth"
+        )
+
+
 def settings(options: argparse.Namespace) -> Settings:
     """What the flags allow. Raises ValueError for a limit out of range, and if strangers could get in without a key."""
     default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
     own = _keys(options, default)
     keys = tuple(own)
-    local = _is_loopback(options.host)
-    if keys and options.no_auth:
-        raise ValueError("there are API keys and --no-auth: choose one")
-    if not keys and not local and not options.no_auth:
-        raise ValueError(
-            f"other machines can reach {options.host}: ask for a key with --api-key-file FILE, or let anyone in with "
-            "--no-auth"
-        )
+    _check_access(options, keys)
     return Settings(
         keys=keys,
         key_limits=default,

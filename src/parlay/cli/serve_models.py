@@ -32,6 +32,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("models")
     group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
+    _add_loading_flags(group)
+    add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
+    add_tokenizer_flag(group)
+    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
+    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
+    add_option_flags(group, LoadOptions)
+
+
+def _add_loading_flags(group: argparse._ActionsContainer) -> None:
+    """Which models there are beside those that are named, and when they are in memory."""
     group.add_argument(
         "--model-dir",
         type=Path,
@@ -53,12 +64,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "models, never with one)",
     )
     group.add_argument("--allow-pull", action="store_true", help="let requests download models, as parlay pull does")
-    add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
-    add_tokenizer_flag(group)
-    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
-    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
-    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
-    add_option_flags(group, LoadOptions)
 
 
 def chosen_models(options: argparse.Namespace) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,33 +74,47 @@ def heads_of(model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | 
 
     Heads run on the target's device. On CPU weights have eight bits, because reading them is the cost there.
     """
-    device = torch.device(target.device)
     dtype = _DTYPES[target.dtype]
 
     @cache
     def embedding() -> Operand:
-        if not isinstance(model, str):
-            weight: Tensor = model.get_input_embeddings().weight.detach()
-            return weight
-        found = resolve(model)
-        return load_weights(found, read_config(found))[_EMBEDDING]
+        return _embedding(model)
 
-    def make_runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> Runner:
-        held = dict(weights)
-        if device.type == "cpu":
-            matrices = {name: each for name, each in held.items() if len(each.shape) == 2 and name != _EMBEDDING}
-            held |= {name: Int8Weight(as_tensor(each, torch.float32)) for name, each in matrices.items()}
-        return NativeRunner(
-            config,
-            held,
-            dtype=dtype,
-            device=device,
-            max_tokens_cached=4 * config.max_context,
-            budget=budget,
-            name="head",
-        )
-
+    make_runner = partial(_head_runner, dtype=dtype, device=torch.device(target.device), budget=budget)
     return TargetHeads(target.vocab_size, embedding, make_runner, dtype)
+
+
+def _embedding(model: str | PreTrainedModel) -> Operand:
+    """The target's input embedding ``[V, H]``, read from its files unless the model is loaded."""
+    if not isinstance(model, str):
+        weight: Tensor = model.get_input_embeddings().weight.detach()
+        return weight
+    found = resolve(model)
+    return load_weights(found, read_config(found))[_EMBEDDING]
+
+
+def _head_runner(
+    config: DecoderConfig,
+    weights: Mapping[str, Operand],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    budget: Budget | None,
+) -> Runner:
+    """A head's layers as a native decoder, whose cache joins ``budget``."""
+    held = dict(weights)
+    if device.type == "cpu":
+        matrices = {name: each for name, each in held.items() if len(each.shape) == 2 and name != _EMBEDDING}
+        held |= {name: Int8Weight(as_tensor(each, torch.float32)) for name, each in matrices.items()}
+    return NativeRunner(
+        config,
+        held,
+        dtype=dtype,
+        device=device,
+        max_tokens_cached=4 * config.max_context,
+        budget=budget,
+        name="head",
+    )
 
 
 class TargetHeads:

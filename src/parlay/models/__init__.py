@@ -59,13 +59,8 @@ def load(
     """
     threads.settle(options.threads)
     if not isinstance(model, str):
-        if (options.dtype, options.device) != ("auto", "auto"):
-            raise ValueError(
-                f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; "
-                "leave both at 'auto'"
-            )
-        return _adapt(model, cache_tokens, budget, options.quantize)
-    chosen_dtype, place = _DTYPES[options.dtype], _torch_device(options.device)
+        return _adapt_loaded(model, options, cache_tokens, budget)
+    asked_dtype, device = _DTYPES[options.dtype], _torch_device(options.device)
     found = resolve(model)
     try:
         config = read_config(found)
@@ -73,23 +68,30 @@ def load(
         if found.is_file():
             raise
         _log.info("%s runs through transformers: %s", model, reason)
-        loaded = _transformers_model(found, chosen_dtype, place)
+        loaded = _transformers_model(found, asked_dtype, device)
         return _adapt(loaded, cache_tokens, budget, options.quantize, model)
     weights = load_weights(found, config)
-    if chosen_dtype is None:
-        chosen_dtype, why = _fastest(config, weights, place)
-        _log.info("%s runs in %s: %s", model, chosen_dtype, why)
-    tokens = cache_tokens or _default_cache_tokens(config, chosen_dtype, place)
+    dtype = asked_dtype or _fastest(model, config, weights, device)
     return NativeRunner(
         config,
         weights,
-        dtype=chosen_dtype,
-        device=place,
-        max_tokens_cached=tokens,
+        dtype=dtype,
+        device=device,
+        max_tokens_cached=cache_tokens or _default_cache_tokens(config, dtype, device),
         budget=budget,
         quantize="int8" if options.quantize else None,
         name=model,
     )
+
+
+def _adapt_loaded(
+    model: PreTrainedModel, options: LoadOptions, cache_tokens: int | None, budget: Budget | None
+) -> Runner:
+    if (options.dtype, options.device) != ("auto", "auto"):
+        raise ValueError(
+            f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; leave both at 'auto'"
+        )
+    return _adapt(model, cache_tokens, budget, options.quantize)
 
 
 def _adapt(
@@ -109,11 +111,15 @@ def _adapt(
     return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
 
 
-def _fastest(config: DecoderConfig, weights: Mapping[str, Weight], device: torch.device) -> tuple[torch.dtype, str]:
-    """The dtype to run in, and why. Timing it takes half a second, and blocks are multiplied as they are."""
+def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], device: torch.device) -> torch.dtype:
+    """The dtype to run in. Timing it takes half a second, and blocks are multiplied as they are."""
     if device.type == "cpu" and stored_as(weights) and runs_here(config, torch.bfloat16):
-        return torch.bfloat16, "weights stay in the file's blocks, and keys and values take half of float32's memory"
-    return choose_dtype(config, device)
+        why = "weights stay in the file's blocks, and keys and values take half of float32's memory"
+        dtype = torch.bfloat16
+    else:
+        dtype, why = choose_dtype(config, device)
+    _log.info("%s runs in %s: %s", name, dtype, why)
+    return dtype
 
 
 def default_device() -> torch.device:

@@ -138,51 +138,60 @@ def build(
     """Pack a checkpoint's weights (Hugging Face names) for `TorchDecoder`."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     fused = FusedWeights(config, weights, compute)
-
-    def tensor(weight: Operand) -> Tensor:
-        return as_tensor(weight, dtype).to(device)
-
-    def norm(weight: Tensor) -> PrescaledRmsNorm:
-        """Of ``weight`` ``[n]`` or ``[heads, n]``."""
-        floor = (weight.shape[-1] * config.rms_norm_eps) ** 0.5
-        return PrescaledRmsNorm(torch.tensor(floor, dtype=compute, device=device), weight.to(device))
-
-    def any_norm(weight: Tensor | None) -> PrescaledRmsNorm | None:
-        """Of ``weight`` ``[n]``, if there is one."""
-        return None if weight is None else norm(weight)
-
-    def paired(parts: Sequence[Tensor]) -> Tensor:
-        """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
-        turned = [interleave(part, config.head_dim) for part in parts[:2]]
-        return torch.cat([*turned, parts[2]])
-
-    def qk_norm(layer: LayerWeights) -> PrescaledRmsNorm | None:
-        if layer.qk_norm is None:
-            return None
-        counts = (config.num_heads, config.num_kv_heads)
-        parts = [interleave(part, config.head_dim) for part in layer.qk_norm]
-        return norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))
-
-    def packed(index: int) -> DecoderLayer:
-        layer = fused.layer(index)
-        bias = None if layer.qkv_bias is None else paired(layer.qkv_bias).to(device, dtype)
-        return DecoderLayer(
-            attention_norm=any_norm(layer.attention_norm),
-            qkv=pack(paired([tensor(part) for part in layer.qkv]), bias),
-            qk_norm=qk_norm(layer),
-            attention_out=pack(tensor(layer.attention_out), None),
-            mlp_norm=norm(layer.mlp_norm),
-            gate_up=pack(torch.cat((tensor(layer.gate), tensor(layer.up))), None),
-            down=pack(tensor(layer.down), None),
-        )
-
+    packer = _Packer(config, dtype, compute, device)
     return TorchDecoder(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
-        embedding=tensor(fused.embedding),
-        layers=tuple(packed(index) for index in range(config.num_layers)),
-        norm=any_norm(fused.final_norm),
-        head=pack(tensor(fused.head), None),
-        beside_norm=any_norm(fused.beside_norm),
+        embedding=packer.tensor(fused.embedding),
+        layers=tuple(packer.layer(fused.layer(index)) for index in range(config.num_layers)),
+        norm=packer.any_norm(fused.final_norm),
+        head=pack(packer.tensor(fused.head), None),
+        beside_norm=packer.any_norm(fused.beside_norm),
         raw_tap=config.head is not None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Puts weights into the dtype, the device and the order in which `TorchDecoder` reads them."""
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    compute: torch.dtype
+    device: torch.device
+
+    def layer(self, weights: LayerWeights) -> DecoderLayer:
+        bias = None if weights.qkv_bias is None else self._paired(weights.qkv_bias).to(self.device, self.dtype)
+        return DecoderLayer(
+            attention_norm=self.any_norm(weights.attention_norm),
+            qkv=pack(self._paired([self.tensor(part) for part in weights.qkv]), bias),
+            qk_norm=self._qk_norm(weights),
+            attention_out=pack(self.tensor(weights.attention_out), None),
+            mlp_norm=self._norm(weights.mlp_norm),
+            gate_up=pack(torch.cat((self.tensor(weights.gate), self.tensor(weights.up))), None),
+            down=pack(self.tensor(weights.down), None),
+        )
+
+    def tensor(self, weight: Operand) -> Tensor:
+        return as_tensor(weight, self.dtype).to(self.device)
+
+    def any_norm(self, weight: Tensor | None) -> PrescaledRmsNorm | None:
+        """Of ``weight`` ``[n]``, if there is one."""
+        return None if weight is None else self._norm(weight)
+
+    def _norm(self, weight: Tensor) -> PrescaledRmsNorm:
+        """Of ``weight`` ``[n]`` or ``[heads, n]``."""
+        floor = (weight.shape[-1] * self.config.rms_norm_eps) ** 0.5
+        return PrescaledRmsNorm(torch.tensor(floor, dtype=self.compute, device=self.device), weight.to(self.device))
+
+    def _paired(self, parts: Sequence[Tensor]) -> Tensor:
+        """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
+        turned = [interleave(part, self.config.head_dim) for part in parts[:2]]
+        return torch.cat([*turned, parts[2]])
+
+    def _qk_norm(self, weights: LayerWeights) -> PrescaledRmsNorm | None:
+        if weights.qk_norm is None:
+            return None
+        counts = (self.config.num_heads, self.config.num_kv_heads)
+        parts = [interleave(part, self.config.head_dim) for part in weights.qk_norm]
+        return self._norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))

@@ -52,14 +52,7 @@ class NativeRunner:
         self._forward, reason = _choose(config, wanted, dtype, device)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
-        shape = CacheShape(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=kernels.cache_dtype,
-            device=device,
-        )
-        self._store = Store(shape, max_tokens_cached, budget)
+        self._store = Store(_cache_shape(config, kernels.cache_dtype, device), max_tokens_cached, budget)
         self._max_context, self._num_layers = config.max_context, config.num_layers
         self._spec = RunnerSpec(
             name=name,
@@ -172,6 +165,16 @@ class NativeRunner:
             raise ValueError(
                 f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
             )
+
+
+def _cache_shape(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> CacheShape:
+    return CacheShape(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
 
 
 def _choose(

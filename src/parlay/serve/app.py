@@ -61,16 +61,7 @@ def create_app(
         idle_seconds=settings.idle_seconds,
         retry_after=settings.retry_after,
     )
-    app = Application(
-        title="Parlay",
-        summary="Parallel decoding for LLMs behind OpenAI's API.",
-        version=__version__,
-        lifespan=_lifespan,
-        docs_url=None,  # those pages load scripts from elsewhere
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=operation_id,
-    )
+    app = _application()
     app.state.registry = registry
     app.state.settings = settings
     app.state.recorder = Recorder(registry)
@@ -83,6 +74,19 @@ def create_app(
     _add_middleware(app, settings)
     errors.install(app, settings.retry_after)
     return app
+
+
+def _application() -> Application:
+    return Application(
+        title="Parlay",
+        summary="Parallel decoding for LLMs behind OpenAI's API.",
+        version=__version__,
+        lifespan=_lifespan,
+        docs_url=None,  # those pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=operation_id,
+    )
 
 
 @asynccontextmanager

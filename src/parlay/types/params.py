@@ -84,6 +84,15 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        if not all(map(_is_text, self.bad_words)):
+            raise ValueError("bad_words holds something that is no text, or an empty one")
+        if "" in self.stops:
+            raise ValueError("stop holds an empty string, which would stop before the first token")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+
+    def _check_numbers(self) -> None:
         _check_range("n", self.n, 1)
         _check_range("temperature", self.temperature, 0)
         _check_range("top_k", self.top_k, -1)
@@ -98,18 +107,9 @@ class SamplingParams:
             raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
-        if (
-            self.truncate_prompt_tokens is not None
-            and self.truncate_prompt_tokens < 1
-            and self.truncate_prompt_tokens != -1
-        ):
-            raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1, got {self.truncate_prompt_tokens}")
-        if not all(map(_is_text, self.bad_words)):
-            raise ValueError("bad_words holds something that is no text, or an empty one")
-        if "" in self.stops:
-            raise ValueError("stop holds an empty string, which would stop before the first token")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        cut = self.truncate_prompt_tokens
+        if cut is not None and cut < 1 and cut != -1:
+            raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1, got {cut}")
 
     @property
     def greedy(self) -> bool:

@@ -75,14 +75,25 @@ class CompiledForward:
         return self._kernels
 
     def run(self, work: Work) -> Result:
+        logits = torch.empty(len(work.wanted), self._config.output_size)
+        pointed: list[object] = []
+        batch = self._batch(work, logits, pointed)
+        taps = Taps(work.taps)
+        if work.taps:
+            self._run_tapped(batch, taps, len(work.ids))
+        else:
+            self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
+        del pointed  # the call read it
+        return Result(logits, taps)
+
+    def _batch(self, work: Work, logits: Tensor, pointed: list[object]) -> structs.Batch:
+        """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""
         segments, parents = self._segments(work)
-        inputs = self._inputs(work)
         rows, wanted, pool = len(work.ids), len(work.wanted), threads.count()
         ids = (ctypes.c_int64 * rows)(*work.ids)
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*work.wanted)
         longest = max([place.start + place.end for place in work.places])
         self._reach(longest)
-        logits = torch.empty(wanted, self._config.output_size)
         batch = structs.Batch(
             rows=rows,
             segments=len(work.places),
@@ -94,23 +105,29 @@ class CompiledForward:
             logits=logits.data_ptr(),
             space=self._room(rows, wanted, longest, len(work.places), pool),
         )
+        pointed += [segments, parents, ids, wanted_rows]
+        self._add_options(batch, work, pointed)
+        return batch
+
+    def _add_options(self, batch: structs.Batch, work: Work, pointed: list[object]) -> None:
+        inputs = self._inputs(work)
         if inputs is not None:
             batch.inputs = inputs.data_ptr()
+            pointed.append(inputs)
         if work.skip:
             skipped = self._skipped(work.skip)
             batch.skip = ctypes.addressof(skipped)
-        taps = Taps(work.taps)
-        if work.taps:
-            with taps.timed():
-                written = {layer: torch.empty(rows, self._config.hidden_size) for layer in work.taps}
-                pointers = self._pointers(written)
-                batch.taps = ctypes.addressof(pointers)
+            pointed.append(skipped)
+
+    def _run_tapped(self, batch: structs.Batch, taps: Taps, rows: int) -> None:
+        """Run the batch, and give the states that enter the tapped layers to ``taps``."""
+        with taps.timed():
+            written = {layer: torch.empty(rows, self._config.hidden_size) for layer in taps.layers}
+            pointers = self._pointers(written)
+            batch.taps = ctypes.addressof(pointers)
         self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
-        del parents  # the call read them
-        if work.taps:
-            with taps.timed():
-                taps.states = {layer: states_NH.to(self._dtype) for layer, states_NH in written.items()}
-        return Result(logits, taps)
+        with taps.timed():
+            taps.states = {layer: states_NH.to(self._dtype) for layer, states_NH in written.items()}
 
     def _segments(self, work: Work) -> tuple[ctypes.Array[structs.SegmentStruct], list[ctypes.Array[ctypes.c_int32]]]:
         """The segments, and the parents that they point to."""

@@ -127,24 +127,15 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[f
     name = str(keys["general.architecture"])
     mine = _Keys(keys, name)
     _refuse_unknown(name, mine.names())
-    heads, hidden = mine.size("attention.head_count"), mine.size("embedding_length")
-    kv_heads = mine.size("attention.head_count_kv", heads)
-    if heads % kv_heads:
-        raise UnsupportedModel(f"{name}: {heads} heads over {kv_heads} key-value heads are not supported")
-    layers = mine.size("block_count")
-    if layers > len(tensors):
-        raise BadGguf(f"the key {name}.block_count is {layers}, and there are {len(tensors)} tensors")
-    max_context = mine.size("context_length")
-    window = mine.names().get("attention.sliding_window", 0)
-    if window and mine.size("attention.sliding_window") < max_context:
-        raise UnsupportedModel(f"{name}: a sliding window of {window} tokens is not supported by the native decoder")
+    (heads, kv_heads), max_context = _head_counts(name, mine), _max_context(name, mine)
+    hidden = mine.size("embedding_length")
     head_dim = _head_dim(mine, hidden // heads)
     return DecoderConfig(
         architecture=family.architecture,
         vocab_size=_vocabulary(keys, mine),
         hidden_size=hidden,
         intermediate_size=mine.size("feed_forward_length"),
-        num_layers=layers,
+        num_layers=_layer_count(name, mine, tensors),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -157,6 +148,32 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[f
         eos_ids=_eos_ids(keys),
         dtype="bfloat16",
     )
+
+
+def _head_counts(architecture: str, mine: _Keys) -> tuple[int, int]:
+    """Of queries, and of keys and values."""
+    heads = mine.size("attention.head_count")
+    kv_heads = mine.size("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise UnsupportedModel(f"{architecture}: {heads} heads over {kv_heads} key-value heads are not supported")
+    return heads, kv_heads
+
+
+def _layer_count(architecture: str, mine: _Keys, tensors: Tensors) -> int:
+    layers = mine.size("block_count")
+    if layers > len(tensors):
+        raise BadGguf(f"the key {architecture}.block_count is {layers}, and there are {len(tensors)} tensors")
+    return layers
+
+
+def _max_context(architecture: str, mine: _Keys) -> int:
+    max_context = mine.size("context_length")
+    window = mine.names().get("attention.sliding_window", 0)
+    if window and mine.size("attention.sliding_window") < max_context:
+        raise UnsupportedModel(
+            f"{architecture}: a sliding window of {window} tokens is not supported by the native decoder"
+        )
+    return max_context
 
 
 def _refuse_unknown(architecture: str, names: Mapping[str, Value]) -> None:

@@ -37,18 +37,23 @@ def template_variables(chat: ChatRequest, template: str, names: FieldNames) -> V
         values = found | values
         unused += [] if found else [names.others.get("reasoning_effort", "reasoning_effort")]
     if chat.verbosity is not None:
-        field = names.others.get("verbosity", "verbosity")
         if knows(template, "verbosity"):
             values.setdefault("verbosity", chat.verbosity)
-        elif chat.verbosity == "medium":
-            unused.append(field)
         else:
-            message = f"{field} is {chat.verbosity!r}, and this model knows none: leave it out"
-            raise ApiError(400, message, field, "unsupported_field")
+            unused.append(_unused_verbosity(chat.verbosity, names))
     if not knows(template, "reasoning_content"):
         told = enumerate(chat.messages)
         unused += [f"{names.prompt}[{place}].reasoning_content" for place, one in told if one.reasoning is not None]
     return Variables(values, tuple(unused))
+
+
+def _unused_verbosity(verbosity: str, names: FieldNames) -> str:
+    """The field's name. Raises ApiError if leaving it out changes what the client may expect."""
+    field = names.others.get("verbosity", "verbosity")
+    if verbosity != "medium":
+        message = f"{field} is {verbosity!r}, and this model knows none: leave it out"
+        raise ApiError(400, message, field, "unsupported_field")
+    return field
 
 
 def _effort(effort: str, template: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from parlay.serve.routes.answering import answer_streamed, answer_whole, describ
 from parlay.serve.running import make_run
 from parlay.serve.settings import Settings
 from parlay.serve.translate.chat import read_schema, schema_field
-from parlay.types import StructuredOutputsParams
+from parlay.types import SamplingParams, StructuredOutputsParams
 
 NAMES = FieldNames.of(CompletionBody, "prompt")
 
@@ -55,19 +55,7 @@ def _prepare(
     """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
     heed_extras(body, request, settings)
     body.check()
-    params = sampling_params(
-        body,
-        settings,
-        NAMES,
-        max_tokens=body.max_tokens,
-        logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
-    )
-    if body.best_of is not None:
-        params = limit_params(replace(params, n=body.best_of), settings)
-    schema = read_schema(body.response_format)
-    if schema is not None:
-        params = replace(params, structured_outputs=StructuredOutputsParams(json=schema))
+    params = _params(body, settings)
     check_count(len(body.prompts), params.n, served)
     options = body_options(body, request)
     jobs = [
@@ -85,6 +73,23 @@ def _prepare(
         else None,
     )
     return jobs, shape
+
+
+def _params(body: CompletionBody, settings: Settings) -> SamplingParams:
+    params = sampling_params(
+        body,
+        settings,
+        NAMES,
+        max_tokens=body.max_tokens,
+        logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    if body.best_of is not None:
+        params = limit_params(replace(params, n=body.best_of), settings)
+    schema = read_schema(body.response_format)
+    if schema is not None:
+        params = replace(params, structured_outputs=StructuredOutputsParams(json=schema))
+    return params
 
 
 def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterable[tuple[FieldNames, Prompt]]:

@@ -25,7 +25,12 @@ class Count(BaseModel):
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, prefix="/v1/messages", tags=["anthropic"])
+    _add_create(routes, registry, settings)
+    _add_count(routes, registry, settings)
+    return routes
 
+
+def _add_create(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     @routes.post(
         "",
         summary="Answer in a conversation",
@@ -48,6 +53,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             return await answer_streamed(request, run, MessageChunks(chat.job, shape))
         return await answer_whole(request, run, lambda outputs: JSONResponse(message_reply(outputs[0], shape)))
 
+
+def _add_count(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     @routes.post(
         "/count_tokens",
         summary="How many tokens a prompt has",
@@ -62,5 +69,3 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         heavy = bool(body.callable_tools) or body.answer_schema is not None
         chat = await in_thread(request, prepare, heavy=heavy)
         return Count(input_tokens=len(chat.job.samples[0].request.prompt))
-
-    return routes

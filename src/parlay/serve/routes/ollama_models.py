@@ -35,7 +35,13 @@ _FAILURES = responses(400, 403, 404, 408, 413, 429, 503, body=OllamaErrorBody)
 
 def router(registry: Registry, settings: Settings, puller: Puller | None) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["ollama"])
+    _add_lists(routes, registry, settings)
+    _add_show(routes, registry, settings)
+    _add_pull(routes, puller, settings)
+    return routes
 
+
+def _add_lists(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     @routes.get("/version", summary="Which version of Ollama's API this is")
     async def ollama_version() -> dict[str, str]:
         return {"version": SPOKEN, "parlay": __version__}
@@ -49,6 +55,8 @@ def router(registry: Registry, settings: Settings, puller: Puller | None) -> API
         loaded = [model for model in registry if model.served is not None]
         return {"models": [running(model, await _facts_of(model), settings) for model in loaded]}
 
+
+def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     @routes.post("/show", summary="Tell of one model", responses=_FAILURES)
     async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
         heed_extras(body, request, settings)
@@ -57,6 +65,8 @@ def router(registry: Registry, settings: Settings, puller: Puller | None) -> API
         model = registry.get(name)
         return shown(model, await _facts_of(model))
 
+
+def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> None:
     @routes.post("/pull", summary="Bring a model to this machine", responses=_FAILURES, response_class=JSONResponse)
     async def ollama_pull(body: PullBody, request: Request) -> Response:
         heed_extras(body, request, settings)
@@ -70,8 +80,6 @@ def router(registry: Registry, settings: Settings, puller: Puller | None) -> API
             return StreamingResponse(_lines(puller, name), media_type="application/x-ndjson")
         await puller.pull(name, lambda done, size: None)
         return JSONResponse({"status": "success"})
-
-    return routes
 
 
 async def _lines(puller: Puller, name: str) -> AsyncIterator[bytes]:

@@ -101,9 +101,9 @@ def recomputed(runner: Runner) -> LogitsOf:
     return lambda ids: compute(tuple(ids))
 
 
-def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
-    """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
-    config = DecoderConfig(
+def _tiny_llama(context: int) -> DecoderConfig:
+    """The config of `random_model`'s Llama."""
+    return DecoderConfig(
         architecture="LlamaForCausalLM",
         vocab_size=VOCAB_SIZE,
         hidden_size=32,
@@ -115,6 +115,11 @@ def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
         rms_norm_eps=1e-6,
         max_context=context,
     )
+
+
+def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
+    """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
+    config = _tiny_llama(context)
     weights = {name: tensor.to(dtype) for name, tensor in random_model("llama").state_dict().items()}
     disturbed = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
 
