@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.opening import OpenHead
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig
-from parlay.testing.random_heads import random_heads
+from parlay.testing.random_heads import PLUS, random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
 from tests.drafters.sight import Sight, no_runner
@@ -32,8 +33,8 @@ STATES_TH = torch.randn(4, TARGET.hidden_size, generator=torch.Generator().manua
 RESOURCES = Resources(VOCAB, no_runner, find_head=random_heads(TARGET))
 
 
-def opened(method: str) -> OpenHead:
-    found = random_heads(TARGET)(method, "")
+def opened(method: str, name: str = "") -> OpenHead:
+    found = random_heads(TARGET)(method, name)
     assert found is not None
     return found
 
@@ -58,20 +59,23 @@ def test_medusas_tree_holds_the_best_tokens_of_each_head() -> None:
     assert list(found.tree.tokens) == expected
 
 
-def test_hydras_tree_holds_the_best_tokens_after_each_path() -> None:
-    head = opened(HYDRA)
-    heads = HydraHeads(CONFIG)
+@pytest.mark.parametrize("name", ["", PLUS])
+def test_hydras_tree_holds_the_best_tokens_after_each_path(name: str) -> None:
+    head = opened(HYDRA, name)
+    heads = HydraHeads.of(head.artefact)
     heads.load_state_dict(dict(head.artefact.tensors))
+    assert (heads.prefix is not None) == (name == PLUS)
+    state_H = heads.read(STATES_TH[None], rows=1)[0, -1]
     embedding_VH = head.embedding
     assert isinstance(embedding_VH, Tensor)
-    found = draft(Hydra(RESOURCES, HeadOptions()))
+    found = draft(Hydra(RESOURCES, HeadOptions(head=name)))
 
     shape = best_tree(head.artefact.settings["acceptance"], BUDGET, 3)
     assert found.tree.parents == shape.parents
     for node, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
         path = torch.tensor([VIEW.tokens[-1], *above(found, parent)])
         embedded_K = embedding_VH[path].bfloat16().float().flatten()
-        best_W = heads.draft_ids[heads.heads[len(path) - 1](STATES_TH[-1], embedded_K).topk(3).indices]
+        best_W = heads.draft_ids[heads.heads[len(path) - 1](state_H, embedded_K).topk(3).indices]
         assert found.tree.tokens[node] == best_W[rank]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,19 +48,26 @@ def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(method: str, model: Path, work: Path, out: Path, minutes: float) -> HeadTrainOptions:
-    made = METHODS[method].options
-    return made(model=str(model), work=work, out=out, minutes=minutes, batch_tokens=256, draft_vocab=48, interval=0.5)
+def options(method: str, model: Path, work: Path, out: Path, minutes: float, **more: Any) -> HeadTrainOptions:
+    common = {"model": str(model), "work": work, "out": out, "minutes": minutes}
+    return METHODS[method].options(**common, batch_tokens=256, draft_vocab=48, interval=0.5, **more)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_head_learns_and_resumes(method: str, model: Path, work: Path, tmp_path: Path) -> None:
+FORMS = [
+    *[pytest.param(method, {}, id=method) for method in METHODS],
+    pytest.param("hydra", {"plus": True}, id="hydra-plus"),
+    pytest.param("mtp", {"form": "parallel", "steps": 2}, id="mtp-parallel"),
+]
+
+
+@pytest.mark.parametrize(("method", "form"), FORMS)
+def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Path, work: Path, tmp_path: Path) -> None:
     target = Target.named(str(model))
     texts = FeatureStore(work, target.stored_layers()).load()
     (tmp_path / "work").mkdir()
-    first = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.02), target, texts)
+    first = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.02, **form), target, texts)
     steps = int(first.split("step ")[1].split()[0])
-    again = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.04), target, texts)
+    again = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.04, **form), target, texts)
     assert int(again.split("step ")[1].split()[0]) > steps, "the second run goes on where the first one stopped"
     assert float(again.split("held-out ")[1].split()[0]) > 100 / 48, "better than chance"
 

@@ -1,8 +1,9 @@
 """The heads of Hydra (Ankner et al. 2024, arXiv:2402.05109): Medusa's, each of which knows the tokens before its own.
 
 Head k reads the state of token i beside the embeddings of tokens i + 1 to i + 1 + k, and guesses token i + 2 + k.
+Hydra++ has deeper heads, which read what one more decoder layer, the prefix layer, makes of the states.
 
-Shapes: K heads, H hidden, D tokens of the draft vocabulary.
+Shapes: K heads, B texts, T rows of each, H hidden, D tokens of the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.layer import Block, Steps, add_nothing
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.models.config import DecoderConfig
+
+_PLUS_LAYERS = 4
+"""Matrices of each head of Hydra++, but for its vocabulary; Hydra's have two."""
 
 
 class HydraHead(nn.Module):
     """The state plus an MLP of state and embeddings, which adds nothing at first; then a vocabulary of its own."""
 
-    def __init__(self, config: SeveralHeadsConfig, place: int) -> None:
+    def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
         super().__init__()
         size = config.hidden_size
         self.mix = nn.Linear((place + 2) * size, size)
+        self.inner = nn.ModuleList(nn.Linear(size, size) for _ in range(layers - 2))
         self.out = nn.Linear(size, size)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
         nn.init.zeros_(self.out.weight)
@@ -29,16 +37,33 @@ class HydraHead(nn.Module):
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and ``embedded`` ``[..., K * H]``, side by side."""
         mixed = F.silu(self.mix(torch.cat((hidden, embedded), -1)))
+        for layer in self.inner:
+            mixed = mixed + F.silu(layer(mixed))
         out: Tensor = self.lm_head(hidden + self.out(mixed))
         return out
 
 
 class HydraHeads(SeveralHeadsModule):
-    """All heads, of which head k reads k + 1 embeddings."""
+    """All heads, of which head k reads k + 1 embeddings. With ``plus``, a prefix layer's shape, they are Hydra++."""
 
-    def __init__(self, config: SeveralHeadsConfig) -> None:
+    def __init__(self, config: SeveralHeadsConfig, plus: DecoderConfig | None = None) -> None:
         super().__init__(config)
-        self.heads = nn.ModuleList(HydraHead(config, place) for place in range(config.heads))
+        layers = 2 if plus is None else _PLUS_LAYERS
+        self.prefix = None if plus is None else Block(plus)
+        self.heads = nn.ModuleList(HydraHead(config, place, layers) for place in range(config.heads))
+        if self.prefix is not None:
+            add_nothing(self.prefix)
+
+    @staticmethod
+    def of(held: HeadArtefact) -> HydraHeads:
+        """Without weights yet."""
+        return HydraHeads(SeveralHeadsConfig.of(held), held.layer if held.settings.get("plus") else None)
+
+    def read(self, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
+        """What the heads read of the target's states, ``[B, R, H]``; see `Steps` for ``padding_B`` and ``rows``."""
+        steps = Steps(padding_B, rows)
+        out: Tensor = steps.last(hidden_BTH) if self.prefix is None else self.prefix(hidden_BTH, steps)
+        return out
 
     @property
     def lm_head_weights(self) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""The parts of heads: norm, rotations, and a Llama layer in which the rows of a step see those of earlier steps.
+"""The parts of heads: norm, rotations, and Llama layers in which the rows of a step see those of earlier steps.
 
 Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P = D / 2 pairs.
 """
@@ -126,3 +126,28 @@ class Mlp(nn.Module):
         """``x`` ``[..., H]``."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
+
+
+class Block(nn.Module):
+    """A whole decoder layer."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RmsNorm(size, eps)
+        self.self_attn = Attention(config, size)
+        self.post_attention_layernorm = RmsNorm(size, eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x_BTH: Tensor, steps: Steps) -> Tensor:
+        """Returns ``[B, R, H]``."""
+        hidden_BRH = steps.last(x_BTH) + self.self_attn(self.input_layernorm(x_BTH), steps)
+        out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
+        return out
+
+
+def add_nothing(layer: nn.Module) -> None:
+    """Set the weights of a decoder layer so that it gives back what it reads."""
+    with torch.no_grad():
+        layer.get_parameter("self_attn.o_proj.weight").zero_()
+        layer.get_parameter("mlp.down_proj.weight").zero_()

@@ -13,26 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from parlay.heads.draft_vocab import DraftVocab
-from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
+from parlay.heads.layer import Block, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
-
-
-class MtpBlock(nn.Module):
-    """The decoder block."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RmsNorm(size, eps)
-        self.self_attn = Attention(config, size)
-        self.post_attention_layernorm = RmsNorm(size, eps)
-        self.mlp = Mlp(config)
-
-    def forward(self, x_BTH: Tensor, steps: Steps) -> Tensor:
-        """Returns ``[B, R, H]``."""
-        hidden_BRH = steps.last(x_BTH) + self.self_attn(self.input_layernorm(x_BTH), steps)
-        out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
-        return out
 
 
 class MtpModule(DraftVocab):
@@ -49,7 +31,7 @@ class MtpModule(DraftVocab):
         self.enorm = RmsNorm(size, eps)
         self.hnorm = RmsNorm(size, eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self.block = MtpBlock(config)
+        self.block = Block(config)
         self.norm = RmsNorm(size, eps)
 
     def fuse(self, hidden: Tensor, embedded: Tensor) -> Tensor:

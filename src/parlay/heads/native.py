@@ -1,8 +1,8 @@
-"""A head's layer as a native decoder: it runs on the same kernels as the target's layers, with a cache of its own."""
+"""A head's layers as a native decoder: they run on the same kernels as the target's, with a cache of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,11 +11,13 @@ from torch import Tensor
 from parlay.models.config import DecoderConfig, HeadForm
 from parlay.models.fused import Operand, as_tensor
 
-_LAYER = "model.layers.0."
+_LAYER = "model.layers.{}."
+_FIRST = _LAYER.format(0)
 _PRODUCTS = (
     *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
     *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
 )
+_FEW = 2
 _NORM = "post_attention_layernorm.weight"
 
 
@@ -25,45 +27,84 @@ def eagle3_decoder(
     """The layer of an `Eagle3Head` as a decoder's config and weights; see `_decoder`."""
     norms = {
         "model.norm.weight": "norm.weight",
-        _LAYER + "beside_layernorm.weight": "midlayer.input_layernorm.weight",
-        _LAYER + "input_layernorm.weight": "midlayer.hidden_norm.weight",
+        _FIRST + "beside_layernorm.weight": "midlayer.input_layernorm.weight",
+        _FIRST + "input_layernorm.weight": "midlayer.hidden_norm.weight",
     }
-    return _decoder(layer, tensors, embedding, "midlayer.", norms, beside=True)
+    return _decoder(layer, tensors, embedding, ("midlayer.",), norms, beside=True)
 
 
 def eagle_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The layer of an `EagleHead` as a decoder's config and weights; see `_decoder`."""
-    return _decoder(layer, tensors, embedding, "layers.0.", {}, bare=True)
+    return _decoder(layer, tensors, embedding, ("layers.0.",), {}, bare=True)
 
 
 def mtp_decoder(
     layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The block of an `MtpModule` as a decoder's config and weights; see `_decoder`."""
-    norms = {"model.norm.weight": "norm.weight", _LAYER + "input_layernorm.weight": "block.input_layernorm.weight"}
-    return _decoder(layer, tensors, embedding, "block.", norms)
+    norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": "block.input_layernorm.weight"}
+    return _decoder(layer, tensors, embedding, ("block.",), norms)
+
+
+def parallel_decoder(
+    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, head: int
+) -> tuple[DecoderConfig, dict[str, Operand]]:
+    """One of `ParallelHeads` as a decoder's config and weights; see `_decoder`."""
+    own = f"blocks.{head}."
+    norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": own + "input_layernorm.weight"}
+    return _decoder(layer, tensors, embedding, (own,), norms)
+
+
+def prefix_decoder(
+    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+) -> tuple[DecoderConfig, dict[str, Operand]]:
+    """The prefix layer of `HydraHeads` as a decoder's config and weights. Nobody reads its logits."""
+    few = {**tensors, "d2t": tensors["d2t"][:_FEW], "lm_head.weight": torch.zeros(_FEW, layer.hidden_size)}
+    few["model.norm"] = torch.ones(layer.hidden_size)
+    norms = {"model.norm.weight": "model.norm", _FIRST + "input_layernorm.weight": "prefix.input_layernorm.weight"}
+    return _decoder(layer, few, embedding, ("prefix.",), norms)
+
+
+def block_decoder(
+    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, layers: int
+) -> tuple[DecoderConfig, dict[str, Operand]]:
+    """The ``layers`` of a `BlockHead` as a decoder's config and weights; see `_decoder`."""
+    norms = {
+        "model.norm.weight": "norm.weight",
+        _FIRST + "beside_layernorm.weight": "layers.0.input_layernorm.weight",
+        _FIRST + "input_layernorm.weight": "layers.0.hidden_norm.weight",
+        **{
+            _LAYER.format(place) + "input_layernorm.weight": f"layers.{place}.input_layernorm.weight"
+            for place in range(1, layers)
+        },
+    }
+    return _decoder(layer, tensors, embedding, [f"layers.{place}." for place in range(layers)], norms, beside=True)
 
 
 def _decoder(
     layer: DecoderConfig,
     tensors: Mapping[str, Tensor],
     embedding: Operand,
-    prefix: str,
+    prefixes: Sequence[str],
     norms: Mapping[str, str],
     *,
     beside: bool = False,
     bare: bool = False,
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
-    """``layer`` is the shape of the head's layer, whose tensors begin with ``prefix``; ``norms`` are other names.
+    """``layer`` is the shape of the head's layers, each of whose tensors begin with its prefix.
+
+    ``norms`` are the names of further weights.
 
     ``embedding`` ``[V, H]`` is the target's. A head without an LM head of its own reads these rows of it.
     """
     ids_D = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else as_tensor(embedding, torch.float32)[ids_D]
     form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare)
-    decoder = replace(layer, num_layers=1, head=form, tie_embeddings=False)
-    names = {**norms, **{_LAYER + name: prefix + name for name in (*_PRODUCTS, _NORM)}}
+    decoder = replace(layer, num_layers=len(prefixes), head=form, tie_embeddings=False)
+    names = dict(norms)
+    for place, prefix in enumerate(prefixes):
+        names |= {_LAYER.format(place) + name: prefix + name for name in (*_PRODUCTS, _NORM)}
     found = {to: tensors[of] for to, of in names.items()}
     return decoder, {"model.embed_tokens.weight": embedding, "lm_head.weight": head_DH, **found}

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from parlay.drafters.heads.options import EAGLE, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP, REDRAFTER
+from parlay.drafters.heads.options import BLOCK_DRAFTER, EAGLE, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP, REDRAFTER
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
@@ -18,6 +19,7 @@ from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
+from parlay.heads.parallel import ParallelHeads
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
@@ -27,11 +29,15 @@ from parlay.types import Runner, RunnerSpec
 
 
 def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
-    """A head for each method, whatever its name; half of the vocabulary can be drafted."""
+    """A head for each method; half of the vocabulary can be drafted.
+
+    Of methods with two forms the name says which: `PLUS` is Hydra++, `PARALLEL` are heads beside each other. Any other
+    name is the first form.
+    """
 
     def find(method: str, name: str) -> OpenHead:
         torch.manual_seed(seed)
-        artefact = _MAKERS.get(method, _several)(target, method)
+        artefact = _NAMED.get((method, name), _MAKERS.get(method, _several))(target, method)
         return OpenHead(artefact, torch.randn(target.vocab_size, target.hidden_size), _runner, torch.float32)
 
     return find
@@ -44,6 +50,15 @@ def _eagle3(target: RunnerSpec, method: str) -> HeadArtefact:
     return _artefact(method, head, head.config.layer, {"taps": list(head.config.taps)})
 
 
+def _block(target: RunnerSpec, method: str) -> HeadArtefact:
+    head = random_block(target)
+    _disturb(head)
+    head.fc.weight.data /= _LARGE
+    config = head.config
+    sizes = {"layers": config.layers, "length": config.length, "mask_id": config.mask_id}
+    return _artefact(method, head, config.layer, {"taps": list(config.taps), **sizes})
+
+
 def _next_states(target: RunnerSpec, method: str) -> HeadArtefact:
     head = random_next_states(target, method)
     _disturb(head)
@@ -54,7 +69,7 @@ def _next_states(target: RunnerSpec, method: str) -> HeadArtefact:
 
 def _several(target: RunnerSpec, method: str) -> HeadArtefact:
     """Three heads."""
-    config = SeveralHeadsConfig(target.hidden_size, target.vocab_size, _draft_vocab(target), len(_ACCEPTANCE))
+    config = _several_config(target)
     heads = _SEVERAL[method](config)
     heads.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
     _disturb(heads)
@@ -62,7 +77,24 @@ def _several(target: RunnerSpec, method: str) -> HeadArtefact:
     return _artefact(method, heads, _layer(target), settings)
 
 
-_MAKERS = {EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
+def _hydra_plus(target: RunnerSpec, method: str) -> HeadArtefact:
+    heads = HydraHeads(_several_config(target), _layer(target))
+    heads.set_draft_vocab(torch.arange(len(heads.d2t)) * 2)
+    _disturb(heads)
+    settings = {"taps": [target.num_layers], "heads": len(heads.heads), "acceptance": _ACCEPTANCE, "plus": True}
+    return _artefact(method, heads, _layer(target), settings)
+
+
+def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
+    heads = ParallelHeads(_layer(target), _draft_vocab(target), len(_ACCEPTANCE))
+    heads.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
+    _disturb(heads)
+    return _artefact(method, heads, heads.config, {"taps": [target.num_layers], "heads": len(heads.blocks)})
+
+
+PLUS, PARALLEL = "plus", "parallel"
+_NAMED = {(HYDRA, PLUS): _hydra_plus, (MTP, PARALLEL): _parallel}
+_MAKERS = {BLOCK_DRAFTER: _block, EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
 _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
     HYDRA: HydraHeads,
     MEDUSA: MedusaHeads,
@@ -94,12 +126,25 @@ def random_eagle3(target: RunnerSpec) -> Eagle3Head:
     return head
 
 
+def random_block(target: RunnerSpec) -> BlockHead:
+    """Its weights are PyTorch's usual ones; the feature of mask rows is random."""
+    config = BlockConfig(_layer(target), _draft_vocab(target), (1, target.num_layers - 1), 2, 4, target.vocab_size - 1)
+    head = BlockHead(config)
+    head.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
+    torch.nn.init.normal_(head.mask_hidden)
+    return head
+
+
 def random_next_states(target: RunnerSpec, method: str) -> EagleHead | MtpModule:
     """Its weights are PyTorch's usual ones."""
     made = EagleHead if method == EAGLE else MtpModule
     head = made(_layer(target), _draft_vocab(target))
     head.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
     return head
+
+
+def _several_config(target: RunnerSpec) -> SeveralHeadsConfig:
+    return SeveralHeadsConfig(target.hidden_size, target.vocab_size, _draft_vocab(target), len(_ACCEPTANCE))
 
 
 def _draft_vocab(target: RunnerSpec) -> int:

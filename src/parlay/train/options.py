@@ -37,9 +37,14 @@ class EagleTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpTrainOptions(HeadTrainOptions):
-    """How far the module is unrolled."""
+    """Which form the module has, and for how many tokens it is trained."""
 
-    steps: int = option(1, "depths that it is trained for; it drafts further on its own states", low=1, high=8)
+    form: str = option(
+        "sequential",
+        "sequential: one block, used again for every depth (DeepSeek); parallel: a layer for each (Gloeckle et al.)",
+        choices=("sequential", "parallel"),
+    )
+    steps: int = option(1, "depths that it is trained for; one block drafts further on its own states", low=1, high=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,14 @@ class Eagle3TrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTrainOptions(HeadTrainOptions):
+    """How deep the head is, and how many tokens it guesses at once."""
+
+    layers: int = option(2, "decoder layers", low=1, high=8)
+    length: int = option(6, "tokens of a block", low=1, high=32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaTrainOptions(HeadTrainOptions):
     """How many heads there are."""
 
@@ -59,9 +72,10 @@ class MedusaTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HydraTrainOptions(HeadTrainOptions):
-    """How many heads there are."""
+    """How many heads there are, and of which kind."""
 
     heads: int = option(3, "heads: tokens that are guessed in a row", low=1, high=8)
+    plus: bool = option(False, "Hydra++: deeper heads behind one decoder layer, taught by the target's distribution")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

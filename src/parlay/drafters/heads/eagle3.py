@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import Guessing
-from parlay.drafters.heads.layer_heads import Growth, LayerHeadDrafter, draft_ids
+from parlay.drafters.heads.guessing import Guessing, draft_ids
+from parlay.drafters.heads.layer_heads import Growth, LayerHeadDrafter
 from parlay.drafters.heads.options import EAGLE3 as SOURCE
 from parlay.drafters.heads.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from parlay.drafters.heads.layer_states import LayerOutputs
 from parlay.drafters.heads.options import HYDRA as SOURCE
 from parlay.drafters.heads.options import HeadOptions
 from parlay.drafters.heads.state_heads import StateJob, StaticTreeDrafter, states_of_rows
 from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
-from parlay.heads.opening import opened
-from parlay.heads.several import SeveralHeadsConfig
+from parlay.heads.native import prefix_decoder
+from parlay.heads.opening import OpenHead, opened
 from parlay.models.fused import as_tensor
 
 
@@ -21,19 +22,26 @@ class Hydra(StaticTreeDrafter):
     """Hydra (Ankner et al. 2024, arXiv:2402.05109); see `StaticTreeDrafter`.
 
     A head reads the root and the path above its tokens, so each level of a tree is one product for the nodes that have
-    children. Hydra++'s prefix layer is not there.
+    children. Heads of Hydra++ read what their prefix layer makes of the text instead of the target's own state.
     """
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
-        heads = HydraHeads(SeveralHeadsConfig.of(head.artefact))
-        heads.load_state_dict(dict(head.artefact.tensors))
+        held, heads = head.artefact, HydraHeads.of(head.artefact)
+        heads.load_state_dict(dict(held.tensors))
         self._heads = heads.float().requires_grad_(False).heads
         self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
-        super().__init__(head.artefact, heads.draft_ids, resources.vocab_size)
+        states = None if heads.prefix is None else _prefix_states(head)
+        super().__init__(held, heads.draft_ids, resources.vocab_size, states)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         paths = [[job.view.tokens[-1], *job.tree.path_tokens(node)] for job in jobs for node in job.tree.newest]
         embedded_NK = self._embedding_VH[torch.tensor(paths)].float().flatten(1)
         logits_ND: Tensor = self._heads[level](states_of_rows(jobs), embedded_NK)
         return logits_ND
+
+
+def _prefix_states(head: OpenHead) -> LayerOutputs:
+    held = head.artefact
+    runner = head.make_runner(*prefix_decoder(held.layer, held.tensors, head.embedding))
+    return LayerOutputs(runner, held.settings["taps"], lambda features_KF, _: features_KF.to(head.dtype))

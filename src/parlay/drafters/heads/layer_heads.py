@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.level_trees import LevelTree
-from parlay.drafters.heads.sequences import HeadSequence, HeadSequences
+from parlay.drafters.heads.text_rows import TextRows, Waiting
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Observation, Runner, Segment, SequenceView
 
-_CHUNK = 512  # rows of one sequence in one forward
 _LAST = 1  # the tap behind the head's one layer
 
 
@@ -35,19 +33,17 @@ class Growth:
 class _Job:
     """One sequence to draft for: the rows that it has to run first, then its tree."""
 
-    view: SequenceView
+    text: Waiting
     budget: int
-    name: int
-    pending: tuple[int, ...]
-    inputs_KH: Tensor
-    """What the pending rows read, or those of the latest level."""
     tree: LevelTree
+    inputs_KH: Tensor
+    """What the rows of its text read, or those of the latest level."""
 
     def segment(self) -> Segment:
         rows, count = (self.tree.rows(), len(self.tree.newest)) if self.tree.ran else (NO_TREE, 1)
-        end = len(self.pending) + len(rows)
+        end = len(self.text.pending) + len(rows)
         base = end - count if rows.tokens else 0
-        return Segment(self.name, self.pending, rows, end - count, base, Features(self.inputs_KH))
+        return Segment(self.text.name, self.text.pending, rows, end - count, base, Features(self.inputs_KH))
 
 
 class LayerHeadDrafter(ABC):
@@ -61,7 +57,7 @@ class LayerHeadDrafter(ABC):
     def __init__(self, source: str, runner: Runner, taps: Sequence[int], guessing: Guessing, growth: Growth) -> None:
         self._source, self._runner, self._guessing, self._growth = source, runner, guessing, growth
         self.needs = Needs(taps=tuple(taps))
-        self._sequences = HeadSequences(runner, taps)
+        self._rows = TextRows(runner, taps, self._from_target)
 
     @abstractmethod
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -86,53 +82,22 @@ class LayerHeadDrafter(ABC):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
-            if observation.taps:
-                self._sequences.take(observation.view, observation.start, observation.taps)
+            self._rows.take(observation)
 
     def release(self, sequence: int) -> None:
-        self._sequences.release(sequence)
+        self._rows.release(sequence)
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
-        """What can be drafted now, by place; all but the last chunk of its pending rows has run."""
-        most = self._runner.spec.max_context
+        """What can be drafted now, by place."""
+        most, rows = self._runner.spec.max_context, self._growth.rows
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0 and len(views[place].tokens) > 1]
-        busy = {views[place].sequence for place in wanted}
-        self._catch_up([views[place] for place in wanted])
-        rows = self._growth.rows
-        room = [len(views[place].tokens) + (budgets[place] if rows is None else rows) for place in wanted]
-        ready = [
-            place
-            for place, tokens in zip(wanted, room, strict=True)
-            if self._sequences.reserve(views[place], tokens, busy)
-        ]
-        return {place: self._job(views[place], limits[place]) for place in ready}
-
-    def _catch_up(self, views: Sequence[SequenceView]) -> None:
-        """Have the target compute features that are lacking, as after a prefix hit."""
-        lacking = [view for view in views if self._sequences.lacks(view)]
-        if not lacking:
-            return
-        layers = lacking[0].layers
-        assert layers is not None, "the needs name taps"
-        starts = [len(self._sequences.aligned(view).text.tokens) for view in lacking]
-        for view, start, taps in zip(lacking, starts, layers.states(lacking, starts, self.needs.taps), strict=True):
-            if taps:
-                self._sequences.take(view, start, taps)
-
-    def _job(self, view: SequenceView, budget: int) -> _Job:
-        held = self._sequences.aligned(view)
-        while len(view.tokens) - 1 - held.ran > _CHUNK:
-            self._feed(view, held)
-        pending = tuple(view.tokens[held.ran + 1 :])
-        return _Job(view, budget, held.name, pending, self._from_target(held.features(), pending), self._tree(budget))
-
-    def _feed(self, view: SequenceView, held: HeadSequence) -> None:
-        """One chunk of a long text, whose outputs nobody reads."""
-        tokens = tuple(view.tokens[held.ran + 1 : held.ran + 1 + _CHUNK])
-        inputs = Features(self._from_target(held.features()[:_CHUNK], tokens))
-        self._runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
-        self._sequences.keep(view, len(tokens))
+        wanted = [place for place, limit in enumerate(limits) if limit > 0]
+        room = [budgets[place] if rows is None else rows for place in wanted]
+        found = self._rows.waiting([views[place] for place in wanted], room)
+        return {
+            wanted[at]: _Job(text, limits[wanted[at]], self._tree(limits[wanted[at]]), text.inputs_KH)
+            for at, text in found.items()
+        }
 
     def _grow(self, jobs: list[_Job]) -> None:
         """All trees, level by level."""
@@ -154,15 +119,10 @@ class LayerHeadDrafter(ABC):
             if not active:
                 break
         for job in jobs:
-            self._sequences.keep(job.view, len(job.pending))
+            self._rows.keep(job.text)
 
     def _guesses(self, jobs: Sequence[_Job], logits_RD: Tensor) -> list[list[Guess]]:
         """The best children of each row that has just run."""
         rows = [(job, node) for job in jobs for node in job.tree.newest]
         paths = [job.tree.path_tokens(node) for job, node in rows]
-        return self._guessing.best(logits_RD, [job.view for job, _ in rows], paths, self._growth.children)
-
-
-def draft_ids(d2t_D: Tensor) -> Tensor:
-    """The target's token of each draft id, int64; ``d2t_D`` holds them as offsets."""
-    return d2t_D + torch.arange(len(d2t_D))
+        return self._guessing.best(logits_RD, [job.text.view for job, _ in rows], paths, self._growth.children)

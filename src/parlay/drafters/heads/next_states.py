@@ -88,11 +88,10 @@ class Eagle2(_Dynamic):
         super().__init__(EAGLE2, head, eagle_module(head.artefact), eagle_decoder, options)
 
 
-class Mtp(_Dynamic):
+class SequentialMtp(_Dynamic):
     """A module of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437), used again for every depth."""
 
-    def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
-        head = opened(MTP, resources.find_head, options.head)
+    def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
         held = head.artefact
         super().__init__(MTP, head, MtpModule(held.layer, len(held.tensors["d2t"])), mtp_decoder, options)
 

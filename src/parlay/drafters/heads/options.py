@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from parlay.options import Options, option
 
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
+BLOCK_DRAFTER = "block-drafter"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 
@@ -32,3 +33,11 @@ class BeamOptions(HeadOptions):
 
     width: int = option(10, "beams", low=1, high=64)
     depth: int = option(4, "tokens of a beam", low=1, high=32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions(HeadOptions):
+    """How the guesses of a block become a tree."""
+
+    width: int = option(4, "nodes of a level that get children, and children of each", low=1, high=64)
+    min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)

@@ -1,6 +1,6 @@
-"""What drafters share whose heads read one state of the target: that of the token before the root.
+"""What drafters share whose trees follow from one state of each sequence: mostly the target's before the root.
 
-Nothing is cached. The tokens of a level are guessed for all sequences together.
+The tokens of a level are guessed for all sequences together.
 """
 
 from __future__ import annotations
@@ -9,21 +9,39 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.static_trees import StaticTree, best_tree
-from parlay.drafters.heads.guessing import Guessing
+from parlay.drafters.heads.dynamic_tree import DynamicTree
+from parlay.drafters.heads.guessing import Guessing, draft_ids
 from parlay.drafters.heads.latest_states import LatestStates
 from parlay.drafters.heads.level_trees import LevelTree, RankTree
 from parlay.heads.artefact import HeadArtefact
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 
+class States(Protocol):
+    """Where the states come from."""
+
+    def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
+        """One for each; None where it can't be had now."""
+        ...
+
+    def take(self, observation: Observation) -> None:
+        """What a step shows."""
+        ...
+
+    def release(self, sequence: int) -> None:
+        """Unknown names are ignored."""
+        ...
+
+
 @dataclass(slots=True)
 class StateJob:
-    """One sequence to draft for. ``state_H`` is the target's state of the token before the root.
+    """One sequence to draft for. ``state_H`` is mostly the target's state of the token before the root.
 
     ``carried_KS`` is for heads with a state of their own: that of each node which ran last. ``above`` says for each of
     the newest nodes which of these is its parent's.
@@ -43,15 +61,25 @@ class StateJob:
 class StateHeadDrafter(ABC):
     """Where a request samples, candidates are ranked by its own noise. Scores are the heads' probabilities."""
 
-    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, vocab_size: int, levels: int, children: int) -> None:
+    def __init__(
+        self,
+        held: HeadArtefact,
+        draft_ids_D: Tensor,
+        vocab_size: int,
+        levels: int,
+        children: int,
+        *,
+        states: States | None = None,
+    ) -> None:
         """``draft_ids_D`` are the tokens that the heads can propose, of the target's ``vocab_size``.
 
-        Trees have at most so many ``levels``, and a node so many ``children``.
+        Trees have at most so many ``levels``, and a node so many ``children``. Without ``states`` the heads read the
+        one layer that the artefact names.
         """
         self._source, self._levels, self._children = held.method, levels, children
-        (layer,) = held.settings["taps"]
-        self.needs = Needs(taps=(layer,))
-        self._states = LatestStates(layer)
+        taps: list[int] = held.settings["taps"]
+        self.needs = Needs(taps=tuple(taps))
+        self._states = LatestStates(taps[0]) if states is None else states
         self._guessing = Guessing(draft_ids_D, vocab_size)
 
     @abstractmethod
@@ -109,9 +137,9 @@ class StaticTreeDrafter(StateHeadDrafter):
     A tree of n nodes holds the n paths with the highest products.
     """
 
-    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, vocab_size: int) -> None:
+    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, vocab_size: int, states: States | None = None) -> None:
         acceptance: list[list[float]] = held.settings["acceptance"]
-        super().__init__(held, draft_ids_D, vocab_size, len(acceptance), len(acceptance[0]))
+        super().__init__(held, draft_ids_D, vocab_size, len(acceptance), len(acceptance[0]), states=states)
 
         @lru_cache(maxsize=256)
         def shape(budget: int) -> StaticTree:
@@ -121,6 +149,26 @@ class StaticTreeDrafter(StateHeadDrafter):
 
     def _tree(self, budget: int) -> RankTree:
         return RankTree(self._shape(budget))
+
+
+class MarginalsDrafter(StateHeadDrafter):
+    """A state is the logits ``[levels, D]`` of all levels at once: the guesses of a level are the same below each node.
+
+    The tree holds the paths with the highest products of their probabilities. Each level goes on below its ``width``
+    likeliest nodes, each of which gets so many children; no path's chance falls below ``min_p``.
+    """
+
+    def __init__(
+        self, held: HeadArtefact, states: States, vocab_size: int, levels: int, *, width: int, min_p: float
+    ) -> None:
+        super().__init__(held, draft_ids(held.tensors["d2t"]), vocab_size, levels, width, states=states)
+        self._width, self._min_p = width, min_p
+
+    def _tree(self, budget: int) -> DynamicTree:
+        return DynamicTree(self._width, self._min_p)
+
+    def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
+        return torch.stack([job.state_H[level] for job in jobs for _ in job.tree.newest])
 
 
 def states_of_rows(jobs: Sequence[StateJob]) -> Tensor:

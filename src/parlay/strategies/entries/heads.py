@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parlay.drafters.heads.options import (
+    BLOCK_DRAFTER,
     EAGLE,
     EAGLE2,
     EAGLE3,
@@ -12,6 +13,7 @@ from parlay.drafters.heads.options import (
     MTP,
     REDRAFTER,
     BeamOptions,
+    BlockOptions,
     DynamicTreeOptions,
     HeadOptions,
 )
@@ -64,13 +66,26 @@ ENTRIES = (
         family="heads",
         training="a module on the target (parlay train mtp), or one that came with it",
         needs="a module trained for this target",
-        summary="A decoder block trained to predict one token further drafts again and again on its own states.",
+        summary="A decoder block drafts again and again on its own states, or parallel layers guess a token each.",
         when="the target was published with such a module",
-        reference="DeepSeek-AI 2024, arXiv:2412.19437, section 2.2",
+        reference="DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; parallel: Gloeckle et al. 2024, arXiv:2404.19737",
         options=DynamicTreeOptions,
         k=16,
-        factory=_STATES + "Mtp",
-        toys=_TOYS,
+        factory="parlay.drafters.heads.mtp:mtp",
+        toys=(*_TOYS, "min_p=0,head=parallel"),
+    ),
+    StrategyEntry(
+        name=BLOCK_DRAFTER,
+        family="heads",
+        training="a head on the target (parlay train block-drafter)",
+        needs="a head trained for this target",
+        summary="A small head over features of several target layers guesses a whole block of tokens in one forward.",
+        when="a head of this kind exists, above all where each forward of a head costs much beside the target's",
+        reference="Hui et al. 2026, arXiv:2602.01469; masks: An et al. 2025, arXiv:2504.18583",
+        options=BlockOptions,
+        k=16,
+        factory="parlay.drafters.heads.block:BlockDrafter",
+        toys=("min_p=0",),
     ),
     StrategyEntry(
         name=MEDUSA,
@@ -95,6 +110,7 @@ ENTRIES = (
         options=HeadOptions,
         k=16,
         factory="parlay.drafters.heads.hydra:Hydra",
+        toys=("", "head=plus"),
     ),
     StrategyEntry(
         name=MLP_SPECULATOR,

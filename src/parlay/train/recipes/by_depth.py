@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from parlay.heads.draft_vocab import DraftVocab
 from parlay.train.data.batches import TrainingBatch
-from parlay.train.recipes.recipe import counted, right_tokens
+from parlay.train.recipes.recipe import Teacher, counted, right_tokens, soft_loss
+from parlay.train.recipes.target import Target
 
 DECAY = 0.8
 """What a depth's loss counts for, relative to the depth before."""
@@ -21,14 +23,37 @@ RANKS = 10
 class ByDepth(ABC):
     """``module`` is trained, and is or holds ``vocab``. ``output`` are the matrices of LM heads."""
 
-    def __init__(self, module: nn.Module, vocab: DraftVocab, output: Iterable[nn.Parameter] = ()) -> None:
+    def __init__(
+        self, module: nn.Module, vocab: DraftVocab, target: Target, output: Iterable[nn.Parameter] = ()
+    ) -> None:
         self.module: nn.Module = module
-        self._vocab = vocab
+        self._vocab, self._target = vocab, target
         self._output = {id(weight) for weight in output}
 
     @abstractmethod
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
         """``[B, R, D]`` for each depth: at row i of depth d those of token i + 2 + d."""
+
+    @cached_property
+    def teacher(self) -> Teacher:
+        """Made when first used: a checkpoint may have brought another draft vocabulary."""
+        return Teacher(self._target.head_VH, self._vocab.draft_ids)
+
+    def soft_losses(self, batch: TrainingBatch, depths: Iterable[Tensor]) -> Tensor:
+        """The sum of 0.8^d times `soft_loss` of depth d, for the logits ``[B, R, D]`` of each depth."""
+        probs_BRD, total = self.teacher.probs(batch), torch.zeros(())
+        for depth, logits_BRD in enumerate(depths):
+            total = total + DECAY**depth * self.soft_loss(batch, probs_BRD, depth, logits_BRD)
+        return total
+
+    def soft_loss(self, batch: TrainingBatch, probs_BRD: Tensor, depth: int, logits_BRD: Tensor) -> Tensor:
+        """Cross-entropy of one depth with the target's own distributions ``probs_BRD`` after each row.
+
+        It is over rows whose next token can be drafted and is in the batch.
+        """
+        rows = batch.rows - depth - 1
+        usable_BR = self.teacher.usable(batch, depth + 2)[:, :rows]
+        return soft_loss(logits_BRD[:, :rows], probs_BRD[:, depth + 1 :], usable_BR)
 
     @property
     def matrices(self) -> Sequence[nn.Parameter]:

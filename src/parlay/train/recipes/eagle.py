@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.heads.eagle import EagleHead
-from parlay.heads.layer import Steps
+from parlay.heads.layer import Steps, add_nothing
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import EagleTrainOptions
-from parlay.train.recipes.layer_heads import LayerHeads
+from parlay.train.recipes.layer_heads import RepeatedLayer
 from parlay.train.recipes.linear_start import linear_guess
 from parlay.train.recipes.recipe import final_states
 from parlay.train.recipes.target import Target, common_tokens
@@ -30,7 +30,7 @@ _NOISE = 0.1
 """Features are read with noise of up to this part of their usual size, because at depth they are guesses."""
 
 
-class EagleRecipe(LayerHeads):
+class EagleRecipe(RepeatedLayer):
     """Loss: smooth L1 between guessed and true features, in units of ``size``, plus 0.1 times the cross-entropy.
 
     The cross-entropy is that of the target's LM head on the guess with the same on the true feature. One step is
@@ -60,7 +60,7 @@ class EagleRecipe(LayerHeads):
         apart_BR = F.smooth_l1_loss(guessed_BRH[:, :-1] / self._size, true_BRH / self._size, reduction="none").mean(-1)
         known_BR = batch.known_BR[:, :-1] & (batch.tokens_ahead(1)[:, :-1] >= 0)
         regression = (apart_BR * known_BR).sum() / known_BR.sum().clamp(min=1)
-        return regression + _DISTRIBUTION * self.soft_loss(batch, self.teacher.probs(batch), 0, guessed_BRH)
+        return regression + _DISTRIBUTION * self.soft_losses(batch, [self._read(guessed_BRH)])
 
     def _first(self, batch: TrainingBatch) -> Tensor:
         features_BTH = batch.states_BTF[..., -self._head.config.hidden_size :]
@@ -80,10 +80,8 @@ def start(options: EagleTrainOptions, target: Target, texts: Sequence[Featured])
     head = EagleHead(target.config, min(options.draft_vocab, target.config.vocab_size))
     head.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
     guess = linear_guess(target, texts, slice(-target.config.hidden_size, None), normed=False)
-    layer = head.layers[0]
     with torch.no_grad():
         head.fc.weight.copy_(torch.cat((guess.from_embedding_HH, guess.from_features_HF), -1))
         head.fc.bias.zero_()
-        layer.get_parameter("self_attn.o_proj.weight").zero_()
-        layer.get_parameter("mlp.down_proj.weight").zero_()
+    add_nothing(head.layers[0])
     return EagleRecipe(head, target, guess.size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from parlay.heads.eagle3 import Eagle3Head
@@ -13,8 +12,7 @@ from parlay.heads.layer import Steps
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import Eagle3TrainOptions
-from parlay.train.recipes.by_depth import DECAY
-from parlay.train.recipes.layer_heads import LayerHeads
+from parlay.train.recipes.layer_heads import RepeatedLayer
 from parlay.train.recipes.linear_start import feature_scale, start_eagle3
 from parlay.train.recipes.target import Target, common_tokens
 
@@ -31,7 +29,7 @@ class _Trained(nn.Module):
         head.fc.weight.data *= scale_F
 
 
-class Eagle3Recipe(LayerHeads):
+class Eagle3Recipe(RepeatedLayer):
     """Loss: sum of 0.8^j times the cross-entropy of step j, over rows whose next token can be drafted.
 
     The head runs ``steps`` times, each time on its own outputs. Some features are hundreds of times larger than others,
@@ -59,10 +57,7 @@ class Eagle3Recipe(LayerHeads):
         return found
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        probs_BRD, total = self.teacher.probs(batch), torch.zeros(())
-        for step, hidden_BRH in enumerate(self.unrolled(batch, self._steps)):
-            total = total + DECAY**step * self.soft_loss(batch, probs_BRD, step, hidden_BRH)
-        return total
+        return self.soft_losses(batch, self.logits(batch))
 
     def _first(self, batch: TrainingBatch) -> Tensor:
         return self._head.fuse(batch.states_BTF[..., : len(self._scale_F)] / self._scale_F)

@@ -1,4 +1,4 @@
-"""What recipes share whose head is a decoder layer that runs on the target's states, then on its own."""
+"""What recipes share whose heads are decoder layers on the target's states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.layer import Steps
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.recipes.by_depth import ByDepth
-from parlay.train.recipes.recipe import Teacher, soft_loss
 from parlay.train.recipes.target import Target
 
 
@@ -23,9 +22,27 @@ class LayerHeads(ByDepth):
     def __init__(
         self, module: nn.Module, vocab: DraftVocab, target: Target, steps: int, output: Iterable[nn.Parameter] = ()
     ) -> None:
-        super().__init__(module, vocab, output)
-        self._target, self._steps = target, steps
-        self._embedding_VH = target.embedding_VH.float()
+        super().__init__(module, vocab, target, output)
+        self._steps = steps
+
+    @abstractmethod
+    def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
+        """The states ``[B, R, H]`` after each of ``count`` steps."""
+
+    @abstractmethod
+    def _read(self, hidden_BRH: Tensor) -> Tensor:
+        """Logits ``[B, R, D]`` of a step's states."""
+
+    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        yield from map(self._read, self.unrolled(batch, self._steps))
+
+
+class RepeatedLayer(LayerHeads):
+    """One layer that runs on the target's states, then on its own."""
+
+    @cached_property
+    def _embedding_VH(self) -> Tensor:
+        return self._target.embedding_VH.float()
 
     @abstractmethod
     def _first(self, batch: TrainingBatch) -> Tensor:
@@ -35,21 +52,7 @@ class LayerHeads(ByDepth):
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         """One step: states ``[B, R, H]``."""
 
-    @abstractmethod
-    def _read(self, hidden_BRH: Tensor) -> Tensor:
-        """Logits ``[B, R, D]`` of a step's states."""
-
-    @cached_property
-    def teacher(self) -> Teacher:
-        """Made when first used: a checkpoint may have brought another draft vocabulary."""
-        return Teacher(self._target.head_VH, self._vocab.draft_ids)
-
-    def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        for hidden_BRH in self.unrolled(batch, self._steps):
-            yield self._read(hidden_BRH)
-
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
-        """The states ``[B, R, H]`` after each of ``count`` steps."""
         steps = Steps(batch.padding_B, batch.rows)
         hidden = self._first(batch)
         embedded_BTH = F.embedding(batch.ids_BT, self._embedding_VH)
@@ -58,12 +61,3 @@ class LayerHeads(ByDepth):
             ahead = F.pad(embedded_BTH[:, step + 1 :], (0, 0, 0, step + 1))  # a text's end has nothing to add
             hidden = self._step(hidden, ahead[:, -rows:], steps)
             yield hidden
-
-    def soft_loss(self, batch: TrainingBatch, probs_BRD: Tensor, step: int, hidden_BRH: Tensor) -> Tensor:
-        """Cross-entropy of one step with the target's own distributions ``probs_BRD`` after each row.
-
-        It is over rows whose next token can be drafted and is in the batch.
-        """
-        rows = batch.rows - step - 1
-        usable_BR = self.teacher.usable(batch, step + 2)[:, :rows]
-        return soft_loss(self._read(hidden_BRH[:, :rows]), probs_BRD[:, step + 1 :], usable_BR)

@@ -1,4 +1,7 @@
-"""Multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437): a block on a frozen target learns one token further."""
+"""Multi-token prediction on a target that stays as it is: a block that learns one token further, or parallel heads.
+
+The block is that of DeepSeek-AI 2024, arXiv:2412.19437.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.heads.layer import Steps
+from parlay.heads.layer import Steps, add_nothing
 from parlay.heads.mtp import MtpModule
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import MtpTrainOptions
-from parlay.train.recipes.by_depth import DECAY
-from parlay.train.recipes.layer_heads import LayerHeads
+from parlay.train.recipes.layer_heads import RepeatedLayer
 from parlay.train.recipes.linear_start import linear_guess
+from parlay.train.recipes.parallel_mtp import ParallelMtpRecipe, start_parallel
 from parlay.train.recipes.target import Target, common_tokens
 
 _MEASURED = 3
 """Depths of which acceptance is measured, at least."""
 
 
-class MtpRecipe(LayerHeads):
+class MtpRecipe(RepeatedLayer):
     """Loss: the cross-entropy with the target's own distribution of one token further than the target's.
 
     Where the module is trained for ``steps`` depths, it runs on its own states from the second on, and each depth
@@ -45,10 +48,7 @@ class MtpRecipe(LayerHeads):
         return {**self._mtp.state_dict(), **own}
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        probs_BRD, total = self.teacher.probs(batch), torch.zeros(())
-        for step, hidden_BRH in enumerate(self.unrolled(batch, self._trained)):
-            total = total + DECAY**step * self.soft_loss(batch, probs_BRD, step, hidden_BRH)
-        return total
+        return self.soft_losses(batch, map(self._read, self.unrolled(batch, self._trained)))
 
     def _first(self, batch: TrainingBatch) -> Tensor:
         return batch.states_BTF[..., -self._mtp.config.hidden_size :]
@@ -61,7 +61,14 @@ class MtpRecipe(LayerHeads):
         return F.linear(normed_BRH, self._head_DH.to(normed_BRH.dtype))
 
 
-def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe:
+def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe | ParallelMtpRecipe:
+    """The form that is asked for."""
+    if options.form == "parallel":
+        return start_parallel(options.draft_vocab, options.steps, target, texts)
+    return _start_sequential(options, target, texts)
+
+
+def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe:
     """From the best linear guess on."""
     size = target.config.hidden_size
     module = MtpModule(target.config, min(options.draft_vocab, target.config.vocab_size))
@@ -70,7 +77,6 @@ def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -
     with torch.no_grad():
         # States are normed before they are read. Their sizes hardly differ, so that is about a division.
         module.eh_proj.weight.copy_(torch.cat((guess.from_embedding_HH, guess.from_features_HF * guess.size), -1))
-        module.block.self_attn.o_proj.weight.zero_()
-        module.block.mlp.down_proj.weight.zero_()
         module.norm.weight.fill_(guess.size)
+    add_nothing(module.block)
     return MtpRecipe(module, target, options.steps)

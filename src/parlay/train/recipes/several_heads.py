@@ -23,8 +23,8 @@ class SeveralHeads(ByDepth):
 
     def __init__(self, module: SeveralHeadsModule, target: Target, embedding: Iterable[nn.Parameter] = ()) -> None:
         """``embedding``: the module's own, if it has one."""
-        super().__init__(module, module, (*module.lm_head_weights, *embedding))
-        self._config, self._target = module.config, target
+        super().__init__(module, module, target, (*module.lm_head_weights, *embedding))
+        self._config = module.config
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)

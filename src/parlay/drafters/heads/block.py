@@ -1,0 +1,34 @@
+"""A head that drafts a whole block in one forward, with mask rows for all tokens but the first (P-EAGLE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.drafters.heads.layer_states import LayerLogits
+from parlay.drafters.heads.options import BLOCK_DRAFTER as SOURCE
+from parlay.drafters.heads.options import BlockOptions
+from parlay.drafters.heads.state_heads import MarginalsDrafter
+from parlay.drafters.resources import Resources
+from parlay.heads.block import BlockConfig
+from parlay.heads.native import block_decoder
+from parlay.heads.opening import opened
+
+
+class BlockDrafter(MarginalsDrafter):
+    """P-EAGLE (Hui et al. 2026, arXiv:2602.01469); see `MarginalsDrafter`. A tree takes one forward of the head."""
+
+    def __init__(self, resources: Resources, options: BlockOptions) -> None:
+        head = opened(SOURCE, resources.find_head, options.head)
+        held, config = head.artefact, BlockConfig.of(head.artefact)
+        runner = head.make_runner(*block_decoder(held.layer, held.tensors, head.embedding, config.layers))
+        fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
+
+        def inputs(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
+            return F.linear(features_KF.float(), fc_HF).to(head.dtype)
+
+        masked_MH = inputs(held.tensors["mask_hidden"], ()).expand(config.length - 1, -1)
+        states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id)
+        super().__init__(held, states, resources.vocab_size, config.length, width=options.width, min_p=options.min_p)

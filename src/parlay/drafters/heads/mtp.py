@@ -1,0 +1,42 @@
+"""Multi-token prediction: a module that is used again for every depth, or heads beside each other."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parlay.drafters.heads.layer_states import LayerLogits, SideBySide
+from parlay.drafters.heads.next_states import SequentialMtp
+from parlay.drafters.heads.options import MTP as SOURCE
+from parlay.drafters.heads.options import DynamicTreeOptions
+from parlay.drafters.heads.state_heads import MarginalsDrafter
+from parlay.drafters.resources import Resources
+from parlay.heads.native import parallel_decoder
+from parlay.heads.opening import OpenHead, opened
+from parlay.types import Drafter
+
+
+def mtp(resources: Resources, options: DynamicTreeOptions) -> Drafter:
+    """The drafter for the form of the head that the strategy names."""
+    head = opened(SOURCE, resources.find_head, options.head)
+    parallel = "heads" in head.artefact.settings
+    return ParallelMtp(head, options) if parallel else SequentialMtp(head, options)
+
+
+class ParallelMtp(MarginalsDrafter):
+    """Gloeckle et al. 2024, arXiv:2404.19737; see `MarginalsDrafter`. Each head has a cache of its own."""
+
+    def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
+        held = head.artefact
+        decoder = partial(parallel_decoder, held.layer, held.tensors, head.embedding)
+        heads = [
+            LayerLogits(
+                head.make_runner(*decoder(place)),
+                held.settings["taps"],
+                lambda features_KF, _: features_KF.to(head.dtype),
+            )
+            for place in range(held.settings["heads"])
+        ]
+        levels = min(options.depth, len(heads))
+        super().__init__(
+            held, SideBySide(heads), held.layer.vocab_size, levels, width=options.width, min_p=options.min_p
+        )

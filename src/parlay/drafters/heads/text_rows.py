@@ -1,0 +1,86 @@
+"""The rows of committed texts on a head's own layers: which must run now, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from parlay.drafters.heads.sequences import HeadSequence, HeadSequences
+from parlay.types import Features, Observation, Runner, Segment, SequenceView
+
+_CHUNK = 512  # rows of one sequence in one forward
+
+Inputs = Callable[[Tensor, Sequence[int]], Tensor]
+"""What rows read, ``[K, H]``, of the target's features ``[K, F]`` and of the tokens that come one after each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One sequence: the tokens of the rows that run first, the root's last, and what these rows read."""
+
+    view: SequenceView
+    name: int
+    pending: tuple[int, ...]
+    inputs_KH: Tensor
+
+
+class TextRows:
+    """``taps`` are the target's layers whose states make the features."""
+
+    def __init__(self, runner: Runner, taps: Sequence[int], inputs: Inputs) -> None:
+        self.runner = runner
+        self._taps, self._inputs = tuple(taps), inputs
+        self._sequences = HeadSequences(runner, taps)
+
+    def take(self, observation: Observation) -> None:
+        """What a step shows."""
+        if observation.taps:
+            self._sequences.take(observation.view, observation.start, observation.taps)
+
+    def release(self, sequence: int) -> None:
+        """Unknown names are ignored."""
+        self._sequences.release(sequence)
+
+    def waiting(self, views: Sequence[SequenceView], rows: Sequence[int]) -> dict[int, Waiting]:
+        """What can run now, by place; all but the last chunk of its rows has run.
+
+        Each sequence needs room for so many ``rows`` beside those of its text.
+        """
+        wanted = [place for place, view in enumerate(views) if len(view.tokens) > 1]
+        busy = {views[place].sequence for place in wanted}
+        self._catch_up([views[place] for place in wanted])
+        room = {place: len(views[place].tokens) + rows[place] for place in wanted}
+        ready = [place for place in wanted if self._sequences.reserve(views[place], room[place], busy)]
+        return {place: self._waiting(views[place]) for place in ready}
+
+    def keep(self, waiting: Waiting) -> None:
+        """Its rows have run: they stay in the cache, but for the root's."""
+        self._sequences.keep(waiting.view, len(waiting.pending))
+
+    def _catch_up(self, views: Sequence[SequenceView]) -> None:
+        """Have the target compute features that are lacking, as after a prefix hit."""
+        lacking = [view for view in views if self._sequences.lacks(view)]
+        if not lacking:
+            return
+        layers = lacking[0].layers
+        assert layers is not None, "the needs name taps"
+        starts = [len(self._sequences.aligned(view).text.tokens) for view in lacking]
+        for view, start, taps in zip(lacking, starts, layers.states(lacking, starts, self._taps), strict=True):
+            if taps:
+                self._sequences.take(view, start, taps)
+
+    def _waiting(self, view: SequenceView) -> Waiting:
+        held = self._sequences.aligned(view)
+        while len(view.tokens) - 1 - held.ran > _CHUNK:
+            self._feed(view, held)
+        pending = tuple(view.tokens[held.ran + 1 :])
+        return Waiting(view, held.name, pending, self._inputs(held.features(), pending))
+
+    def _feed(self, view: SequenceView, held: HeadSequence) -> None:
+        """One chunk of a long text, whose outputs nobody reads."""
+        tokens = tuple(view.tokens[held.ran + 1 : held.ran + 1 + _CHUNK])
+        inputs = Features(self._inputs(held.features()[:_CHUNK], tokens))
+        self.runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
+        self._sequences.keep(view, len(tokens))

@@ -1,0 +1,93 @@
+"""A head that guesses a whole block in one forward: P-EAGLE (Hui et al. 2026, arXiv:2602.01469).
+
+Decoder layers over fused features of several target layers, the first of them as in EAGLE-3. The row of the last
+committed token guesses the first token of the block. Each of the rows after it guesses one token further. These are
+mask rows: they read one learned feature and the embedding of one mask token, the same for all, so that no row waits for
+another's guess. PARD (An et al. 2025, arXiv:2504.18583) does so with a draft model.
+
+Shapes: B texts, T rows of each, R of them computed, F numbers of all taps, H hidden, D tokens of the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.eagle3 import Eagle3Layer
+from parlay.heads.layer import Block, RmsNorm, Steps
+from parlay.models.config import DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """``layer`` is the shape of the ``layers``; its ``vocab_size`` is the target's.
+
+    ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` how many tokens the head can propose,
+    and ``length`` how many it proposes in one forward. ``mask_id`` is a token of the target that texts do not hold.
+    """
+
+    layer: DecoderConfig
+    draft_vocab_size: int
+    taps: tuple[int, ...]
+    layers: int
+    length: int
+    mask_id: int
+
+    @staticmethod
+    def of(held: HeadArtefact) -> BlockConfig:
+        """That of an artefact."""
+        said = held.settings
+        sizes = (int(said[name]) for name in ("layers", "length", "mask_id"))
+        return BlockConfig(held.layer, int(said["draft_vocab_size"]), tuple(said["taps"]), *sizes)
+
+
+class BlockHead(DraftVocab):
+    """Pure: features and embeddings in, hidden states and logits out."""
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config.draft_vocab_size, config.layer.vocab_size)
+        size, eps = config.layer.hidden_size, config.layer.rms_norm_eps
+        self.config = config
+        self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
+        self.mask_hidden = nn.Parameter(torch.zeros(len(config.taps) * size))
+        deeper = (Block(config.layer) for _ in range(1, config.layers))
+        self.layers = nn.ModuleList([Eagle3Layer(config.layer), *deeper])
+        self.norm = RmsNorm(size, eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """``features`` ``[..., F]`` as hidden states ``[..., H]``."""
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def unrolled(
+        self, fused_BTH: Tensor, embedded_BTH: Tensor, mask_H: Tensor, padding_B: Tensor | None, rows: int
+    ) -> Iterator[Tensor]:
+        """For each token of a block the hidden states ``[B, R, H]`` from which `logits` follow.
+
+        Row i of ``fused_BTH`` and ``embedded_BTH`` are the fused features of token i and the embedding of token i + 1.
+        Each of the last ``rows`` rows begins a block. ``mask_H`` is the embedding of the mask token.
+        """
+        last = len(self.layers) - 1
+        steps = [Steps(padding_B, rows if place == last else None) for place in range(last + 1)]
+        yield self._run(fused_BTH, embedded_BTH, steps)
+        shape = (len(fused_BTH), min(rows, fused_BTH.shape[1]), len(mask_H))
+        masked_BRH, mask_BRH = self.fuse(self.mask_hidden).expand(shape), mask_H.to(fused_BTH.dtype).expand(shape)
+        for _ in range(1, self.config.length):
+            yield self._run(masked_BRH, mask_BRH, steps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``[..., D]`` of hidden states ``hidden`` ``[..., H]``."""
+        out: Tensor = self.lm_head(self.norm(hidden))
+        return out
+
+    def _run(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: list[Steps]) -> Tensor:
+        hidden_BTH = self.layers[0](hidden_BTH, embedded_BTH, steps[0])
+        for layer, own in zip(self.layers[1:], steps[1:], strict=True):
+            hidden_BTH = layer(hidden_BTH, own)
+        return hidden_BTH
