@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from parlay.drafters.heads.options import BLOCK_DRAFTER, EAGLE, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP, REDRAFTER
+from parlay.drafters.heads.options import (
+    BLOCK_DRAFTER,
+    BLOCKWISE,
+    EAGLE,
+    EAGLE3,
+    HYDRA,
+    MEDUSA,
+    MLP_SPECULATOR,
+    MTP,
+    REDRAFTER,
+)
+from parlay.heads import ngrams
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.block import BlockConfig, BlockHead
+from parlay.heads.blockwise import BlockwiseHeads
 from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
@@ -85,6 +98,16 @@ def _hydra_plus(target: RunnerSpec, method: str) -> HeadArtefact:
     return _artefact(method, heads, _layer(target), settings)
 
 
+def _blockwise(target: RunnerSpec, method: str) -> HeadArtefact:
+    heads = BlockwiseHeads(_several_config(target), _layer(target).intermediate_size)
+    heads.set_draft_vocab(torch.arange(len(heads.d2t)) * 2)
+    _disturb(heads)
+    settings = {"taps": [target.num_layers], "heads": len(heads.heads), "acceptance": _ACCEPTANCE}
+    made = _artefact(method, heads, _layer(target), settings)
+    counted = ngrams.count([torch.randint(target.vocab_size, (200,)).tolist()])
+    return replace(made, tensors={**made.tensors, **counted})
+
+
 def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
     heads = ParallelHeads(_layer(target), _draft_vocab(target), len(_ACCEPTANCE))
     heads.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
@@ -94,7 +117,7 @@ def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
 
 PLUS, PARALLEL = "plus", "parallel"
 _NAMED = {(HYDRA, PLUS): _hydra_plus, (MTP, PARALLEL): _parallel}
-_MAKERS = {BLOCK_DRAFTER: _block, EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
+_MAKERS = {BLOCK_DRAFTER: _block, BLOCKWISE: _blockwise, EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
 _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
     HYDRA: HydraHeads,
     MEDUSA: MedusaHeads,

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 
 from parlay import models
-from parlay.drafters.heads.options import BLOCK_DRAFTER, EAGLE, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP, REDRAFTER
+from parlay.drafters.heads.options import (
+    BLOCK_DRAFTER,
+    BLOCKWISE,
+    EAGLE,
+    EAGLE3,
+    HYDRA,
+    MEDUSA,
+    MLP_SPECULATOR,
+    MTP,
+    REDRAFTER,
+)
 from parlay.heads import artefact
 from parlay.llm import LLM
 from parlay.train.data.batches import in_order
@@ -24,6 +34,7 @@ from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.loop import Loop, Progress
 from parlay.train.options import (
     BlockTrainOptions,
+    BlockwiseTrainOptions,
     Eagle3TrainOptions,
     EagleTrainOptions,
     HeadTrainOptions,
@@ -33,7 +44,7 @@ from parlay.train.options import (
     MtpTrainOptions,
     ReDrafterTrainOptions,
 )
-from parlay.train.recipes import block, eagle, eagle3, hydra, medusa, mlp_speculator, mtp, redrafter
+from parlay.train.recipes import block, blockwise, eagle, eagle3, hydra, medusa, mlp_speculator, mtp, redrafter
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, Runner
@@ -56,6 +67,9 @@ class Method:
 METHODS = {
     BLOCK_DRAFTER: Method(
         "train a head that drafts a block in one forward for a target model", BlockTrainOptions, block.start
+    ),
+    BLOCKWISE: Method(
+        "train the heads of blockwise parallel decoding for a target model", BlockwiseTrainOptions, blockwise.start
     ),
     EAGLE: Method(
         "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start

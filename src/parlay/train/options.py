@@ -71,6 +71,13 @@ class MedusaTrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockwiseTrainOptions(HeadTrainOptions):
+    """How many heads there are."""
+
+    heads: int = option(3, "heads: tokens that are guessed at once", low=1, high=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HydraTrainOptions(HeadTrainOptions):
     """How many heads there are, and of which kind."""
 

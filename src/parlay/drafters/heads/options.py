@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parlay.options import Options, option
 
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
-BLOCK_DRAFTER = "block-drafter"
+BLOCK_DRAFTER, BLOCKWISE = "block-drafter", "blockwise"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 
@@ -41,3 +41,16 @@ class BlockOptions(HeadOptions):
 
     width: int = option(4, "nodes of a level that get children, and children of each", low=1, high=64)
     min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockwiseOptions(BlockOptions):
+    """By what the guesses of the heads are rescored, and how much that counts."""
+
+    rescore: str = option(
+        "neural",
+        "what reorders the heads' guesses: a small language model, n-grams, or nothing",
+        choices=("neural", "ngram", "none"),
+    )
+    weight: float = option(0.3, "what the rescoring counts, beside the head", low=0, high=1)
+    lattice: int = option(16, "best guesses of each head that are rescored", low=1, high=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parlay.drafters.heads.options import (
     BLOCK_DRAFTER,
+    BLOCKWISE,
     EAGLE,
     EAGLE2,
     EAGLE3,
@@ -14,6 +15,7 @@ from parlay.drafters.heads.options import (
     REDRAFTER,
     BeamOptions,
     BlockOptions,
+    BlockwiseOptions,
     DynamicTreeOptions,
     HeadOptions,
 )
@@ -98,6 +100,19 @@ ENTRIES = (
         options=HeadOptions,
         k=16,
         factory="parlay.drafters.heads.medusa:Medusa",
+    ),
+    StrategyEntry(
+        name=BLOCKWISE,
+        family="heads",
+        training="heads on the target (parlay train blockwise)",
+        needs="heads trained for this target",
+        summary="Small heads before the target's LM head guess a token each; a language model reorders their guesses.",
+        when="as medusa, with heads that need no vocabularies of their own",
+        reference="Stern et al. 2018, arXiv:1811.03115; rescoring: Kim et al. 2024, arXiv:2404.09221",
+        options=BlockwiseOptions,
+        k=16,
+        factory="parlay.drafters.heads.blockwise:Blockwise",
+        toys=("min_p=0", "min_p=0,rescore=ngram", "min_p=0,rescore=none,width=1"),
     ),
     StrategyEntry(
         name=HYDRA,

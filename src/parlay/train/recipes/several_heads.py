@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -27,16 +28,24 @@ class SeveralHeads(ByDepth):
         self._config = module.config
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)
-        draft_of_V[self._vocab.draft_ids] = torch.arange(len(self._vocab.d2t))
         total = torch.zeros(())
         for place, logits_BRD in enumerate(self.logits(batch)):
-            ids_BR = batch.tokens_ahead(place + 2)
-            labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), draft_of_V[ids_BR.clamp(min=0)], _NONE)
-            rows_BR = labels_BR != _NONE
-            if rows_BR.any():
-                total = total + DECAY**place * F.cross_entropy(logits_BRD[rows_BR], labels_BR[rows_BR])
+            total = total + DECAY**place * self.hard_loss(batch, place + 2, logits_BRD)
         return total
+
+    def hard_loss(self, batch: TrainingBatch, ahead: int, logits_BRD: Tensor) -> Tensor:
+        """Cross-entropy with the token so many places after each row, where it can be drafted."""
+        ids_BR = batch.tokens_ahead(ahead)
+        labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), self._draft_of_V[ids_BR.clamp(min=0)], _NONE)
+        rows_BR = labels_BR != _NONE
+        return F.cross_entropy(logits_BRD[rows_BR], labels_BR[rows_BR]) if rows_BR.any() else torch.zeros(())
+
+    @cached_property
+    def _draft_of_V(self) -> Tensor:
+        """The draft id of each token; made when first used, as `teacher` is."""
+        draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)
+        draft_of_V[self._vocab.draft_ids] = torch.arange(len(self._vocab.d2t))
+        return draft_of_V
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         """With the acceptance of each head's ranks, which says what the drafter's tree is."""
