@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM, ParlayError, RequestFailed, SamplingParams
+from parlay.types import StructuredOutputsParams
+from parlay.vocabulary import Vocabulary
 
 PROMPT = (
     "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the lazy dog sleeps on.\n\nThe text:"
@@ -232,3 +234,27 @@ def test_what_a_store_learned_is_in_its_file_when_the_model_closes(name: str, tm
     with LLM(strategy=f"{name}:store={store}") as llm:
         llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
     assert store.stat().st_size > 0
+
+
+def test_a_model_that_is_loaded_again_reads_texts_with_the_earlier_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(dtype="float32", seed=1) as first:
+        first.vocabulary.prepare()
+        expected = [out.outputs[0].text for out in first.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
+
+    def refuse(_: Path) -> None:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr("parlay.llm.load_tokenizer", refuse)
+    with LLM(dtype="float32", tokenizer=first.vocabulary, seed=1) as again:
+        texts = [out.outputs[0].text for out in again.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
+        form = StructuredOutputsParams(choice=["yes"])
+        (formed,) = again.generate(PROMPT, SamplingParams(max_tokens=8, structured_outputs=form))
+    assert (texts, formed.outputs[0].text) == (expected, "yes")
+
+
+def test_a_vocabulary_of_another_model_lends_only_its_tokenizer() -> None:
+    with LLM() as llm:
+        other = Vocabulary(llm.tokenizer, vocab_size=7, eos_ids=[3])
+        with LLM(tokenizer=other) as own:
+            assert own.vocabulary is not other
+            assert own.tokenizer is llm.tokenizer

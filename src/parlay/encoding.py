@@ -21,26 +21,24 @@ class PromptTooLong(ValueError):
 
 
 class Encoder:
-    """Encodes prompts for a model that holds ``max_tokens`` tokens. Any thread may use it."""
+    """Encodes prompts. Any thread may use it."""
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._max_tokens = max_tokens
 
     def prepare(self) -> None:
         """Look through the vocabulary now, and not when the first text comes."""
         _ = self._longest
 
-    def encode(self, text: str, *, special: bool = True, cut: bool = False) -> tuple[int, ...]:
+    def encode(self, text: str, most: int, *, special: bool = True, cut: bool = False) -> tuple[int, ...]:
         """The ids, with the tokens that the tokenizer puts around every text if ``special``.
 
-        Raises PromptTooLong. A text whose ids will be ``cut`` may be longer than the context, within bounds.
+        Raises PromptTooLong for a text that is certainly longer than the ``most`` tokens that the model holds. One
+        whose ids will be ``cut`` may be longer, within bounds.
         """
         least = self._least_tokens(text)
-        if least > self._max_tokens * (_CUT if cut else 1):
-            raise PromptTooLong(
-                f"the prompt has {least} tokens or more, and this model holds {self._max_tokens}: shorten it"
-            )
+        if least > most * (_CUT if cut else 1):
+            raise PromptTooLong(f"the prompt has {least} tokens or more, and this model holds {most}: shorten it")
         return tuple(encode(self._tokenizer, text, special=special))
 
     def _least_tokens(self, text: str) -> int:

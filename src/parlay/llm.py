@@ -24,7 +24,8 @@ from parlay.requests import ChatOptions, Job, Prompt, RequestFactory, RequestOpt
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
 from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import ParlayError, SamplingParams, Tokenizer
+from parlay.types import ParlayError, RunnerSpec, SamplingParams, Tokenizer
+from parlay.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,6 +44,7 @@ class LLM:
     """A model that decodes several tokens per forward pass. Argument names are vLLM's where it has them.
 
     ``model`` is a built-in name, a local checkpoint directory, a Hugging Face Hub id, or a loaded transformers model.
+    ``tokenizer`` replaces the model's own; it may be the ``vocabulary`` of an earlier LLM of the same model.
     ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
     reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its models take
     together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
@@ -56,7 +58,7 @@ class LLM:
         self,
         model: str | PreTrainedModel = "parlay-mini",
         *,
-        tokenizer: str | Tokenizer | None = None,
+        tokenizer: str | Tokenizer | Vocabulary | None = None,
         strategy: str | StrategySpec = DEFAULT_STRATEGY,
         draft_model: str | None = None,
         load: LoadOptions = models.USUAL,
@@ -75,7 +77,8 @@ class LLM:
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         self.runner = models.load(model, load, budget=budget)
-        self.tokenizer = _tokenizer(model, tokenizer)
+        self.vocabulary = _vocabulary(model, tokenizer, self.runner.spec)
+        self.tokenizer = self.vocabulary.tokenizer
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
         drafts = replace(load, quantize=None)
         self._drafts = RunnerCache(lambda name: models.load(name, drafts, budget=budget))
@@ -83,13 +86,12 @@ class LLM:
         self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
-            self.tokenizer,
+            self.vocabulary,
             self.runner.spec.eos_ids,
             self.engine.longest,
             strategy=strategy,
             prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
-            vocab_size=self.runner.spec.vocab_size,
         )
 
     def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
@@ -190,7 +192,7 @@ class LLM:
 
     def prepare(self) -> None:
         """Read what the first request would wait for otherwise. For servers, where others would wait with it."""
-        self._factory.prepare()
+        self.vocabulary.prepare()
 
     def add(self, job: Job) -> None:
         """Put a job's samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
@@ -220,6 +222,7 @@ class LLM:
     def close(self) -> None:
         """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards."""
         self._strategies.close()
+        self.vocabulary.rest()
         del self._strategies, self._resources, self._drafts, self.engine, self.runner
 
     def __enter__(self) -> Self:
@@ -317,6 +320,16 @@ def _one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) 
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give one for all or one for each")
     return list(value)
+
+
+def _vocabulary(
+    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec
+) -> Vocabulary:
+    """The one that is given, if it was made for such a model."""
+    if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids):
+        return given
+    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given)
+    return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids)
 
 
 def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:

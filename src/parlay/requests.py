@@ -12,14 +12,14 @@ from typing import Any, NotRequired, TypedDict
 from parlay.bad_words import BadWords
 from parlay.chat_template import SET_HERE, Messages, Tools, render
 from parlay.documents import Document, Ids
-from parlay.encoding import Encoder
 from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
 from parlay.reasoning import Thoughts, expected_thoughts, marks
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
-from parlay.structured.grammars import Grammar, Grammars
+from parlay.structured.grammars import Grammar
 from parlay.text import TextStream
-from parlay.types import Constraint, Event, NoiseKey, ParlayError, Request, SamplingParams, Tokenizer, TokenLogprobs
+from parlay.types import Constraint, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
+from parlay.vocabulary import Vocabulary
 
 
 class TokensPrompt(TypedDict):
@@ -164,30 +164,23 @@ class RequestFactory:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        vocabulary: Vocabulary,
         eos_ids: Sequence[int],
         max_context: int,
         *,
         strategy: str | StrategySpec,
         prediction_strategy: str,
         seed: int | None,
-        vocab_size: int,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._encoder = Encoder(tokenizer, max_context) if tokenizer is not None else None
+        self._tokenizer = vocabulary.tokenizer
+        self._encoder = vocabulary.encoder
+        self._grammars = vocabulary.grammars
         self._strategy = strategy
         self._prediction_strategy = prediction_strategy
         self._eos_ids = frozenset(eos_ids)
         self._max_context = max_context
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
-        self._grammars = Grammars(tokenizer, vocab_size, eos_ids)
-
-    def prepare(self) -> None:
-        """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
-        if self._encoder is not None:
-            self._encoder.prepare()
-        self._grammars.prepare()
 
     def job(
         self,
@@ -287,7 +280,7 @@ class RequestFactory:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
         if not prompt:  # a tokenizer that puts a token before every text would make it look like one
             raise ValueError("the prompt is empty: give some text, or token ids")
-        return prompt, self._encoder.encode(prompt, cut=cut)
+        return prompt, self._encoder.encode(prompt, self._max_context, cut=cut)
 
     def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> Prompt:
         """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
@@ -312,7 +305,7 @@ class RequestFactory:
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
-        ids = self._encoder.encode(text, special=False, cut=cut)
+        ids = self._encoder.encode(text, self._max_context, special=False, cut=cut)
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
 
 

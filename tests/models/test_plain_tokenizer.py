@@ -60,6 +60,17 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OURS)
+def test_long_texts_are_no_different(kind: str) -> None:
+    """They take other calls of the library, during which other threads run."""
+    text = "hello <s> 🙂 日 " * 2_000
+    ids = THEIRS[kind].encode(text)
+    assert len(ids) > 10_000
+    assert OURS[kind].encode(text) == ids
+    for skip in (True, False):
+        assert OURS[kind].decode(ids, skip_special_tokens=skip) == THEIRS[kind].decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", OURS)
 def test_what_is_known_of_tokens_is_what_transformers_knows(kind: str) -> None:
     ours, theirs = OURS[kind], THEIRS[kind]
     assert (len(ours), ours.get_vocab()) == (len(theirs), theirs.get_vocab())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,9 +17,12 @@ import httpx
 import pytest
 
 from parlay import LLM, SamplingParams
+from parlay.aio import AsyncLLM
 from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
-from parlay.cli.serve_models import chosen_models, named_models
+from parlay.cli.serve_models import chosen_models, loading, named_models
+from parlay.models.resolving import resolve
 from parlay.serve.settings import Settings
+from parlay.types import Tokenizer
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]
@@ -237,3 +242,25 @@ def test_ollama_is_told_of_files_whether_loaded_or_not() -> None:
 
 def told(url: str) -> dict[str, str]:
     return {model["id"]: model["status"] for model in httpx.get(f"{url}/v1/models").json()["data"]}
+
+
+def test_a_model_that_is_loaded_again_reads_its_tokenizer_again_only_if_its_files_have_changed(tmp_path: Path) -> None:
+    """To read one stops every thread of the server for a while."""
+    folder = shutil.copytree(resolve("parlay-mini"), tmp_path / "model")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    loader = loading(parser.parse_args([str(folder)]))(str(folder))
+    first, again = tokenizer_of(loader), tokenizer_of(loader)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    changed = tokenizer_of(loader)
+    assert again is first
+    assert changed.chat_template == "{{ messages[0].content }}"
+
+
+def tokenizer_of(loader: Callable[[], AsyncLLM]) -> Tokenizer:
+    """Loads the model, and unloads it."""
+    engine = loader()
+    tokenizer = engine.llm.tokenizer
+    asyncio.run(engine.close(0))
+    assert tokenizer is not None
+    return tokenizer

@@ -76,7 +76,7 @@ def test_what_is_certainly_too_long_is_not_encoded(engine: AsyncLLM, monkeypatch
 
     monkeypatch.setattr("parlay.encoding.encode", refuse)
     with pytest.raises(PromptTooLong, match="tokens or more, and this model holds 4096: shorten it"):
-        Encoder(engine.llm.tokenizer, 4096).encode("word " * 100_000)
+        Encoder(engine.llm.tokenizer).encode("word " * 100_000, 4096)
 
 
 SAID = [{"role": "user", "content": "word " * 100_000}]

@@ -195,7 +195,7 @@ def test_a_vocabulary_that_is_read_beforehand_is_not_read_again(
     def refuse(*_: object) -> None:
         raise AssertionError("it was read again")
 
-    monkeypatch.setattr(Grammars, "_read_vocabulary", refuse)
+    monkeypatch.setattr(Grammars, "_read", refuse)
     assert grammars.compile(StructuredOutputsParams(choice=["yes"])).constraint({0}).legal([]) == 0
 
 

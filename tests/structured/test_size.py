@@ -9,9 +9,10 @@ import pytest
 
 from parlay.structured import checker, checking
 from parlay.structured.grammars import Grammars
-from parlay.types import StructuredOutputsParams
+from parlay.types import StructuredOutputsParams, Tokenizer
 
 SLOW = "more than 25 ms of computing"
+LONG = "seconds of computing that there are"
 
 
 def rules(count: int) -> dict[str, Any]:
@@ -64,10 +65,11 @@ def test_a_large_constraint_works(grammars: Grammars, wanted: dict[str, Any]) ->
         (choices(30_000), "30000 texts, and the limit is 20000"),
         (nested(20_000), "levels, and the limit is 100"),
         ({"regex": "a" * 2_000_000}, "2000000 bytes, and the limit is 1048576"),
+        ({"json": {"enum": ["a" * 2_000_000]}}, "^structured_outputs.json has 2000014 bytes, and the limit is 1048576"),
         ({"regex": "a{1000000}"}, f"too complex: lexer error: too many expressions|{SLOW}"),
         (
             {"json": {"type": "object", "properties": {f"p{n}": {} for n in range(4000)}}},
-            f"max is 10000|{SLOW}",
+            f"max is 10000|{SLOW}|{LONG}",
         ),
         ({"regex": "the quick " * 20_000}, f"{SLOW} for one token, which is the limit"),
     ],
@@ -86,14 +88,22 @@ def test_what_ends_the_checker_is_refused_and_the_next_one_is_compiled(
     monkeypatch.setattr("parlay.structured.limits.RULES", 10**9)
     assert checker.STACK < 100_000 * 1024
     for _ in range(2):
-        with pytest.raises(ValueError, match="more memory, stack or time to compile than there is"):
+        with pytest.raises(ValueError, match="more than the memory or stack that there is to compile"):
             grammars.compile(StructuredOutputsParams(**rules(50_000)))
     assert grammars.compile(StructuredOutputsParams(regex="a|b")) is not None
 
 
+def test_what_takes_long_to_compile_is_refused_with_the_time_that_there_is(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parlay.structured.limits.NAMES", 10**9)
+    with pytest.raises(ValueError, match="more than the 2 seconds of computing that there are to compile"):
+        Grammars(tokenizer, 4096, [0]).compile(StructuredOutputsParams(**required(70_000)))
+
+
 def test_a_checker_that_does_not_answer_is_given_up(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_WALL_SECONDS", 0.0)
-    with pytest.raises(ValueError, match="time to compile"):
+    with pytest.raises(ValueError, match="more than the 0 seconds that there are to compile"):
         grammars.compile(StructuredOutputsParams(**required(4321)))
 
 

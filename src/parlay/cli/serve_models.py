@@ -15,6 +15,8 @@ from parlay.serve.settings import Settings
 
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
+    from parlay.llm import LLM
+    from parlay.vocabulary import Vocabularies
 
 IDLE_SECONDS = 300.0
 _BUILT_IN = "parlay-mini"
@@ -138,24 +140,35 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
 def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLLM]]:
     """What makes a loader of a model's name."""
     from parlay.aio import AsyncLLM  # here, because they load torch
-    from parlay.llm import DEFAULT_STRATEGY, LLM
     from parlay.serve.hosted import ModelLoader
+    from parlay.vocabulary import Vocabularies
 
-    def load(model: str) -> LLM:
-        llm = LLM(
-            model,
-            tokenizer=options.tokenizer,
-            load=options_from(LoadOptions, options),
-            strategy=options.strategy or DEFAULT_STRATEGY,
-            draft_model=options.draft_model,
-            max_model_len=options.max_model_len,
-            memory=options.memory,
-            max_num_seqs=options.max_num_seqs,
-        )
-        llm.prepare()
-        return llm
+    vocabularies = Vocabularies()
 
     def loader(model: str) -> ModelLoader:
-        return ModelLoader(model, partial(AsyncLLM.load, partial(load, model), max_waiting=options.max_waiting))
+        make = partial(_load, model, options, vocabularies)
+        return ModelLoader(model, partial(AsyncLLM.load, make, max_waiting=options.max_waiting))
 
     return loader
+
+
+def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -> LLM:
+    """With the vocabulary that it had before, if it is loaded again and its files are the same."""
+    from parlay.llm import DEFAULT_STRATEGY, LLM
+    from parlay.models.facts import stamps
+    from parlay.models.resolving import resolve
+
+    files = stamps(resolve(model))
+    llm = LLM(
+        model,
+        tokenizer=vocabularies.get(files) or options.tokenizer,
+        load=options_from(LoadOptions, options),
+        strategy=options.strategy or DEFAULT_STRATEGY,
+        draft_model=options.draft_model,
+        max_model_len=options.max_model_len,
+        memory=options.memory,
+        max_num_seqs=options.max_num_seqs,
+    )
+    llm.prepare()
+    vocabularies.put(files, llm.vocabulary)
+    return llm

@@ -18,7 +18,7 @@ from parlay.models.gguf.file import SUFFIX, read_parts
 from parlay.models.hub import hash_of
 from parlay.types import ParlayError
 
-_Stamp = tuple[Path, int, int]
+Stamp = tuple[Path, int, int]
 """A file, its size and when it was last written."""
 _turn = threading.Lock()
 
@@ -41,14 +41,20 @@ def read_facts(path: Path) -> ModelFacts:
 
     Raises ParlayError for files that are no model, OSError for what can't be read.
     """
+    files = stamps(path)
+    with _turn:  # whoever asks meanwhile would read the same again
+        return _read(path, files)
+
+
+def stamps(path: Path) -> tuple[Stamp, ...]:
+    """What changes whenever a GGUF file, or a file of a folder, is written. Raises OSError."""
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     stats = [(file, file.stat()) for file in files]
-    with _turn:  # whoever asks meanwhile would read the same again
-        return _read(path, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
+    return tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, files: tuple[_Stamp, ...]) -> ModelFacts:
+def _read(path: Path, files: tuple[Stamp, ...]) -> ModelFacts:
     return _of_file(path) if path.is_file() else _of_folder(path, [file for file, _, _ in files])
 
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import AddedToken, Tokenizer
 
+_LONG = 4096
+"""Characters, or tokens, above which the calls for several texts are used: other threads can run during those."""
+
 
 class PlainTokenizer:
     """Implements `parlay.types.Tokenizer` over ``backend``, which is changed so that it neither cuts nor fills texts.
@@ -71,7 +74,12 @@ class PlainTokenizer:
         return token
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > _LONG:
+            return list(self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        if len(token_ids) > _LONG:
+            (text,) = self.backend_tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+            return str(text)
         return str(self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

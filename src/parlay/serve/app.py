@@ -92,9 +92,7 @@ def _application() -> Application:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     sweeping = asyncio.create_task(app.state.registry.sweep())
-    describing = asyncio.create_task(asyncio.to_thread(app.openapi))  # whoever asked first would hold up all others
     yield
-    await asyncio.wait([describing])
     await shut_down(app)
     sweeping.cancel()
 

@@ -42,6 +42,7 @@ class Server(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.openapi()  # whoever asked for it first would hold up all others
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # what is loaded stays: to look through it again and again would hold up every request

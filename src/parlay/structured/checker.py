@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
+from parlay.structured.checking import CPU_SECONDS
 from parlay.structured.definition import definition, matcher
 from parlay.structured.reasons import limit_reached
 from parlay.types import StructuredOutputsParams
@@ -29,7 +30,6 @@ STACK = 64 << 20
 """Bytes; whoever compiles the same definition afterwards has several times as much."""
 MEMORY = 1 << 30
 """Bytes above what the vocabulary takes."""
-CPU_SECONDS = 5.0
 CALL_SECONDS = 0.025
 """Computing time of one call of the compiled form. It holds Python's lock, and so everybody else, meanwhile."""
 _SLOW_CALLS = 3

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import weakref
-from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 
 from parlay.structured.limits import schema_of
 from parlay.types import ParlayError, StructuredOutputsParams
 
-_WALL_SECONDS = 30.0
-"""The checker limits the time that it computes; this is for a machine that gives it none."""
+CPU_SECONDS = 2.0
+"""Computing time for one constraint."""
+_WALL_SECONDS = 10.0
+"""For a machine that gives it none."""
+_LAST_SECONDS = 0.5
+"""Between the end of a connection and that of the process."""
 
 
 class Checker:
@@ -33,6 +37,13 @@ class Checker:
         self._process: _Process | None = None
         self._lock = threading.Lock()
 
+    def end(self) -> None:
+        """End the process, if it runs."""
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+            self._process = None
+
     def check(self, question: bytes) -> str:
         """The definition for what `spelled` gave, which has been compiled once.
 
@@ -43,11 +54,10 @@ class Checker:
             try:
                 answer = json.loads(self._process.ask(question))
             except (EOFError, OSError):
+                limit = self._process.limit()
                 self._process.end()
                 self._process = None
-                raise ValueError(
-                    "structured_outputs took more memory, stack or time to compile than there is for it: ask for less"
-                ) from None
+                raise ValueError(f"structured_outputs took more than {limit} to compile: ask for less") from None
         if "error" in answer:
             raise ValueError(answer["error"])
         return str(answer["definition"])
@@ -56,7 +66,8 @@ class Checker:
 def spelled(wanted: StructuredOutputsParams) -> bytes:
     """What is asked as JSON; a schema given as text and one given as data are the same."""
     schema = None if wanted.json is None else schema_of(wanted.json)
-    return json.dumps(asdict(replace(wanted, json=schema))).encode()
+    others = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar}
+    return json.dumps({"json": schema, "json_object": wanted.json_object, **others}).encode()
 
 
 class _Process:
@@ -79,6 +90,7 @@ class _Process:
             raise ParlayError(f"structured output needs a second process, which can't be started: {error}") from None
         finally:
             theirs.close()
+        self._process = process
         self._connection = Connection(ours.detach())
         self.end = weakref.finalize(self, _end, process, self._connection)
         self._connection.send_bytes(vocabulary)
@@ -89,6 +101,16 @@ class _Process:
         if not self._connection.poll(_WALL_SECONDS):
             raise EOFError
         return self._connection.recv_bytes()
+
+    def limit(self) -> str:
+        """Which limit an answer that did not come has met."""
+        try:
+            ended = self._process.wait(_LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"the {_WALL_SECONDS:g} seconds that there are"
+        if ended == -signal.SIGPROF:
+            return f"the {CPU_SECONDS:g} seconds of computing that there are"
+        return "the memory or stack that there is"
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:

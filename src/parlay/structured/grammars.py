@@ -53,7 +53,7 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
-class _Vocabulary:
+class _Compiler:
     tokenizer: LLTokenizer
     checker: Checker
 
@@ -69,7 +69,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = list(eos_ids)
-        self._vocabulary: _Vocabulary | None = None
+        self._compiler: _Compiler | None = None
         self._kept: OrderedDict[_Key, Grammar | str] = OrderedDict()
         self._under_way: dict[_Key, Future[Grammar | str]] = {}
         self._lock = threading.Lock()
@@ -108,6 +108,14 @@ class Grammars:
             with suppress(ValueError):
                 self._read_once()
 
+    def rest(self) -> None:
+        """Forget what was compiled, and end the second process. What comes next is compiled as before."""
+        with self._lock:
+            self._kept.clear()
+            compiler = self._compiler
+        if compiler is not None:
+            compiler.checker.end()
+
     def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
         """Compile for everyone of this owner who asks for the same meanwhile."""
         try:
@@ -125,10 +133,10 @@ class Grammars:
     def _compile(self, question: bytes) -> Grammar:
         from parlay.structured.definition import matcher
 
-        vocabulary = self._read_once()
-        text = vocabulary.checker.check(question)
-        compiled = _with_large_stack(lambda: matcher(vocabulary.tokenizer, text))
-        return Grammar(vocabulary.tokenizer, compiled, self._vocab_size, threading.Lock())
+        compiler = self._read_once()
+        text = compiler.checker.check(question)
+        compiled = _with_large_stack(lambda: matcher(compiler.tokenizer, text))
+        return Grammar(compiler.tokenizer, compiled, self._vocab_size, threading.Lock())
 
     def _keep(self, key: _Key, found: Grammar | str) -> None:
         with self._lock:
@@ -138,12 +146,12 @@ class Grammars:
                 ((greediest, _),) = Counter(owner for owner, _ in self._kept).most_common(1)
                 del self._kept[next(kept for kept in self._kept if kept[0] == greediest)]
 
-    def _read_once(self) -> _Vocabulary:
+    def _read_once(self) -> _Compiler:
         with self._lock:
-            self._vocabulary = self._vocabulary or self._read_vocabulary()
-            return self._vocabulary
+            self._compiler = self._compiler or self._read()
+            return self._compiler
 
-    def _read_vocabulary(self) -> _Vocabulary:
+    def _read(self) -> _Compiler:
         if self._tokenizer is None:
             raise ValueError("structured_outputs need a tokenizer, and this model came without one")
         if not self._tokenizer.is_fast:
@@ -161,7 +169,7 @@ class Grammars:
         from llguidance import LLTokenizer
 
         try:
-            return _Vocabulary(LLTokenizer(**parts), Checker(parts))  # type: ignore[arg-type]
+            return _Compiler(LLTokenizer(**parts), Checker(parts))  # type: ignore[arg-type]
         except ValueError as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"structured_outputs can't be used with this model's tokenizer: {reason}") from None

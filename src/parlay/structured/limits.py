@@ -60,9 +60,10 @@ def _check_schema(schema: dict[str, Any]) -> None:
     _check("json", references, REFERENCES, "references")
     _check("json", names, NAMES, "names in properties and required")
     try:
-        _check_bytes("json", json.dumps(schema))
+        text = json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise ValueError(f"structured_outputs.json is not JSON: {error}") from None
+    _check_bytes("json", text)
 
 
 def _inside(item: dict[str, Any] | list[Any]) -> list[Any]:

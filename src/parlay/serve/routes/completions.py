@@ -100,7 +100,7 @@ def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterab
             check_length(len(prompt), served, settings, names.prompt)
             yield names, TokensPrompt(prompt_token_ids=prompt)
         elif body.suffix is not None:
-            ids = infill_prompt(served.engine.llm.tokenizer, prompt, body.suffix)
+            ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, prompt, body.suffix)
             yield names, TokensPrompt(prompt_token_ids=ids)
         else:
             yield names, prompt

@@ -125,7 +125,8 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
     prompt: Prompt = text
     if body.suffix is not None:
-        prompt = TokensPrompt(prompt_token_ids=infill_prompt(served.engine.llm.tokenizer, text, body.suffix))
+        ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, text, body.suffix)
+        prompt = TokensPrompt(prompt_token_ids=ids)
     options = request_options(request, strategy=body.strategy)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)
     return ChatJob(job, AnswerShape(), GENERATE_NAMES)

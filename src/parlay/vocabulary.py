@@ -1,0 +1,56 @@
+"""A model's tokenizer with what has been read from it, which may be kept when the model itself goes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+from parlay.encoding import Encoder
+from parlay.structured.grammars import Grammars
+from parlay.types import Tokenizer
+
+_KEPT = 8
+
+
+class Vocabulary:
+    """All that a model reads and writes texts with. ``eos_ids`` end its texts. Any thread may use it.
+
+    To read it holds Python's lock for up to a second, in which no other thread runs. So servers keep it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self.tokenizer = tokenizer
+        self.encoder = Encoder(tokenizer) if tokenizer is not None else None
+        self.grammars = Grammars(tokenizer, vocab_size, eos_ids)
+        self._made_for = vocab_size, tuple(eos_ids)
+
+    def fits(self, vocab_size: int, eos_ids: Sequence[int]) -> bool:
+        """Whether it was made for such a model."""
+        return self._made_for == (vocab_size, tuple(eos_ids))
+
+    def prepare(self) -> None:
+        """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
+        if self.encoder is not None:
+            self.encoder.prepare()
+        self.grammars.prepare()
+
+    def rest(self) -> None:
+        """Give back what was made for requests. What was read stays, so it can be used again at once."""
+        self.grammars.rest()
+
+
+class Vocabularies:
+    """Those of the models that were loaded last, by what tells their files apart."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, Vocabulary] = OrderedDict()
+
+    def get(self, files: Hashable) -> Vocabulary | None:
+        return self._kept.get(files)
+
+    def put(self, files: Hashable, vocabulary: Vocabulary) -> None:
+        """The one that was put here first goes where there are too many."""
+        self._kept[files] = vocabulary
+        self._kept.move_to_end(files)
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)

@@ -1,0 +1,57 @@
+"""Fill-in-the-middle: a completion with a suffix, for models whose tokenizer has marks for it."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from parlay.aio import AsyncLLM
+from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.serve.errors import ApiError
+from parlay.serve.infill import infill_prompt
+from parlay.vocabulary import Vocabulary
+
+MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+MOST = 64
+
+
+class Counting(PlainTokenizer):
+    """Counts how often it is asked for all of its tokens: that takes long, and no other thread runs meanwhile."""
+
+    listed = 0
+
+    def get_vocab(self) -> dict[str, int]:
+        self.listed += 1
+        return super().get_vocab()
+
+
+@pytest.fixture
+def vocabulary(engine: AsyncLLM) -> Vocabulary:
+    """That of the built-in model, with marks."""
+    known = engine.llm.tokenizer
+    assert known is not None
+    backend = Tokenizer.from_str(known.backend_tokenizer.to_str())
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    return Vocabulary(Counting(backend, {}), len(known) + len(MARKS), [0])
+
+
+def test_the_marks_stand_around_prefix_and_suffix(vocabulary: Vocabulary) -> None:
+    tokenizer = vocabulary.tokenizer
+    assert isinstance(tokenizer, Counting)
+    vocabulary.prepare()
+    listed = tokenizer.listed
+    before, between, after = (tokenizer.backend_tokenizer.token_to_id(mark) for mark in MARKS)
+    prefix, suffix = (tokenizer.encode(text, add_special_tokens=False) for text in ("def f(", "return 1"))
+    ids = infill_prompt(vocabulary, MOST, "def f(", "return 1")
+    assert ids == [before, *prefix, between, *suffix, after]
+    assert tokenizer.listed == listed
+
+
+@pytest.mark.parametrize("field", ["prompt", "suffix"])
+def test_a_text_that_is_certainly_too_long_is_refused_by_its_field(
+    engine: AsyncLLM, vocabulary: Vocabulary, field: str
+) -> None:
+    long = "the quick brown fox " * 100_000
+    with pytest.raises(ApiError) as caught:
+        infill_prompt(vocabulary, MOST, *((long, "") if field == "prompt" else ("", long)))
+    assert (caught.value.param, caught.value.code) == (field, "context_length_exceeded")
