@@ -142,6 +142,19 @@ def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
     return select.argmax(gumbel(bits(streams, ids)).add_(logits_RV))[1].tolist()
 
 
+def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int]]:
+    """Per row the ``count`` tokens of largest ``float64(logits) + noise``, the largest first; what is -inf is left out.
+
+    The first is what `draw` gives. Rows are as for `draw`.
+    """
+    size = logits_RV.shape[-1]
+    if logits_RV.is_cpu and size > _WHOLE_ROW:
+        return [_best_large(row, state, count) for row, state in zip(logits_RV, streams, strict=True)]
+    ids = torch.arange(size, device=logits_RV.device)
+    scores_RV = gumbel(bits(streams, ids)).add_(logits_RV)
+    return [select.leading_finite(scores_V, count) for scores_V in scores_RV]
+
+
 def draw_among(logits_V: Tensor, ids_N: Tensor, state: int) -> int:
     """One of the rising ``ids_N``: the token that `draw` would choose if all others were -inf."""
     return _best(logits_V, ids_N, bits([state], ids_N)[0])[1]
@@ -171,6 +184,24 @@ def _draw_large(logits_V: Tensor, state: int) -> int:
         return token
     far_score, far_token = _best(logits_V, far_N, far_bits_N)
     return min((-score, token), (-far_score, far_token))[1]
+
+
+def _best_large(logits_V: Tensor, state: int, count: int) -> list[int]:
+    """What `best` gives, with few logarithms; see `_draw_large`."""
+    maxima_B = select.block_maxima(logits_V[None])[0]
+    bound = max(
+        maxima_B.topk(min(max(_NEAR, count), maxima_B.numel() // 2)).values[-1].item(), torch.finfo(torch.float32).min
+    )
+    near_N = select.at_least(logits_V, bound, maxima_B)
+    scores_N = gumbel(bits([state], near_N)[0]).add_(logits_V[near_N])
+    enough = near_N.numel() >= count
+    lowest = scores_N.topk(count).values[-1].item() if enough else -math.inf
+    missing = lowest - bound - 1e-6 * (1 + abs(lowest))
+    if missing <= _MAX_GUMBEL:
+        far_N = _noisy(state, logits_V.numel(), _bits_of(missing))[0]
+        near_N = torch.from_numpy(np.union1d(near_N.numpy(), far_N.numpy()))
+        scores_N = gumbel(bits([state], near_N)[0]).add_(logits_V[near_N])
+    return near_N[select.leading_finite(scores_N, count)].tolist()
 
 
 def _noisy(state: int, size: int, floor: int) -> tuple[Tensor, Tensor]:

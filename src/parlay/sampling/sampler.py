@@ -52,14 +52,54 @@ def ranked(
         for row, tokens in zip(plain, _leading(rows(logits_RV, plain), count), strict=True):
             best[row] = tokens
     noisy = sorted(set(range(len(views))).difference(plain))
-    left_RV = logits_RV[noisy]  # a copy, in which the best are masked one by one
-    for _ in range(count if noisy else 0):
-        drawn = sample(left_RV, [views[row] for row in noisy], [paths[row] for row in noisy])
-        for place, token in enumerate(drawn):
-            if not isinstance(token, Fault):
-                best[noisy[place]].append(token)
-                left_RV[place, token] = -torch.inf
+    at_once = [row for row in noisy if _in_one_order(views[row].request.params)]
+    for wanted, rank in ((at_once, _by_score), (sorted(set(noisy).difference(at_once)), _one_by_one)):
+        if wanted:
+            found = rank(logits_RV[wanted], [views[row] for row in wanted], [paths[row] for row in wanted], count)
+            for row, tokens in zip(wanted, found, strict=True):
+                best[row] = tokens
     return [tuple(tokens) for tokens in best]
+
+
+def _in_one_order(params: SamplingParams) -> bool:
+    """Whether a token keeps its score when better ones are masked."""
+    return not params.logits_processors and (params.greedy or not truncation.truncates(params))
+
+
+def _by_score(
+    logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], count: int
+) -> list[list[int]]:
+    """`ranked` for rows that have one order."""
+    best: list[list[int]] = [[] for _ in views]
+    sampled: list[tuple[int, Tensor]] = []
+    for row, (view, path) in enumerate(zip(views, paths, strict=True)):
+        try:
+            scores_V = temper(edit(on_float64_device(logits_RV[row]), view, path), view.request.params)
+        except ParlayError:
+            continue  # the row would be a Fault
+        if view.request.params.greedy:
+            best[row] = select.leading_finite(scores_V, count)
+        else:
+            sampled.append((row, scores_V))
+    if sampled:
+        streams = [_stream(views[row], paths[row]) for row, _ in sampled]
+        found = noise.best(torch.stack([scores_V for _, scores_V in sampled]), streams, count)
+        for (row, _), tokens in zip(sampled, found, strict=True):
+            best[row] = tokens
+    return best
+
+
+def _one_by_one(
+    logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], count: int
+) -> list[list[int]]:
+    """`ranked` by drawing ``count`` times. What is drawn is masked in ``logits_RV``, so that others move up."""
+    best: list[list[int]] = [[] for _ in views]
+    for _ in range(count):
+        for row, token in enumerate(sample(logits_RV, views, paths)):
+            if not isinstance(token, Fault):
+                best[row].append(token)
+                logits_RV[row, token] = -torch.inf
+    return best
 
 
 def _leading(logits_RV: Tensor, count: int) -> list[list[int]]:

@@ -88,6 +88,12 @@ def _largest(values_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top.indices.sort(1).values, (values_RV >= top.values[:, -1:]).sum(1) == count
 
 
+def leading_finite(values_V: Tensor, count: int) -> list[int]:
+    """`leading`, without values of -inf: fewer where fewer are left."""
+    ids = leading(values_V, min(count, values_V.numel()))
+    return ids[values_V[ids] > -torch.inf].tolist()
+
+
 def leading(values_V: Tensor, count: int) -> Tensor:
     """Indices ``[count]`` of the largest values, largest first, equal ones by rising index."""
     size = values_V.numel()

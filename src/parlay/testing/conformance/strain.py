@@ -24,7 +24,7 @@ def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     excuses: list[Excuse] = []
     for start in (whole, whole[:-7], whole[:20], (*first.prompt, 0, 1, *whole[30:])):
         for params in (GREEDY, VARIETY[0]):
-            ask = StageRequest(start, replace(params, max_tokens=20), seed=6)
+            ask = StageRequest(start, replace(params, max_tokens=effort.tokens // 8), seed=6)
             excuses += agree(stage, [(ask, strategy)], runner=runner)
     return excuses
 
@@ -57,7 +57,9 @@ def preemption(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     strategy = subject.strategy(stage, 6)
     jobs = [
         (
-            StageRequest(prompt(stage, 19 + index, 20 + 9 * index), replace(VARIETY[index], max_tokens=40), index),
+            StageRequest(
+                prompt(stage, 19 + index, 20 + 9 * index), replace(VARIETY[index], max_tokens=effort.tokens // 4), index
+            ),
             strategy,
         )
         for index in range(6)
@@ -82,7 +84,12 @@ def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
         for where in ("propose", "observe"):
             broken = _broken(subject.strategy(stage, 4), at, where)
             jobs = [
-                (StageRequest(prompt(stage, 29 + index, 21), replace(VARIETY[index], max_tokens=25), index), strategy)
+                (
+                    StageRequest(
+                        prompt(stage, 29 + index, 21), replace(VARIETY[index], max_tokens=effort.tokens // 8), index
+                    ),
+                    strategy,
+                )
                 for index, strategy in enumerate((broken, healthy, broken))
             ]
             excuses += agree(stage, jobs, faults=True)

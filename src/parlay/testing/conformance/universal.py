@@ -27,13 +27,14 @@ BUDGETS = (0, 1, 2, 5, 16)
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much a run does: tokens of the long texts, draws for the distribution."""
+    """How much a run does: ``tokens`` of the long texts, from which the others' lengths follow, ``draws`` for the
+    distribution."""
 
     tokens: int
     draws: int
 
 
-SHORT = Effort(tokens=200, draws=10_000)
+SHORT = Effort(tokens=96, draws=5_000)
 LONG = Effort(tokens=400, draws=40_000)
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -147,7 +148,9 @@ def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
 def mixed(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
     asks = [
-        StageRequest(prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=20 + 9 * seed), seed)
+        StageRequest(
+            prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=effort.tokens // 8 + 5 * seed), seed
+        )
         for seed, params in enumerate(VARIETY)
     ]
     answer = toy_drafters.answer_from(lambda request: stage.expected(asks[request.key.seed]).tokens)
