@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from parlay import trees
 from parlay.engine.sequence import Sequence
-from parlay.types import NO_SKIP, OutOfRoom, Runner, Segment, SequenceView, Skip
+from parlay.types import NO_SKIP, OutOfRoom, Output, Runner, Segment, SequenceView, Skip
 
 
 @dataclass(slots=True)
@@ -61,20 +62,39 @@ class TargetLayers:
 
     def forward(self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
+        loans, segments = self._segments(views, paths, skip, rows)
+        return self._run(loans, segments, skip).logits_RV
+
+    def early(self, views: Seq[SequenceView], paths: Seq[Seq[int]], layer: int, rows: int = 1) -> Tensor:
+        """See `Layers`. Raises ValueError as `forward` does."""
+        skip = frozenset(half for half in self._runner.spec.sublayers if half[1] >= layer)
+        loans, segments = self._segments(views, paths, skip, rows)
+        without_head = [segment._replace(logits_from=segment.end) for segment in segments]
+        states_NH, end, wanted = self._run(loans, without_head, skip, (layer,)).taps[layer], 0, []
+        for segment in segments:
+            end += segment.rows
+            wanted.append(states_NH[end - rows : end])
+        return torch.cat(wanted)
+
+    def _segments(
+        self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int
+    ) -> tuple[list[_Loan], list[Segment]]:
         loans = self._lent(views)
         for loan, path in zip(loans, paths, strict=True):
             _check(loan, path, rows)
-        segments = [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
+        return loans, [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
+
+    def _run(self, loans: Seq[_Loan], segments: Seq[Segment], skip: Skip, taps: Seq[int] = ()) -> Output:
         for loan in loans:
             loan.written = []  # they count only if the forward succeeds
         began = time.perf_counter()
-        out = self._runner.forward(segments, skip=skip)
+        out = self._runner.forward(segments, taps, skip)
         seconds = time.perf_counter() - began
         for loan, segment in zip(loans, segments, strict=True):
             loan.sequence.tally.count_layers(segment.rows, seconds)
             if segment.base >= 0:  # rows computed without these sub-layers can't be used by another call
                 loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
-        return out.logits_RV
+        return out
 
     def states(self, views: Seq[SequenceView], starts: Seq[int], taps: Seq[int]) -> list[Mapping[int, Tensor]]:
         """See `Layers`. Copies of the sequences run what is lacking, so no sequence has to be cut back."""

@@ -17,7 +17,8 @@ _PRODUCTS = (
     *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
     *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
 )
-_FEW = 2
+_FEW = 2  # rows of an LM head that nobody reads
+_IDLE = 32  # numbers in an MLP that adds nothing
 _NORM = "post_attention_layernorm.weight"
 
 
@@ -65,6 +66,18 @@ def prefix_decoder(
     few["model.norm"] = torch.ones(layer.hidden_size)
     norms = {"model.norm.weight": "model.norm", _FIRST + "input_layernorm.weight": "prefix.input_layernorm.weight"}
     return _decoder(layer, few, embedding, ("prefix.",), norms)
+
+
+def kangaroo_decoder(
+    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+) -> tuple[DecoderConfig, dict[str, Operand]]:
+    """A `KangarooAdapter` as a decoder's config and weights, with an MLP that adds nothing; see `_decoder`."""
+    size = layer.hidden_size
+    mlp = {"gate": (_IDLE, size), "up": (_IDLE, size), "down": (size, _IDLE)}
+    idle = {f"mlp.{part}_proj.weight": torch.zeros(shape) for part, shape in mlp.items()}
+    norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": "input_layernorm.weight"}
+    held = {**tensors, **idle, _NORM: torch.ones(size)}
+    return _decoder(replace(layer, intermediate_size=_IDLE), held, embedding, ("",), norms)
 
 
 def block_decoder(

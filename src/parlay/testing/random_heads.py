@@ -15,6 +15,7 @@ from parlay.drafters.heads.options import (
     EAGLE,
     EAGLE3,
     HYDRA,
+    KANGAROO,
     MEDUSA,
     MLP_SPECULATOR,
     MTP,
@@ -28,6 +29,7 @@ from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import HydraHeads
+from parlay.heads.kangaroo import KangarooAdapter
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
@@ -108,6 +110,13 @@ def _blockwise(target: RunnerSpec, method: str) -> HeadArtefact:
     return replace(made, tensors={**made.tensors, **counted})
 
 
+def _kangaroo(target: RunnerSpec, method: str) -> HeadArtefact:
+    adapter = KangarooAdapter(_layer(target), _draft_vocab(target))
+    adapter.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
+    _disturb(adapter)
+    return _artefact(method, adapter, adapter.config, {"taps": [1]})
+
+
 def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
     heads = ParallelHeads(_layer(target), _draft_vocab(target), len(_ACCEPTANCE))
     heads.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
@@ -117,7 +126,14 @@ def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
 
 PLUS, PARALLEL = "plus", "parallel"
 _NAMED = {(HYDRA, PLUS): _hydra_plus, (MTP, PARALLEL): _parallel}
-_MAKERS = {BLOCK_DRAFTER: _block, BLOCKWISE: _blockwise, EAGLE: _next_states, EAGLE3: _eagle3, MTP: _next_states}
+_MAKERS = {
+    BLOCK_DRAFTER: _block,
+    BLOCKWISE: _blockwise,
+    EAGLE: _next_states,
+    EAGLE3: _eagle3,
+    KANGAROO: _kangaroo,
+    MTP: _next_states,
+}
 _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
     HYDRA: HydraHeads,
     MEDUSA: MedusaHeads,

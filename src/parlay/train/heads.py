@@ -19,6 +19,7 @@ from parlay.drafters.heads.options import (
     EAGLE,
     EAGLE3,
     HYDRA,
+    KANGAROO,
     MEDUSA,
     MLP_SPECULATOR,
     MTP,
@@ -39,12 +40,24 @@ from parlay.train.options import (
     EagleTrainOptions,
     HeadTrainOptions,
     HydraTrainOptions,
+    KangarooTrainOptions,
     MedusaTrainOptions,
     MlpSpeculatorTrainOptions,
     MtpTrainOptions,
     ReDrafterTrainOptions,
 )
-from parlay.train.recipes import block, blockwise, eagle, eagle3, hydra, medusa, mlp_speculator, mtp, redrafter
+from parlay.train.recipes import (
+    block,
+    blockwise,
+    eagle,
+    eagle3,
+    hydra,
+    kangaroo,
+    medusa,
+    mlp_speculator,
+    mtp,
+    redrafter,
+)
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, Runner
@@ -76,6 +89,7 @@ METHODS = {
     ),
     EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
     HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
+    KANGAROO: Method("train Kangaroo's adapter for a target model", KangarooTrainOptions, kangaroo.start),
     MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
     MLP_SPECULATOR: Method(
         "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, mlp_speculator.start

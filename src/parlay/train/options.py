@@ -64,6 +64,11 @@ class BlockTrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KangarooTrainOptions(HeadTrainOptions):
+    """Nothing more: the adapter reads the first of the layers whose states are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaTrainOptions(HeadTrainOptions):
     """How many heads there are."""
 

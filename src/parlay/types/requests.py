@@ -96,6 +96,13 @@ class Layers(Protocol):
         """
         ...
 
+    def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
+        """The hidden states that enter ``layer``, of the rows whose logits `forward` gives: ``[len(views) * rows, H]``.
+
+        The layers from there on are left out, and so is the LM head.
+        """
+        ...
+
     def states(
         self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
     ) -> list[Mapping[int, Tensor]]:

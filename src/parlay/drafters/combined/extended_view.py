@@ -67,14 +67,10 @@ class _ExtendedLayers:
     def forward(
         self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
     ) -> Tensor:
-        origins: list[SequenceView] = []
-        whole: list[Sequence[int]] = []
-        for view, path in zip(views, paths, strict=True):
-            assert isinstance(view, ExtendedView), "views of one proposal are of one kind"
-            origin, drafted = view.parts
-            origins.append(origin)
-            whole.append([*drafted, *path])
-        return self._layers.forward(origins, whole, skip, rows)
+        return self._layers.forward(*_whole(views, paths), skip, rows)
+
+    def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
+        return self._layers.early(*_whole(views, paths), layer, rows)
 
     def states(
         self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
@@ -83,6 +79,15 @@ class _ExtendedLayers:
         origins = [view.parts[0] for view in views if isinstance(view, ExtendedView)]
         assert len(origins) == len(views), "views of one proposal are of one kind"
         return self._layers.states(origins, starts, taps)
+
+
+def _whole(
+    views: Sequence[SequenceView], paths: Sequence[Sequence[int]]
+) -> tuple[list[SequenceView], list[Sequence[int]]]:
+    """The sequences themselves, and paths that begin with what is drafted after them."""
+    parts = [view.parts for view in views if isinstance(view, ExtendedView)]
+    assert len(parts) == len(views), "views of one proposal are of one kind"
+    return [origin for origin, _ in parts], [[*drafted, *path] for (_, drafted), path in zip(parts, paths, strict=True)]
 
 
 class ExtendedViews:

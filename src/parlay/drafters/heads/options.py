@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parlay.options import Options, option
 
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
-BLOCK_DRAFTER, BLOCKWISE = "block-drafter", "blockwise"
+BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 
@@ -54,3 +54,11 @@ class BlockwiseOptions(BlockOptions):
     )
     weight: float = option(0.3, "what the rescoring counts, beside the head", low=0, high=1)
     lattice: int = option(16, "best guesses of each head that are rescored", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KangarooOptions(HeadOptions):
+    """Where a draft ends."""
+
+    threshold: float = option(0.6, "probability below which a draft ends", low=0, high=1)
+    length: int = option(6, "most tokens of a draft", low=1, high=64)

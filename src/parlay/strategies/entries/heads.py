@@ -9,6 +9,7 @@ from parlay.drafters.heads.options import (
     EAGLE2,
     EAGLE3,
     HYDRA,
+    KANGAROO,
     MEDUSA,
     MLP_SPECULATOR,
     MTP,
@@ -18,6 +19,7 @@ from parlay.drafters.heads.options import (
     BlockwiseOptions,
     DynamicTreeOptions,
     HeadOptions,
+    KangarooOptions,
 )
 from parlay.strategies.entry import StrategyEntry
 
@@ -151,5 +153,18 @@ ENTRIES = (
         k=16,
         factory="parlay.drafters.heads.redrafter:ReDrafter",
         toys=("width=2,depth=6",),
+    ),
+    StrategyEntry(
+        name=KANGAROO,
+        family="heads",
+        training="an adapter on the target (parlay train kangaroo)",
+        needs="an adapter trained for this target, which must be able to stop at a layer",
+        summary="The target's first layers and a trained adapter write a chain, which ends where they are unsure.",
+        when="the target has many layers, and says the next token early",
+        reference="Liu et al. 2024, arXiv:2404.18911",
+        options=KangarooOptions,
+        k=6,
+        factory="parlay.drafters.heads.kangaroo:Kangaroo",
+        toys=("threshold=0",),
     ),
 )

@@ -1,0 +1,97 @@
+"""Kangaroo (Liu et al. 2024): the target's first layers and a trained adapter write a chain while they are sure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.drafters.draft_models.guesses import probabilities
+from parlay.drafters.heads.guessing import Guessing, draft_ids
+from parlay.drafters.heads.options import KANGAROO as SOURCE
+from parlay.drafters.heads.options import KangarooOptions
+from parlay.drafters.heads.text_rows import TextRows, Waiting
+from parlay.drafters.resources import Resources
+from parlay.drafters.self_speculation.skipping import ChainDraft, layers_of, skippable
+from parlay.heads.native import kangaroo_decoder
+from parlay.heads.opening import opened
+from parlay.types import NO_DRAFT, Draft, Features, Needs, Observation, Segment, SequenceView
+
+
+@dataclass(slots=True)
+class _Job:
+    """One sequence to draft for: its rows that wait, then the root's row and those of its chain."""
+
+    text: Waiting
+    chain: ChainDraft
+
+    def segment(self, state_H: Tensor) -> Segment:
+        """The newest row, which reads ``state_H``; before the first, those that wait."""
+        view, path = self.text.view, self.chain.tokens
+        rows, first = trees.chain_tree([view.tokens[-1], *path]), len(self.text.pending) + len(path)
+        inputs_KH = state_H[None] if path else torch.cat((self.text.inputs_KH, state_H[None]))
+        base = first if path else 0
+        return Segment(self.text.name, self.text.pending, rows, first, base, Features(inputs_KH))
+
+
+class Kangaroo:
+    """Kangaroo (Liu et al. 2024, arXiv:2404.18911), for all sequences together.
+
+    The target runs its first layers over a drafted token, and the adapter says what comes next. A chain ends after the
+    token at which the largest probability falls below ``threshold``: that is the second early exit. Verification runs
+    all layers; the paper's goes on from the states of the first ones, which this engine does not keep.
+    """
+
+    def __init__(self, resources: Resources, options: KangarooOptions) -> None:
+        skippable(SOURCE, resources)
+        head = opened(SOURCE, resources.find_head, options.head)
+        held = head.artefact
+        (self._exit,) = held.settings["taps"]
+        self.needs = Needs(taps=(self._exit,), layers=True)
+        self._runner = head.make_runner(*kangaroo_decoder(held.layer, held.tensors, head.embedding))
+        self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
+        self._guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
+        self._options = options
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        jobs = self._jobs(views, budgets)
+        active = list(jobs.values())
+        while active:
+            active = self._step(active)
+        for job in jobs.values():
+            self._rows.keep(job.text)
+        return [jobs[place].chain.chain(SOURCE) if place in jobs else NO_DRAFT for place in range(len(views))]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            self._rows.take(observation)
+
+    def release(self, sequence: int) -> None:
+        self._rows.release(sequence)
+
+    def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
+        """What can be drafted now, by place."""
+        most = self._runner.spec.max_context
+        limits = [
+            min(budget, self._options.length, most - len(view.tokens))
+            for view, budget in zip(views, budgets, strict=True)
+        ]
+        wanted = [place for place, limit in enumerate(limits) if limit > 0]
+        found = self._rows.waiting([views[place] for place in wanted], [limits[place] + 1 for place in wanted])
+        return {
+            wanted[at]: _Job(text, ChainDraft(text.view, limits[wanted[at]], self._options.threshold))
+            for at, text in found.items()
+        }
+
+    def _step(self, jobs: list[_Job]) -> list[_Job]:
+        """One more token for each; those that go on."""
+        views, paths = [job.text.view for job in jobs], [job.chain.tokens for job in jobs]
+        states_BH = layers_of(views[0]).early(views, paths, self._exit)
+        segments = [job.segment(state_H) for job, state_H in zip(jobs, states_BH, strict=True)]
+        logits_BD = self._runner.forward(segments).logits_RV
+        guesses = self._guessing.best(logits_BD, views, paths, 1)
+        tops = probabilities(logits_BD, views).amax(-1).tolist()
+        return [job for job, found, top in zip(jobs, guesses, tops, strict=True) if job.chain.take(found, top)]
