@@ -80,18 +80,27 @@ INLINE Worth worth(const Form form, const char *at, const vf shared[2])
     return w;
 }
 
-INLINE vf add_block(const Form form, const Codes *codes, const Worth *worth, const InputBlock *x, vf total)
+/* A block of `rows` rows times one of `strips` strips, added to sums. */
+INLINE void add_blocks(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
+                       const InputBlock *x, vf (*sums)[BLOCKS])
 {
-    if (form.scales == NO_SCALE)
-        return multiply_add(dot_codes(form, codes, x, 0, GROUPS), splat(x->scale), total);
-    if (form.scales == K_HALVES) {
-        vf part = dot_codes(form, codes, x, 0, GROUPS / 2) * worth->step[0];
-        part = multiply_add(dot_codes(form, codes, x, GROUPS / 2, GROUPS), worth->step[1], part);
-        return multiply_add(part, splat(x->scale), total);
+    vf dots[ROWS_AT_ONCE][BLOCKS], parts[ROWS_AT_ONCE][BLOCKS];
+    const int halves = form.scales == K_HALVES ? 2 : 1;
+    UNROLL for (int half = 0; half < halves; half++) {
+        dot_codes(form, strips, rows, codes, x, half * GROUPS / 2, halves == 1 ? GROUPS : (half + 1) * GROUPS / 2, dots);
+        UNROLL for (int i = 0; i < rows; i++)
+            UNROLL for (int s = 0; s < strips; s++) {
+                if (form.scales == NO_SCALE) parts[i][s] = dots[i][s];
+                else if (half) parts[i][s] = multiply_add(dots[i][s], worths[s].step[1], parts[i][s]);
+                else parts[i][s] = dots[i][s] * worths[s].step[0];
+            }
     }
-    vf part = dot_codes(form, codes, x, 0, GROUPS) * worth->step[0];
-    if (has_minimum(form)) part = multiply_add(worth->minimum, splat(x->sum), part);
-    return multiply_add(part, splat(x->scale), total);
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) {
+            vf part = parts[i][s];
+            if (has_minimum(form)) part = multiply_add(worths[s].minimum, splat(x[i].sum), part);
+            sums[i][s] = multiply_add(part, splat(x[i].scale), sums[i][s]);
+        }
 }
 
 /* What the next blocks share; where the first of them begins. */
@@ -102,21 +111,43 @@ INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
     return at + shared_bytes(form);
 }
 
-/* One strip times `rows` rows; x [blocks][stride]. */
-INLINE void multiply_strip(const Form form, const int rows, const char *at, const InputBlock *x, int64_t stride,
-                           int64_t blocks, vf *total)
+/* `strips` strips, `apart` bytes from each other, times `rows` rows; x [blocks][stride]. */
+INLINE void multiply_strips(const Form form, const int strips, const int rows, const char *at, int64_t apart,
+                            const InputBlock *x, int64_t stride, int64_t blocks, vf (*total)[BLOCKS])
 {
-    vf sums[STRIP_ROWS], shared[2] = {{0}, {0}};
-    UNROLL for (int i = 0; i < rows; i++) sums[i] = (vf){0};
+    const int together = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE;
+    vf sums[STRIP_ROWS][BLOCKS], shared[BLOCKS][2] = {{{0}}};
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) sums[i][s] = (vf){0};
     for (int64_t b = 0; b < blocks; b++, x += stride) {
-        if (shares(form) && b % SHARE == 0) at = load_shared(form, at, shared);
-        UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(at + AHEAD + byte);
-        Codes codes;
-        unpack(form, at, &codes);
-        Worth now = worth(form, at + code_bytes(form.bits), shared);
-        UNROLL for (int i = 0; i < rows; i++) sums[i] = add_block(form, &codes, &now, x + i, sums[i]);
-        at += block_bytes(form);
+        Codes codes[BLOCKS];
+        Worth worths[BLOCKS];
+        const char *next = at;
+        UNROLL for (int s = 0; s < strips; s++) {
+            const char *block = at + s * apart;
+            if (shares(form) && b % SHARE == 0) block = load_shared(form, block, shared[s]);
+            UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(block + strips * AHEAD + byte);
+            unpack(form, block, &codes[s]);
+            worths[s] = worth(form, block + code_bytes(form.bits), shared[s]);
+            if (s == 0) next = block + block_bytes(form);
+            if (rows > 1) KEEP_IN_MEMORY(codes[s]);
+            if (rows > 1) KEEP_IN_MEMORY(worths[s]);
+        }
+        UNROLL for (int i = 0; i < rows; i += together)
+            add_blocks(form, strips, together, codes, worths, x + i, sums + i);
+        at = next;
     }
-    UNROLL for (int i = 0; i < rows; i++) total[i] = sums[i];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) total[i][s] = sums[i][s];
+}
+
+/* A panel, whose strips lie one behind the other, times up to STRIP_ROWS rows. */
+INLINE void multiply_panel(const Form form, const int rows, const char *panel, const InputBlock *x, int64_t stride,
+                           int64_t blocks, vf (*sums)[BLOCKS])
+{
+    const int strips = rows > 1 ? STRIPS_AT_ONCE : 1;
+    const int64_t apart = strip_bytes(form, blocks);
+    for (int s = 0; s < BLOCKS; s += strips)
+        multiply_strips(form, strips, rows, panel + s * apart, apart, x, stride, blocks, (vf(*)[BLOCKS])&sums[0][s]);
 }
 #endif

@@ -12,6 +12,20 @@
 
 #define GROUPS (BLOCK / 4) /* words of a block: four inputs each */
 
+/* Rows and strips whose codes are multiplied at once. Where registers hold few codes, these stay in memory beside them,
+ * and what is loaded must serve several products. */
+#if LANES == 8
+#define ROWS_AT_ONCE 4
+#define STRIPS_AT_ONCE 2
+#define SETTLE(X) __asm__("" : "+x"(X)) /* else a compiler makes all products first, and has no registers for them */
+#define KEEP_IN_MEMORY(X) __asm__("" : "+m"(X)) /* else it holds codes in registers that sums need */
+#else
+#define SETTLE(X) ((void)0)
+#define KEEP_IN_MEMORY(X) ((void)0)
+#define ROWS_AT_ONCE 1
+#define STRIPS_AT_ONCE 1
+#endif
+
 /* How the scales of a block are stored: in half precision or bfloat16; K blocks have small whole numbers, and share
  * two numbers in half precision between 8 blocks. */
 typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, K_SCALE, K_MINIMUM, K_HALVES } Scales;
@@ -107,19 +121,31 @@ INLINE Whole start_of(const int zero, const InputBlock *x, const int from, const
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
-INLINE vf dot_codes(const Form form, const Codes *codes, const InputBlock *x, const int from, const int to)
+INLINE int is_signed(const Form form) { return 0; }
+
+INLINE int groups_of_sum(const Form form) { return GROUPS; }
+
+INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
 {
-    Whole total = start_of(form.zero, x, from, to);
-    UNROLL for (int g = from; g < to; g++)
 #if defined(__AVX512VNNI__)
-        total = _mm512_dpbusd_epi32(total, (Whole)codes->of[g], word_of(x, g));
+    return _mm512_dpbusd_epi32(sum, code, input);
 #else
-        total = _mm256_dpbusd_avx_epi32(total, (Whole)codes->of[g], word_of(x, g));
+    return _mm256_dpbusd_avx_epi32(sum, code, input);
 #endif
-    return (vf)OPERATION(cvtepi32_ps)(total);
 }
 
+INLINE Whole first_sum(Whole total) { return total; }
+
+INLINE Whole add_sum(Whole total, Whole sum) { return sum; }
+
 #else
+
+/* Whether codes are multiplied with their signs: sizes of codes times inputs that have taken these signs. */
+INLINE int is_signed(const Form form) { return form.bits == 8 || form.table; }
+
+/* Sums have sixteen bits. Pairs of products fit them: of codes below 16 eight pairs (8 * 2 * 15 * 127), below 32 four,
+ * below 64 two, and of any code one, if the sign moves to the input (2 * 128 * 127). */
+INLINE int groups_of_sum(const Form form) { return is_signed(form) ? 1 : 32 >> (form.bits - 2); }
 
 /* x, with the sign of the code that it meets. */
 INLINE Whole signed_like(Whole code, Whole x)
@@ -131,32 +157,59 @@ INLINE Whole signed_like(Whole code, Whole x)
 #endif
 }
 
-/* Pairs of products fit sixteen bits: of codes below 16 eight pairs (8 * 2 * 15 * 127), below 32 four, below 64 two,
- * and of any code one, if the sign moves to the input (2 * 128 * 127). */
-INLINE vf dot_codes(const Form form, const Codes *codes, const InputBlock *x, const int from, const int to)
+INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
 {
-    const int any = form.bits == 8 || form.table, together = any ? 1 : 32 >> (form.bits - 2);
-    Whole total = any ? (Whole){0} : start_of(form.zero, x, from, to);
-    UNROLL for (int g = from; g < to; g += together) {
-        Whole pairs = (Whole){0};
-        UNROLL for (int i = g; i < g + together && i < to; i++) {
-            Whole code = (Whole)codes->of[i], input = word_of(x, i);
-            if (any) {
-                code = OPERATION(sub_epi8)(code, OPERATION(set1_epi8)(-128));
-                input = signed_like(code, input), code = OPERATION(abs_epi8)(code);
-            }
-            pairs = OPERATION(add_epi16)(pairs, OPERATION(maddubs_epi16)(code, input));
-        }
-        total = OPERATION(add_epi32)(total, OPERATION(madd_epi16)(pairs, OPERATION(set1_epi16)(1)));
-    }
-    return (vf)OPERATION(cvtepi32_ps)(total);
+    if (is_signed(form)) input = signed_like(code, input), code = OPERATION(abs_epi8)(code);
+    return OPERATION(add_epi16)(sum, OPERATION(maddubs_epi16)(code, input));
+}
+
+INLINE Whole first_sum(Whole total) { return (Whole){0}; }
+
+INLINE Whole add_sum(Whole total, Whole sum)
+{
+    return OPERATION(add_epi32)(total, OPERATION(madd_epi16)(sum, OPERATION(set1_epi16)(1)));
 }
 
 #endif
+
+/* `rows` rows, a block of each, times `strips` strips. A code that is loaded serves all rows, an input all strips. */
+INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
+                      const int from, const int to, vf (*dots)[BLOCKS])
+{
+    Whole total[ROWS_AT_ONCE][BLOCKS], sum[ROWS_AT_ONCE][BLOCKS];
+    const Whole middle = OPERATION(set1_epi8)(-128);
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++)
+            total[i][s] = is_signed(form) ? (Whole){0} : start_of(form.zero, x + i, from, to);
+    const int together = groups_of_sum(form);
+    UNROLL for (int g = from; g < to; g++) {
+        Whole code[BLOCKS];
+        UNROLL for (int s = 0; s < strips; s++) {
+            code[s] = (Whole)codes[s].of[g];
+            if (is_signed(form)) code[s] = OPERATION(sub_epi8)(code[s], middle);
+            SETTLE(code[s]);
+        }
+        UNROLL for (int i = 0; i < rows; i++) {
+            Whole input = word_of(x + i, g);
+            UNROLL for (int s = 0; s < strips; s++) {
+                if ((g - from) % together == 0) sum[i][s] = first_sum(total[i][s]);
+                sum[i][s] = add_products(form, sum[i][s], code[s], input);
+                SETTLE(sum[i][s]);
+                if ((g - from) % together < together - 1 && g < to - 1) continue;
+                total[i][s] = add_sum(total[i][s], sum[i][s]);
+                SETTLE(total[i][s]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) dots[i][s] = (vf)OPERATION(cvtepi32_ps)(total[i][s]);
+}
+
 #else
 
 /* In floating-point numbers, where all of these sums are exact: below 2^24. */
-INLINE vf dot_codes(const Form form, const Codes *codes, const InputBlock *x, const int from, const int to)
+INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
+                      const int from, const int to, vf (*dots)[BLOCKS])
 {
     vf total = {0};
     for (int g = from; g < to; g++) {
@@ -166,7 +219,7 @@ INLINE vf dot_codes(const Form form, const Codes *codes, const InputBlock *x, co
             total += __builtin_convertvector(code, vf) * (float)x->codes[4 * g + i];
         }
     }
-    return total;
+    dots[0][0] = total;
 }
 
 #endif

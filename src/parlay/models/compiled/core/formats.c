@@ -11,7 +11,7 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
 
 #define ROWS(FORM, COUNT)                                                                                            \
     if (COUNT <= STRIP_ROWS && rows <= COUNT) {                                                                      \
-        multiply_strip(FORM, COUNT <= STRIP_ROWS ? COUNT : 1, strip, x, stride, blocks, sums);                       \
+        multiply_panel(FORM, COUNT <= STRIP_ROWS ? COUNT : 1, panel, x, stride, blocks, sums);                       \
         return;                                                                                                      \
     }
 
@@ -28,8 +28,8 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
     {                                                                                                                \
         read_row((Form){__VA_ARGS__}, strips, row, in, values);                                                      \
     }                                                                                                                \
-    static void multiply_##NAME(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, \
-                                vf *sums)                                                                            \
+    static void multiply_##NAME(const char *panel, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, \
+                                vf (*sums)[BLOCKS])                                                                  \
     {                                                                                                                \
         const Form form = {__VA_ARGS__};                                                                             \
         ROWS(form, 1)                                                                                                \

@@ -12,7 +12,7 @@ enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K 
 enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* blocks of eight bits */ };
 
 #if LANES == 16
-#define STRIP_ROWS 16 /* rows that are multiplied with a strip at a time: their sums fill half of the registers */
+#define STRIP_ROWS 16 /* rows that are multiplied at a time: their sums fill half of the registers */
 #else
 #define STRIP_ROWS 4
 #endif
@@ -21,10 +21,10 @@ enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* blocks of eight bits 
 typedef void MultiplyWords(int64_t rows, int panels, const char *panel, int64_t apart, const uint32_t *x,
                            int64_t stride, int64_t words, vf (*sums)[TILE][BLOCKS]);
 
-/* Up to STRIP_ROWS rows of blocks x [blocks][stride] times a strip: LANES outputs, half a panel. Sums of some rows more
- * are written where there is no code for their number, of what lies behind x. */
-typedef void MultiplyStrip(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
-                           vf *sums);
+/* Up to STRIP_ROWS rows of blocks x [blocks][stride] times a panel. Sums of some rows more are written where there is no
+ * code for their number, of what lies behind x. */
+typedef void MultiplyBlocks(const char *panel, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
+                            vf (*sums)[BLOCKS]);
 
 typedef struct {
     int input;                                                                       /* the form it wants */
@@ -32,7 +32,7 @@ typedef struct {
     void (*pack)(const uint8_t *rows, int64_t out, int64_t in, char *panels);        /* stored rows to panels */
     void (*read)(const char *panels, int64_t row, int64_t in, float *values);        /* one row as numbers */
     MultiplyWords *words;
-    MultiplyStrip *strip;
+    MultiplyBlocks *blocks;
 } Format;
 
 /* In a file of their own, which is compiled without contraction. */

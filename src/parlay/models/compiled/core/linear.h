@@ -73,15 +73,14 @@ INLINE const char *weights_of(const Panel *panel)
 static void multiply_blocks(const Panel *panel, const Inputs *x, int64_t rows, float *out)
 {
     const Format *format = format_of(panel->linear);
-    int64_t blocks = (panel->linear->in + BLOCK - 1) / BLOCK, strip = format->panel_bytes(panel->linear->in) / BLOCKS;
+    int64_t blocks = (panel->linear->in + BLOCK - 1) / BLOCK;
     int64_t passes = (rows + STRIP_ROWS - 1) / STRIP_ROWS, each = passes ? (rows + passes - 1) / passes : 1;
-    for (int64_t b = 0; b < BLOCKS; b++)
-        for (int64_t row = 0; row < rows; row += each) {
-            int64_t count = rows - row < each ? rows - row : each;
-            vf sums[STRIP_ROWS];
-            format->strip(weights_of(panel) + b * strip, x->blocks + row, x->rows, blocks, count, sums);
-            for (int64_t i = 0; i < count; i++) store(out + (row + i) * PANEL + b * LANES, sums[i]);
-        }
+    for (int64_t row = 0; row < rows; row += each) {
+        int64_t count = rows - row < each ? rows - row : each;
+        vf sums[STRIP_ROWS][BLOCKS];
+        format->blocks(weights_of(panel), x->blocks + row, x->rows, blocks, count, sums);
+        memcpy(out + row * PANEL, sums, (size_t)(count * PANEL) * 4);
+    }
 }
 
 /* One panel, or two of the same format and length, times all rows, to out [panels][rows][PANEL]. */
@@ -109,7 +108,7 @@ static void multiply_panels(const Product *product, int64_t rows, int64_t first,
         Panel panel[2] = {panel_at(product, first + i), panel_at(product, first + (i + 1 < count ? i + 1 : i))};
         const Linear *one = panel[0].linear, *other = panel[1].linear;
         panels = 1;
-        if (format_of(one)->strip)
+        if (format_of(one)->blocks)
             multiply_blocks(panel, &product->x, rows, out);
         else {
             panels = rows <= TILE / 2 && i + 1 < count && one->kind == other->kind && one->in == other->in ? 2 : 1;
