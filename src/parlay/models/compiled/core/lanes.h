@@ -176,6 +176,26 @@ INLINE void transpose_16(const uint32_t *const rows[16], int64_t from, __mmask16
     }
     UNROLL for (int i = 0; i < 16; i++) _mm512_storeu_si512(columns + i * 16, r[i]);
 }
+#elif defined(__AVX2__)
+INLINE void transpose_8(const uint32_t *const rows[8], int64_t from, uint32_t *columns)
+{
+    __m256 r[8], t[8];
+    UNROLL for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps((const float *)(rows[i] + from));
+    UNROLL for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps((float *)(columns + i * 8), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps((float *)(columns + (i + 4) * 8), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
 #endif
 
 INLINE void transpose(const uint32_t *const rows[LANES], int64_t words, uint32_t *columns)
@@ -186,8 +206,12 @@ INLINE void transpose(const uint32_t *const rows[LANES], int64_t words, uint32_t
         transpose_16(rows, from, left < 16 ? (__mmask16)((1u << left) - 1) : 0xffff, columns + from * 16);
     }
 #else
+    int64_t from = 0;
+#if defined(__AVX2__)
+    for (; from + 8 <= words; from += 8) transpose_8(rows, from, columns + from * 8);
+#endif
     for (int lane = 0; lane < LANES; lane++)
-        for (int64_t i = 0; i < words; i++) columns[i * LANES + lane] = rows[lane][i];
+        for (int64_t i = from; i < words; i++) columns[i * LANES + lane] = rows[lane][i];
 #endif
 }
 
