@@ -11,31 +11,52 @@
 #include "core.h"
 #include "lanes.h"
 
-#define QUERIES 8         /* at most, that share what is loaded of the keys */
+/* Whether two bfloat16 numbers are multiplied at once. Where they are not, attention multiplies float32 numbers: it
+ * widens keys and values as it reads them, and queries and weights are only rounded. */
+#if defined(__AVX512BF16__)
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
+
+/* Queries, at most, that share what is loaded of the keys; vectors of values at a time. Registers hold their sums. */
+#if LANES == 16
+#define QUERIES 8
+#define WIDTH 4
+#else
+#define QUERIES 6
+#define WIDTH 2
+#endif
+#define MIXED 6           /* queries whose values are mixed at a time */
 #define FORWARD 64        /* keys fetched before their values are needed: four pages, each a stream of its own */
 #define VECTORS 2         /* of keys, too */
 #define STRIP (VECTORS * LANES)
 #define MOST_SCORES 65536 /* of one tile of rows: they should stay in the second-level cache */
 #define MOST_ROWS 16      /* of a tile */
-#define LONGEST_WORDS 512 /* of a head */
+#define LONGEST_HEAD 512  /* numbers */
 
 /* Rows from..to of one segment, for one key/value head. Nodes of a branching tree are tiles of their own. */
 typedef struct {
     int32_t segment, head, from, to;
 } Tile;
 
-/* Sizes that all share; `words` of a head. */
+/* Sizes that all share; `words` of a head as the cache has it. */
 typedef struct {
     int bf16;
     int64_t group, head_dim, words;
 } Heads;
+
+/* What is multiplied with bfloat16 numbers of the cache. */
+INLINE int form_of(const int bf16) { return !bf16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
+INLINE int is_paired(const Heads *heads) { return PAIRED && heads->bf16; }
+INLINE int64_t words_of_query(const Heads *heads) { return is_paired(heads) ? heads->words : heads->head_dim; }
 
 /* One tile at work. */
 typedef struct {
     const Segment *segment;
     Heads heads;
     int64_t keys, values;           /* where those of its head begin in each page */
-    const uint32_t *const *queries; /* by query: words of it */
+    const uint32_t *const *queries; /* by query: its words */
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][columns] */
     int64_t columns;
@@ -75,17 +96,17 @@ static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_
 }
 
 /* Scores of `count` queries from `first` on against STRIP keys. */
-INLINE void score_some(const int bf16, const int count, const Work *work, const uint32_t *columns, int64_t first,
+INLINE void score_some(const int paired, const int count, const Work *work, const uint32_t *columns, int64_t first,
                        int64_t key)
 {
-    const int64_t words = work->heads.words;
+    const int64_t words = words_of_query(&work->heads);
     vf totals[QUERIES][VECTORS] = {{{0}}};
     for (int64_t k = 0; k < words; k++) {
         vu keys[VECTORS];
         UNROLL for (int v = 0; v < VECTORS; v++) keys[v] = load_words(columns + (v * words + k) * LANES);
         UNROLL for (int i = 0; i < count; i++)
             UNROLL for (int v = 0; v < VECTORS; v++)
-                totals[i][v] = dot(bf16, totals[i][v], keys[v], splat_word(work->queries[first + i][k]));
+                totals[i][v] = dot(paired, totals[i][v], keys[v], splat_word(work->queries[first + i][k]));
     }
     UNROLL for (int i = 0; i < count; i++)
         UNROLL for (int v = 0; v < VECTORS; v++)
@@ -93,7 +114,7 @@ INLINE void score_some(const int bf16, const int count, const Work *work, const 
 }
 
 #define SCORE(COUNT)                                                                                                 \
-    if (work->heads.bf16)                                                                                            \
+    if (is_paired(&work->heads))                                                                                     \
         score_some(1, COUNT, work, columns, q, key);                                                                 \
     else                                                                                                             \
         score_some(0, COUNT, work, columns, q, key);                                                                 \
@@ -118,19 +139,33 @@ INLINE void place_rows(const Work *work, int64_t key, int64_t from, int64_t to, 
     for (int64_t i = 0; i < LANES * bytes; i += 64) __builtin_prefetch(first + i);
 }
 
+/* Columns of two bfloat16 numbers to two of one, from the last on: they are in the same place. */
+INLINE void widen_columns(int64_t words, uint32_t *columns)
+{
+    for (int64_t k = words - 1; k >= 0; k--) {
+        vu both = load_words(columns + k * LANES);
+        store(columns + 2 * k * LANES, as_floats(both << 16));
+        store(columns + (2 * k + 1) * LANES, as_floats(both & 0xffff0000u));
+    }
+}
+
 /* Keys from..to of queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
 static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
-    uint32_t columns[LONGEST_WORDS * STRIP] __attribute__((aligned(64)));
+    uint32_t columns[LONGEST_HEAD * STRIP] __attribute__((aligned(64)));
+    const int64_t apart = words_of_query(&work->heads) * LANES;
     for (int64_t key = from; key < to; key += STRIP) {
         const uint32_t *rows[STRIP];
         for (int v = 0; v < VECTORS; v++)
             place_rows(work, key + v * LANES, from, to, slots, rows + v * LANES);
-        for (int v = 0; v < VECTORS; v++)
-            transpose(rows + v * LANES, work->heads.words, columns + v * work->heads.words * LANES);
+        for (int v = 0; v < VECTORS; v++) {
+            transpose(rows + v * LANES, work->heads.words, columns + v * apart);
+            if (work->heads.bf16 && !PAIRED) widen_columns(work->heads.words, columns + v * apart);
+        }
         for (int64_t q = first; q < last;) {
-            if (last - q >= 8) { SCORE(8); }
+            if (last - q >= QUERIES) { SCORE(QUERIES); }
             else if (last - q >= 4) { SCORE(4); }
+            else if (last - q >= 3) { SCORE(3); }
             else if (last - q >= 2) { SCORE(2); }
             else { SCORE(1); }
         }
@@ -138,7 +173,7 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
 }
 
 /* Scores of one query to weights that sum to what is returned, in the activation type, in place. */
-static float soften(float *scores, int64_t seen, int64_t columns, int bf16)
+static float soften(float *scores, int64_t seen, int64_t columns, int form)
 {
     for (int64_t key = seen; key < columns; key++) scores[key] = -__builtin_inff();
     vf most = load(scores), total = {0};
@@ -150,16 +185,27 @@ static float soften(float *scores, int64_t seen, int64_t columns, int bf16)
     for (int64_t key = 0; key < columns; key += LANES) {
         vf weight = exponential(load(scores + key) - shift);
         total += weight;
-        store_as(bf16, scores, key, weight);
+        store_as(form, scores, key, weight);
     }
     return sum(total);
 }
 
-/* A step along the keys, which is a key, or two of them for bfloat16: `width` vectors of words from `at` on. */
+/* A step along the keys: a key, or two of them where bfloat16 numbers are paired. */
+INLINE int step_of(const int bf16) { return bf16 && PAIRED ? 2 : 1; }
+
+/* LANES numbers; zeros behind the `left` that there are. */
+INLINE vf load_values(const int bf16, const char *at, int64_t left)
+{
+    char some[LANES * 4] = {0};
+    if (left < LANES) at = memcpy(some, at, (size_t)left * (bf16 ? 2 : 4));
+    return bf16 ? widen_all(load_halfwords(at)) : load(at);
+}
+
+/* `width` vectors of words of a step from `at` on. */
 INLINE void value_words(const int bf16, const int width, const char *first, const char *second, int64_t at,
                         int64_t head_dim, vu *words)
 {
-#if defined(__AVX512F__)
+#if PAIRED
     if (bf16 && width == 4 && at + 64 <= head_dim) {
         static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -173,31 +219,24 @@ INLINE void value_words(const int bf16, const int width, const char *first, cons
         return;
     }
 #endif
+    const int64_t bytes = bf16 ? 2 : 4;
     UNROLL for (int w = 0; w < width; w++, at += LANES) {
-        int64_t left = head_dim - at < LANES ? head_dim - at : LANES;
-        if (!bf16) {
-            float part[LANES] = {0};
-            memcpy(part, (const float *)first + at, left < LANES ? (size_t)left * 4 : sizeof part);
-            words[w] = load_words(part);
-        } else {
-            vh low = {0}, high = {0};
-            memcpy(&low, (const uint16_t *)first + at, left < LANES ? (size_t)left * 2 : sizeof low);
-            memcpy(&high, (const uint16_t *)second + at, left < LANES ? (size_t)left * 2 : sizeof high);
-            words[w] = __builtin_convertvector(low, vu) | (__builtin_convertvector(high, vu) << 16);
-        }
+        words[w] = (vu)load_values(bf16, first + at * bytes, head_dim - at);
+        if (step_of(bf16) == 2) words[w] = words[w] >> 16 | (vu)load_values(bf16, second + at * bytes, head_dim - at);
     }
 }
 
 /* Adds one step along the keys, from `key` on, to the sums of `count` queries. */
 INLINE void mix_step(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
-                     int64_t key, const char *one, const char *two, vf (*totals)[4])
+                     int64_t key, const char *one, const char *two, vf (*totals)[WIDTH])
 {
-    vu values[4];
+    vu values[WIDTH];
     value_words(bf16, width, one, two, at, work->heads.head_dim, values);
     UNROLL for (int i = 0; i < count; i++) {
         const uint32_t *weights = (const uint32_t *)(work->scores + (first + i) * work->columns);
-        vu weight = splat_word(weights[bf16 ? key / 2 : key]);
-        UNROLL for (int w = 0; w < width; w++) totals[i][w] = dot(bf16, totals[i][w], values[w], weight);
+        vu weight = splat_word(weights[key / step_of(bf16)]);
+        UNROLL for (int w = 0; w < width; w++)
+            totals[i][w] = dot(step_of(bf16) == 2, totals[i][w], values[w], weight);
     }
 }
 
@@ -206,9 +245,9 @@ INLINE void mix_step(const int bf16, const int width, const int count, const Wor
 INLINE void mix_some(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
                      int64_t from, int64_t to, const int64_t *slots)
 {
-    vf totals[QUERIES][4];
+    vf totals[MIXED][WIDTH];
     const int64_t bytes = row_bytes(&work->heads);
-    const int step = bf16 ? 2 : 1;
+    const int step = step_of(bf16);
     float *sums[QUERIES];
     UNROLL for (int i = 0; i < count; i++) {
         sums[i] = work->mixed + (first + i) * (work->heads.head_dim + LANES) + at;
@@ -244,16 +283,17 @@ INLINE void mix_some(const int bf16, const int width, const int count, const Wor
 static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     for (int64_t at = 0; at < work->heads.head_dim;) {
-        int wide = work->heads.head_dim - at > 3 * LANES;
+        int wide = work->heads.head_dim - at > (WIDTH - 1) * LANES;
         for (int64_t q = first; q < last;) {
-            if (wide && last - q >= 6) { MIX(4, 6); q += 6; }
-            else if (wide && last - q >= 4) { MIX(4, 4); q += 4; }
-            else if (wide && last - q >= 2) { MIX(4, 2); q += 2; }
-            else if (wide) { MIX(4, 1); q += 1; }
+            if (wide && last - q >= MIXED) { MIX(WIDTH, MIXED); q += MIXED; }
+            else if (wide && last - q >= 4) { MIX(WIDTH, 4); q += 4; }
+            else if (wide && last - q >= 3) { MIX(WIDTH, 3); q += 3; }
+            else if (wide && last - q >= 2) { MIX(WIDTH, 2); q += 2; }
+            else if (wide) { MIX(WIDTH, 1); q += 1; }
             else if (last - q >= 4) { MIX(1, 4); q += 4; }
             else { MIX(1, 1); q += 1; }
         }
-        at += wide ? 4 * LANES : LANES;
+        at += wide ? WIDTH * LANES : LANES;
     }
 }
 
@@ -274,7 +314,7 @@ static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
             score_keys(work, first, last, shared, position + 1, slots);
         }
         for (int64_t q = first; q < last; q++)
-            totals[q] = soften(work->scores + q * work->columns, position + 1, work->columns, work->heads.bf16);
+            totals[q] = soften(work->scores + q * work->columns, position + 1, work->columns, form_of(work->heads.bf16));
     }
     memset(work->mixed, 0, (size_t)(work->count * (work->heads.head_dim + LANES)) * 4);
     mix_keys(work, 0, work->count, 0, shared, 0);

@@ -229,17 +229,18 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
     const Space *space = pass->space;
     const Segment *segment = &pass->batch->segment[tile->segment];
     int64_t dim = model->head_dim, group = group_of(model), most = queries_of_tile(model, space->columns), longest = 0;
+    const int64_t words = words_of_query(&space->heads);
     char *own = space->threads + thread * space->thread_bytes;
     for (int64_t row = tile->from; row < tile->to; row++) {
         int64_t position = position_of(segment, row);
         longest = position > longest ? position : longest;
         for (int64_t i = 0; i < group; i++)
             queries[(row - tile->from) * group + i] =
-                space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * space->head_words;
+                space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
     }
     *slots = (int64_t *)(own + line(most * space->columns * 4) + line(most * (dim + LANES) * 4));
     return (Work){.segment = segment,
-                  .heads = {(int)model->bf16, group, dim, space->head_words},
+                  .heads = space->heads,
                   .keys = part_of(model, segment, pass->here / 2, 0, tile->head),
                   .values = part_of(model, segment, pass->here / 2, 1, tile->head),
                   .queries = queries,

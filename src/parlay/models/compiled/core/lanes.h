@@ -32,6 +32,7 @@ typedef int8_t vb __attribute__((vector_size(LANES)));
 
 INLINE vf load(const void *at) { vf v; memcpy(&v, at, sizeof v); return v; }
 INLINE vu load_words(const void *at) { vu v; memcpy(&v, at, sizeof v); return v; }
+INLINE vh load_halfwords(const void *at) { vh v; memcpy(&v, at, sizeof v); return v; }
 INLINE void store(void *at, vf v) { memcpy(at, &v, sizeof v); }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vu splat_word(uint32_t x) { return x - (vu){0}; }
@@ -52,6 +53,7 @@ INLINE vf load_halves(const char *at) /* numbers of half precision */
 #endif
 }
 
+INLINE vf widen_all(vh x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
 INLINE float widen(uint16_t x) { uint32_t word = (uint32_t)x << 16; float y; memcpy(&y, &word, 4); return y; }
 
 /* Always in this order: halves, quarters, ... */
@@ -88,21 +90,28 @@ INLINE uint16_t round_one(float x)
     return rounded[0];
 }
 
-INLINE void store_as(int bf16, void *at, int64_t index, vf v)
+/* How numbers are stored: as they are, in bfloat16, or as float32 numbers that bfloat16 has. */
+enum { FLOAT32 = 0, BFLOAT16 = 1, ROUNDED = 2 };
+
+INLINE void store_as(int form, void *at, int64_t index, vf v)
 {
-    if (bf16) {
-        vh half = round_bf16(v);
-        memcpy((uint16_t *)at + index, &half, sizeof half);
-    } else
+    if (form == FLOAT32) {
         store((float *)at + index, v);
+        return;
+    }
+    vh half = round_bf16(v);
+    if (form == BFLOAT16)
+        memcpy((uint16_t *)at + index, &half, sizeof half);
+    else
+        store((float *)at + index, widen_all(half));
 }
 
-INLINE void store_one(int bf16, void *at, int64_t index, float x)
+INLINE void store_one(int form, void *at, int64_t index, float x)
 {
-    if (bf16)
+    if (form == BFLOAT16)
         ((uint16_t *)at)[index] = round_one(x);
     else
-        ((float *)at)[index] = x;
+        ((float *)at)[index] = form == ROUNDED ? widen(round_one(x)) : x;
 }
 
 /* total + inputs . weights, for each lane one word of weights; two products of a bfloat16 word one after the other. */

@@ -66,17 +66,17 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
 }
 
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
-INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int bf16, void *out)
+INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int form, void *out)
 {
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
         vf a = load(x + i), b = load(x + half + i), cosine = load(rotations + i), sine = load(rotations + half + i);
-        store_as(bf16, out, i, (a * cosine - b * sine) * scale);
-        store_as(bf16, out, half + i, (b * cosine + a * sine) * scale);
+        store_as(form, out, i, (a * cosine - b * sine) * scale);
+        store_as(form, out, half + i, (b * cosine + a * sine) * scale);
     }
     for (; i < half; i++) {
-        store_one(bf16, out, i, (x[i] * rotations[i] - x[half + i] * rotations[half + i]) * scale);
-        store_one(bf16, out, half + i, (x[half + i] * rotations[i] + x[i] * rotations[half + i]) * scale);
+        store_one(form, out, i, (x[i] * rotations[i] - x[half + i] * rotations[half + i]) * scale);
+        store_one(form, out, half + i, (x[half + i] * rotations[i] + x[i] * rotations[half + i]) * scale);
     }
 }
 
@@ -93,11 +93,12 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
     int64_t slot = segment->start + row, flat = segment->begin + row;
     const float *norms = model->layer[layer].qk_norm, *rotations = model->rotations + position_of(segment, row) * dim;
     float *x = space->qkv + flat * space->qkv_stride;
+    const int64_t words = words_of_query(&space->heads);
     const float floor = (float)(dim * model->eps), scale = 1.0f / __builtin_sqrtf((float)dim);
     for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
         if (norms) norm_row(x, dim, floor, norms + head * dim, 0, x);
         if (head < heads)
-            rotate(x, rotations, half, scale, (int)model->bf16, space->queries + (flat * heads + head) * space->head_words);
+            rotate(x, rotations, half, scale, form_of((int)model->bf16), space->queries + (flat * heads + head) * words);
         else
             rotate(x, rotations, half, 1.0f, (int)model->bf16,
                  row_at(segment, part_of(model, segment, layer, 0, head - heads), slot, size));

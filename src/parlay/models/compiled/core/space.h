@@ -13,10 +13,11 @@ typedef struct {
     Inputs normed;    /* of as many rows as there are or want logits, whichever is more */
     Inputs gated;
     float *qkv;       /* [rows][qkv_stride] */
-    uint32_t *queries; /* [rows][heads * head words] */
+    uint32_t *queries; /* [rows][heads * query words] */
     Tile *tiles;
     char *threads;    /* per thread: scores, mixed values, slots of a path */
-    int64_t qkv_stride, head_words, columns, thread_bytes, bytes;
+    Heads heads;
+    int64_t qkv_stride, columns, thread_bytes, bytes;
 } Space;
 
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -50,7 +51,7 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     Space s;
     char *start = at;
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
-    s.head_words = (dim + each - 1) / each;
+    s.heads = (Heads){(int)model->bf16, group_of(model), dim, (dim + each - 1) / each};
     s.columns = up_to(longest, STRIP) + STRIP;
     int64_t queries = queries_of_tile(model, s.columns);
     s.thread_bytes = line(queries * s.columns * 4) + line(queries * (dim + LANES) * 4) + line(longest * 8);
@@ -58,7 +59,7 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
     s.gated = lay_out_inputs(rows, model->ffn, &at);
     s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
-    s.queries = (uint32_t *)at, at += line(rows * model->heads * s.head_words * 4);
+    s.queries = (uint32_t *)at, at += line(rows * model->heads * words_of_query(&s.heads) * 4);
     s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
     s.threads = at, at += threads * s.thread_bytes;
     s.bytes = at - start;
