@@ -158,18 +158,18 @@ KERNELS = ("0", *NAMES)
 
 def runs_here(kernels: str) -> bool:
     """Whether the library is there, and this processor knows the instruction set."""
-    try:
-        return kernels == "0" or load_library().name.decode() == kernels
-    except NotLoaded:
-        return False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, kernels)
+        try:
+            return kernels == "0" or load_library().name.decode() == kernels
+        except NotLoaded:
+            return False
 
 
-@pytest.fixture(scope="module", params=KERNELS)
+@pytest.fixture(scope="module", params=filter(runs_here, KERNELS))
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SWITCH, request.param)
-        if not runs_here(request.param):
-            pytest.skip(f"no {request.param} here")
         yield request.param
 
 
@@ -226,14 +226,15 @@ def test_chunk_sizes_do_not_show(bench: Bench, sizes: list[int]) -> None:
     assert same(bench.feed(tokens, sizes, salt=f"chunks {sizes}")[1], bench.whole(tokens))
 
 
-@pytest.mark.parametrize("sizes", [[300, 1, 1, 90, 8, 200], [191, 1, 1, 384, 23]])
-def test_long_texts_cross_tiles_and_key_strides_unchanged(bench: Bench, sizes: list[int]) -> None:
-    tokens = text(600, seed=2)
-    assert same(bench.feed(tokens, sizes, salt=f"long {sizes}")[1], bench.whole(tokens))
+def test_long_texts_cross_tiles_and_key_strides_unchanged(bench: Bench) -> None:
+    tokens = text(420, seed=2)
+    expected = bench.whole(tokens)
+    for sizes in ([300, 1, 1, 90, 8, 20], [191, 1, 1, 204, 23]):
+        assert same(bench.feed(tokens, sizes, salt=f"long {sizes}")[1], expected), sizes
 
 
 def test_batch_mates_do_not_show(bench: Bench) -> None:
-    texts = [text(length, seed=length) for length in (1, 2, 5, 19, 200, 230)]
+    texts = [text(length, seed=length) for length in (1, 2, 5, 19, 200)]
     expected = [bench.whole(tokens)[-1] for tokens in texts]
     for count in range(1, len(texts) + 1):
         names = [next(bench.names) for _ in texts[:count]]
@@ -244,7 +245,7 @@ def test_batch_mates_do_not_show(bench: Bench) -> None:
         assert same(logits, torch.stack(expected[:count])), count
 
 
-@pytest.mark.parametrize(("start", "size"), [(1, 5), (40, 1), (40, 3), (40, 20), (189, 9), (380, 9)])
+@pytest.mark.parametrize(("start", "size"), [(1, 5), (40, 1), (40, 3), (40, 20), (189, 6), (380, 6)])
 def test_tree_nodes_equal_their_paths_alone(bench: Bench, start: int, size: int) -> None:
     tokens, tree = text(start, seed=3), random_tree(size, seed=start + size)
     name, _ = bench.feed(tokens, [start - 1] if start > 1 else [], salt=f"tree {start} {size}")
@@ -262,10 +263,10 @@ def test_a_chain_equals_its_path_alone(bench: Bench, start: int, size: int) -> N
 
 
 def test_a_tree_behind_a_long_pending_run_equals_its_paths(bench: Bench) -> None:
-    tokens, tree = text(290, seed=4), random_tree(7, seed=4)
+    tokens, tree = text(210, seed=4), random_tree(5, seed=4)
     name = next(bench.names)
     bench.open(name, tokens, salt="long pending")
-    logits = bench.runner.forward([Segment(name, tokens, tree, logits_from=289)]).logits_RV
+    logits = bench.runner.forward([Segment(name, tokens, tree, logits_from=209)]).logits_RV
     assert_paths(bench, tokens, tree, logits)
 
 

@@ -3,12 +3,15 @@ strategy, and the same bits in any company."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from parlay import LLM, SamplingParams
 from parlay.chat_template import render
 from parlay.models.pulled import place_of
+from parlay.outputs import RequestOutput
 from parlay.testing.dense_copy import save_dense
 from parlay.types import Exactness, Segment
 
@@ -61,23 +64,56 @@ def test_it_answers_and_ends(form: LLM) -> None:
     assert sample.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("strategy", ["prompt-lookup", "suffix-decoding", "layer-skip", "lookahead"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_strategies_write_what_plain_decoding_writes(form: LLM, strategy: str, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, max_tokens=32, seed=7)
-    plain, fast = (
-        form.chat([RENAME, QUESTION], params, strategy=name) for name in ("none", f"{strategy}:policy=fixed")
-    )
-    for one, other in zip(plain, fast, strict=True):
+GREEDY, SAMPLED = (SamplingParams(temperature=temperature, max_tokens=32, seed=7) for temperature in (0.0, 0.8))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[LLM, SamplingParams], list[RequestOutput]]:
+    """What plain decoding answers, decoded once."""
+    known: dict[tuple[int, float], list[RequestOutput]] = {}
+
+    def answers(form: LLM, params: SamplingParams) -> list[RequestOutput]:
+        key = id(form), params.temperature
+        if key not in known:
+            known[key] = form.chat([RENAME, QUESTION], params, strategy="none")
+        return known[key]
+
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("form", "params", "strategy"),
+    [
+        ("llm", GREEDY, "prompt-lookup"),
+        ("llm", GREEDY, "lookahead"),
+        ("llm", SAMPLED, "suffix-decoding"),
+        ("llm", SAMPLED, "layer-skip"),
+        ("dense", GREEDY, "suffix-decoding"),
+        ("dense", GREEDY, "layer-skip"),
+        ("dense", SAMPLED, "prompt-lookup"),
+        ("dense", SAMPLED, "lookahead"),
+    ],
+    indirect=["form"],
+)
+def test_strategies_write_what_plain_decoding_writes(
+    form: LLM,
+    params: SamplingParams,
+    strategy: str,
+    plain: Callable[[LLM, SamplingParams], list[RequestOutput]],
+) -> None:
+    """Each on both forms of the weights, on one greedy and on the other sampled."""
+    fast = form.chat([RENAME, QUESTION], params, strategy=f"{strategy}:policy=fixed")
+    for one, other in zip(plain(form, params), fast, strict=True):
         assert other.outputs[0].token_ids == one.outputs[0].token_ids
         assert other.outputs[0].exactness == Exactness.BITS
 
 
-def test_the_head_that_comes_with_the_package_drafts(form: LLM) -> None:
+def test_the_head_that_comes_with_the_package_drafts(
+    form: LLM, plain: Callable[[LLM, SamplingParams], list[RequestOutput]]
+) -> None:
     """Without its path being named; a chain of random guesses would have 1.0 tokens per step."""
-    params = SamplingParams(temperature=0, max_tokens=48)
-    plain, fast = (form.chat([RENAME, QUESTION], params, strategy=name) for name in ("none", "eagle3:policy=fixed"))
-    for one, other in zip(plain, fast, strict=True):
+    fast = form.chat([RENAME, QUESTION], GREEDY, strategy="eagle3:policy=fixed")
+    for one, other in zip(plain(form, GREEDY), fast, strict=True):
         assert other.outputs[0].token_ids == one.outputs[0].token_ids
     committed = sum(len(out.outputs[0].token_ids) for out in fast)
     assert committed / sum(out.outputs[0].metrics.steps for out in fast) > 1.2
