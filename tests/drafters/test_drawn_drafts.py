@@ -13,7 +13,7 @@ import torch
 
 from parlay import trees
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.draft_models.drawn_trees import Beam, Bud, Distinct, conditioned
+from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, OpenNode, conditioned
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.distributions import distribution
@@ -114,14 +114,14 @@ def test_a_beam_keeps_so_many_nodes_per_level(toy_runner: MakeRunner) -> None:
     assert Counter(trees.depths(draft.tree)) == {1: 3, 2: 3, 3: 3, 4: 3}
 
 
-@pytest.mark.parametrize("sprout", [Distinct((3,)), Beam(3)])
-def test_siblings_come_in_the_order_of_drawing_without_replacement(sprout: Any) -> None:
+@pytest.mark.parametrize("drawer", [Distinct((3,)), Beam(3)])
+def test_siblings_come_in_the_order_of_drawing_without_replacement(drawer: Any) -> None:
     """Frequencies of ordered triples against the product of what was left each time."""
     probs_V = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     draws, counts = 4000, Counter[tuple[int, ...]]()
     for seed in range(draws):
         view = Sight(0, [1], replace(SAMPLED, key=NoiseKey(seed)))
-        counts[tuple(child.token for child in sprout.children(view, 0, [Bud(-1, probs_V)], 0))] += 1
+        counts[tuple(child.token for child in drawer.children(view, 0, [OpenNode(-1, probs_V)], 0))] += 1
     statistic = 0.0
     for order in permutations(range(4), 3):
         chance, left = 1.0, 1.0

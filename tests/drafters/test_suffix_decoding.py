@@ -16,7 +16,7 @@ from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.suffix_decoding import SuffixDecoding
 from parlay.drafters.stores.suffix_decoding import SuffixDecodingOptions as Options
-from parlay.drafters.stores.suffix_tree import NOTHING, Growth, SuffixDraft, grow, speculate
+from parlay.drafters.stores.suffix_tree import NOTHING, SuffixDraft, SuffixGrowth, grow, speculate
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
 from parlay.strategies.building import build
@@ -35,8 +35,8 @@ def learn(drafter: SuffixDecoding, output: Sequence[int], request: Request = GRE
 
 def growth(
     k: int = 8, factor: float = 1.0, offset: float = 0.0, min_prob: float = 0.1, branching: bool = True
-) -> Growth:
-    return Growth(k, factor, offset, min_prob, branching, frozenset())
+) -> SuffixGrowth:
+    return SuffixGrowth(k, factor, offset, min_prob, branching, frozenset())
 
 
 letters = st.lists(st.integers(0, 2), min_size=1, max_size=16)

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from parlay import trees
-from parlay.sampling.rules.block import Block
+from parlay.sampling.rules.block import BlockVerification
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.k_seq import KSeq, any_of, ratio
 from parlay.sampling.rules.rejection import Rejection, one_by_one
@@ -67,9 +67,9 @@ DRAFTS: list[tuple[DistributionRule, Callable[..., Grown], tuple[int, ...], int]
     (WithoutReplacement(), without_replacement, (2, 2), 3),
     (WithoutReplacement(), without_replacement, (3, 2), 5),
     (KSeq(), iid, (1, 1), 9),
-    (Block(), iid, (1, 1), 9),
-    (Block(), iid, (1, 1, 1), 9),
-    (Block(), iid, (1, 1, 1), 2),
+    (BlockVerification(), iid, (1, 1), 9),
+    (BlockVerification(), iid, (1, 1, 1), 9),
+    (BlockVerification(), iid, (1, 1, 1), 2),
 ]
 
 
@@ -98,7 +98,7 @@ def stopping(explorer: Explorer, drafter: Model) -> Grown:
     return nodes
 
 
-@pytest.mark.parametrize("rule", [Rejection(), Block(), KSeq()])
+@pytest.mark.parametrize("rule", [Rejection(), BlockVerification(), KSeq()])
 def test_a_chain_may_end_by_what_was_drawn_so_far(rule: DistributionRule) -> None:
     assert keeps_the_distribution(rule, stopping)
 
@@ -138,7 +138,7 @@ def test_removing_nodes_by_what_was_drawn_changes_the_distribution() -> None:
         return [node for node in iid(explorer, drafter, (1,)) if node[0] != 0]
 
     assert not keeps_the_distribution(Rejection(), grow, [1])
-    assert not keeps_the_distribution(Block(), grow, [1])
+    assert not keeps_the_distribution(BlockVerification(), grow, [1])
 
 
 def test_best_guesses_with_softmax_probabilities_change_the_distribution() -> None:
@@ -170,7 +170,7 @@ def test_block_verification_does_not_stop_at_the_first_failure() -> None:
     target, drafter = models(3)
     nodes = [(0, -1, drafter(())), (1, 0, drafter((0,)))]
     judged = replace(given(nodes, target, Explorer([])), rng=Scripted())
-    assert Block().verdict(judged) == Verdict((0, 1), (0, 1, 2))
+    assert BlockVerification().verdict(judged) == Verdict((0, 1), (0, 1, 2))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -178,7 +178,7 @@ def test_block_verification_accepts_no_fewer_tokens_than_rejection(seed: int) ->
     target, drafter = models(seed)
     grow = partial(iid, widths=(1, 1))
     assert (
-        distribution_under(Block(), grow, target, drafter)[1]
+        distribution_under(BlockVerification(), grow, target, drafter)[1]
         >= distribution_under(Rejection(), grow, target, drafter)[1]
     )
 
@@ -187,7 +187,8 @@ def test_block_verification_accepts_more_where_acceptance_varies() -> None:
     gains = []
     for seed in range(5):
         by_block, by_token = (
-            distribution_under(rule, partial(iid, widths=(1, 1)), *models(seed)) for rule in (Block(), Rejection())
+            distribution_under(rule, partial(iid, widths=(1, 1)), *models(seed))
+            for rule in (BlockVerification(), Rejection())
         )
         gains.append(by_block[1] - by_token[1])
     assert max(gains) > 0
@@ -197,7 +198,9 @@ def test_block_verification_accepts_more_where_acceptance_varies() -> None:
 def test_block_verification_of_one_token_is_rejection(seed: int) -> None:
     target, drafter = models(seed)
     grow = partial(iid, widths=(1,))
-    assert distribution_under(Block(), grow, target, drafter) == distribution_under(Rejection(), grow, target, drafter)
+    assert distribution_under(BlockVerification(), grow, target, drafter) == distribution_under(
+        Rejection(), grow, target, drafter
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,7 +13,7 @@ from parlay.sampling import noise
 from parlay.sampling.distributions import distribution, pick, soft_distribution
 from parlay.sampling.noise import Purpose
 from parlay.sampling.rules import SharedNoise
-from parlay.sampling.rules.block import Block
+from parlay.sampling.rules.block import BlockVerification
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.k_seq import KSeq
 from parlay.sampling.rules.rejection import Rejection
@@ -26,7 +26,7 @@ from parlay.types import NO_DRAFT, Draft, Exactness, Fault, NoiseKey, SamplingPa
 MakeView = Callable[..., ReferenceText]
 
 V = 4
-DRAWN: list[DistributionRule] = [Rejection(), WithoutReplacement(), KSeq(), Block()]
+DRAWN: list[DistributionRule] = [Rejection(), WithoutReplacement(), KSeq(), BlockVerification()]
 ALL: list[DistributionRule] = [*DRAWN, Typical(), Threshold()]
 named = pytest.mark.parametrize("rule", ALL, ids=lambda rule: type(rule).__name__)
 drawn = pytest.mark.parametrize("rule", DRAWN, ids=lambda rule: type(rule).__name__)
@@ -62,9 +62,9 @@ def test_a_drawn_draft_must_tell_its_distributions(rule: DistributionRule, view:
 
 
 def test_block_verification_refuses_branches(view: MakeView) -> None:
-    draft = replace(chain(Block(), [1, 2]), tree=Tree((1, 2), (-1, -1)))
-    with pytest.raises(ValueError, match="Block judges chains"):
-        Block().accept([view(SamplingParams())], [draft], torch.zeros(3, V), [0])
+    draft = replace(chain(BlockVerification(), [1, 2]), tree=Tree((1, 2), (-1, -1)))
+    with pytest.raises(ValueError, match="BlockVerification judges chains"):
+        BlockVerification().accept([view(SamplingParams())], [draft], torch.zeros(3, V), [0])
 
 
 @named

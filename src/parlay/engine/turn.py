@@ -64,7 +64,7 @@ class Turn:
     budget: int = 0
     """Propose: how many nodes its drafter may draft, probes not counted. With 0 it is not asked."""
     active: bool = False
-    """The policy gave it a budget, of which limits may have left nothing. Its drafter may see the step."""
+    """The policy gave it a budget (which limits may have cut to 0), so its drafter may see the step."""
     draft: Draft = NO_DRAFT
 
     out: Output = _NO_OUTPUT

@@ -37,9 +37,9 @@ _DTYPES = {
     "float16": torch.float16,
 }
 _CACHE_SHARE = 0.25
-"""Part of the free memory that the cache may take when nobody says how many tokens it holds."""
+"""Share of the free memory that the cache may take if no number of tokens is given."""
 _MOST_CONTEXTS = 16
-"""Nor does it take more than so many full contexts then."""
+"""Most full contexts that the cache holds in that case."""
 USUAL = LoadOptions()
 
 
@@ -52,10 +52,10 @@ def load(
 ) -> Runner:
     """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
 
-    ``cache_tokens`` is how many tokens all sequences may cache; by default it follows from the memory that is free.
-    Runners that share a ``budget`` share that memory, the target's first; a model that runs through transformers keeps
-    its own. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for
-    a device that is not there, and for options that a loaded model can't honour.
+    ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
+    Runners with the same ``budget`` share its memory; the target has precedence. A model that runs through
+    transformers has memory of its own. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't
+    be had or run, ValueError for a device that is not there, and for options that a loaded model can't honour.
     """
     threads.settle(options.threads)
     if not isinstance(model, str):
@@ -112,7 +112,8 @@ def _adapt(
 
 
 def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], device: torch.device) -> torch.dtype:
-    """The dtype to run in. Timing it takes half a second, and blocks are multiplied as they are."""
+    """The dtype to run in. Weights in blocks need no timing, which takes half a second: they are multiplied as they
+    are."""
     if device.type == "cpu" and stored_as(weights) and runs_here(config, torch.bfloat16):
         why = "weights stay in the file's blocks, and keys and values take half of float32's memory"
         dtype = torch.bfloat16
@@ -140,7 +141,7 @@ def _torch_device(name: str) -> torch.device:
 
 
 def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
-    """The checkpoint as transformers loads it: unless told, in float32 on CPU and in its own dtype elsewhere."""
+    """The checkpoint as transformers loads it. Without a ``dtype``: float32 on CPU, the checkpoint's own elsewhere."""
     from transformers import AutoModelForCausalLM
 
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
@@ -155,7 +156,8 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
 
 
 def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """As many tokens as a share of the free memory holds, but no more than some full contexts, and at least one."""
+    """As many tokens as `_CACHE_SHARE` of the free memory holds: at least one full context, at most
+    `_MOST_CONTEXTS`."""
     cell_bytes = max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize  # exact attention works in float32
     token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
     affordable = int(free_bytes(device) * _CACHE_SHARE) // token_bytes

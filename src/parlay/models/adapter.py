@@ -31,7 +31,8 @@ _BATCHED_ROWS = 32
 class _LastForward:
     """What the last forward left: the cache after all its rows, and the one before its tree where that was taken.
 
-    ``after`` may be shared by a batch; ``index`` is ours in it, and ``slots`` say where in it each row lies.
+    ``after`` may hold a whole batch: ``index`` is this sequence's place in it, and ``slots`` say where each row
+    lies.
     """
 
     segment: Segment
@@ -52,9 +53,9 @@ class _Sequence:
 class AdapterRunner:
     """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
 
-    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts
-    or 65,536 tokens, whichever is more. It counts tokens, not bytes: what one takes is the model's own affair.
-    Raises UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
+    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts or 65,536
+    tokens, whichever is more. It counts tokens, not bytes, because the bytes per token depend on the model. Raises
+    UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
@@ -108,7 +109,7 @@ class AdapterRunner:
     @torch.no_grad()
     @torch_on_all()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run all segments; short ones together where the model takes masks and positions of ours.
+        """Run all segments, short ones together if the model takes our masks and positions.
 
         Where its cache can't drop single rows, those before a segment's base run again. Raises ValueError for what this
         runner can't do: skip sub-layers, read features, run cached tokens again.
@@ -202,7 +203,7 @@ class AdapterRunner:
         }
 
     def _seen(self, segment: Segment) -> DynamicCache:
-        """A cache of what is there before the segment's rows run: committed tokens, and the rows before its base."""
+        """The cache before the segment's rows run: committed tokens, and the rows before its base."""
         state = self._sequences[segment.sequence]
         if not segment.base:
             return copied(state.cache)

@@ -157,7 +157,7 @@ def rows_selectable(cache: DynamicCache) -> bool:
 
 
 def copied(cache: DynamicCache) -> DynamicCache:
-    """A cache whose growth leaves the original as it is.
+    """A copy of a cache. When the copy grows, the original does not change.
 
     Key-value layers replace their tensors when they grow, so the layer alone is copied; recurrent layers write in
     place, so their states are copied too.

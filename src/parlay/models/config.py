@@ -91,7 +91,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What an architecture fixes without saying so in config.json."""
+    """What an architecture implies without a field in config.json."""
 
     max_context: int
     qkv_bias: bool = False

@@ -82,8 +82,8 @@ class TorchDecoder:
     ) -> Tensor:
         """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
-        ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]``
-        that attention writes to, and says how each sequence does. Rows pass by the sub-layers of ``skip``.
+        ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]`` that
+        attention writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not run.
         ``embedded_NH`` is for decoders with a ``beside_norm``.
         """
         mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)

@@ -1,4 +1,4 @@
-"""What the files of a model say without loading it: how many bytes and parameters, in which form, and their hash."""
+"""A model's facts, read from its files without loading it: bytes, parameters, format of the weights, and hash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModelFacts:
 
 
 def read_facts(path: Path) -> ModelFacts:
-    """Of a GGUF file or of a folder. All of it is read once, and again only after it has changed.
+    """The facts of a GGUF file or of a folder. Files are read whole once, and again only after they have changed.
 
     Raises ParlayError for files that are no model, OSError for what can't be read.
     """

@@ -14,7 +14,7 @@ from parlay.models.plain_tokenizer import PlainTokenizer
 from parlay.types import ParlayError, Tokenizer
 
 _CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-"""Those that do nothing of their own."""
+"""Tokenizer classes of transformers that do nothing beyond what tokenizer.json says."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _UNDERSTOOD = frozenset(
     {
@@ -53,7 +53,7 @@ def _unreadable(directory: Path, error: Exception) -> ParlayError:
 
 
 def _plain(directory: Path) -> PlainTokenizer | None:
-    """The one that transformers would make, or None where a file says anything that is not looked at here."""
+    """The tokenizer that transformers would make, or None if a file says anything that is not handled here."""
     described, stored = directory / "tokenizer_config.json", directory / "tokenizer.json"
     if not described.is_file() or not stored.is_file() or any((directory / name).exists() for name in _OTHERS):
         return None

@@ -55,7 +55,7 @@ class Taps:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """What happens inside happens for the taps."""
+        """The seconds inside the block are counted as the taps'."""
         began = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - began

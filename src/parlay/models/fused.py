@@ -1,4 +1,4 @@
-"""A checkpoint's weights by what decoders use them for, whoever packs them then."""
+"""A checkpoint's weights, grouped as every decoder packs them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
 def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     """The checkpoint with every matrix that enters products rounded, the embedding as it was.
 
-    Raises ValueError for weights that a file holds in blocks: rounding these again helps nobody.
+    Raises ValueError for weights that a file holds in blocks: they are in few bits already.
     """
     found = stored_as(weights)
     if found:

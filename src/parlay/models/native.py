@@ -31,9 +31,9 @@ _log = logging.getLogger(__name__)
 class NativeRunner:
     """A Llama, Mistral, Qwen2 or Qwen3 with its cache.
 
-    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config it
-    is a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may reserve;
-    into a ``budget`` that others share it brings the memory of so many.
+    ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config
+    it is a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may
+    reserve. With a ``budget``, which other runners share, it is this runner's contribution to it, in tokens.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class NativeRunner:
         return self._store.open(sequence, tokens, salt)
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """Room for ``tokens`` in all; False while others hold it, OutOfRoom when it never can be had."""
+        """Reserve memory for ``tokens`` in all. False while others hold it; raises OutOfRoom if it can never be had."""
         return self._store.reserve(sequence, tokens)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:

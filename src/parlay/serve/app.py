@@ -50,9 +50,10 @@ def create_app(
 ) -> FastAPI:
     """An ASGI application for the models by their names, which it closes when it shuts down.
 
-    A model that comes as a `Loader` is loaded when a request first names it. ``observers`` hear of each request that is
-    over. ``pulled`` loads models that requests bring to this machine; None: they may not. ``app.state`` holds
-    ``registry``, ``settings``, ``recorder``, ``observers``, ``gate`` and ``workers``. Raises ValueError for no models.
+    A model that comes as a `Loader` is loaded when a request first names it. ``observers`` are called with each
+    finished request. ``pulled`` loads models that requests download to this machine; None: requests may not.
+    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate`` and ``workers``. Raises
+    ValueError for no models.
     """
     settings = settings or Settings()
     registry = Registry(

@@ -14,7 +14,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
 
 OPEN = frozenset({"/", "/health", "/ping", "/ready", "/version", "/openapi.json"})
-"""Needs no key, like the files of the page: it tells nothing of requests, and runs nothing."""
+"""Paths that need no key, like the files of the page: they reveal nothing of requests and run nothing."""
 _PAGE = "/page/"
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")
 
@@ -68,7 +68,7 @@ def _given(headers: Headers) -> str:
 
 
 def digest(key: str) -> str:
-    """By which a key is known; nothing else of it is kept."""
+    """The hash by which a key is known. The key itself is not kept."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

@@ -55,7 +55,7 @@ class Connection(HttpToolsProtocol):
             self._due = None
 
     def _refuse(self, status: int, message: str) -> None:
-        """A client that has sent nothing yet is told nothing."""
+        """Answer with an error and close. A client that has sent nothing gets no answer."""
         silent = self._size == 0 and status == 408
         self._stop_waiting()
         if not silent:

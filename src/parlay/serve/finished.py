@@ -39,7 +39,7 @@ class Finished:
 
     @property
     def queue_seconds(self) -> float:
-        """What is left of the time: it was with the engine, and in no step."""
+        """The rest of the time: the request was with the engine, but in no step."""
         return max(0.0, self.seconds - self.prefill_seconds - self.decode_seconds)
 
     @property

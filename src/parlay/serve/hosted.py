@@ -99,7 +99,7 @@ class HostedModel:
         return stats is not None and stats.waiting + stats.running > 0
 
     def arrive(self, engine: AsyncLLM) -> None:
-        """It has been loaded: those who wait have it."""
+        """It has been loaded: waiting requests get it."""
         llm = engine.llm
         self.served = Served(self.name, engine, llm.engine.max_context, llm.runner.spec.vocab_size)
         self.max_model_len = self.served.max_model_len
@@ -111,7 +111,7 @@ class HostedModel:
                 arrival.set_result(self.served)
 
     def fail(self, error: ApiError, seconds: float) -> None:
-        """It can't be loaded. Who asks for it in the next ``seconds`` hears the same, and nothing is tried."""
+        """It can't be loaded. Requests for it in the next ``seconds`` get the same error, without another attempt."""
         self._failure = (time.monotonic() + seconds, error)
         while self._arrivals:
             arrival = self._arrivals.popleft()

@@ -49,7 +49,7 @@ class Gate:
 
 
 class Admission:
-    """ASGI middleware: a POST goes through the gate. What is only looked at, health say, always answers."""
+    """ASGI middleware: a POST goes through the gate. Other methods, as for health, are never held up."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app

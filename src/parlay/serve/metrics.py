@@ -47,7 +47,7 @@ _HISTOGRAMS = {
 
 
 class Recorder:
-    """Counts requests as they finish; what is under way it reads off the engines when it is asked to `render`."""
+    """Counts requests as they finish. `render` reads what is running from the engines."""
 
     def __init__(self, models: Registry) -> None:
         self._registry = CollectorRegistry()
@@ -128,7 +128,7 @@ def _positions(counts: tuple[int, ...]) -> dict[str, float]:
 
 @lru_cache(maxsize=1024)
 def _name(strategy: str) -> str:
-    """Without its parameters, which a client chooses freely: labels must stay few."""
+    """The strategy's name without parameters, because clients choose those freely and labels must stay few."""
     return name_of(strategy)
 
 

@@ -1,4 +1,4 @@
-"""Bringing models to this machine by request, where whoever runs the server allows it."""
+"""Downloads models on request, if the server's owner allows it."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ _REASONS = {
     "hex escape": "it holds half of a surrogate pair, which is no character",
     "invalid unicode code point": "it holds bytes that are not UTF-8",
 }
-"""What the parser's messages mean, where they say it badly."""
+"""Clearer words for some of the parser's messages."""
 
 
 def check_readable(body: bytes) -> None:
-    """Raises ApiError for a body that is not even looked into."""
+    """Raises ApiError for a body that is too large to be parsed."""
     containers = body.count(b"[") + body.count(b"{")
     _check(containers, MOST_CONTAINERS, "lists and objects")
     _check(containers + body.count(b","), MOST_VALUES, "values")

@@ -29,7 +29,7 @@ class RuleEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypicalOptions(Options):
-    """What is likely enough."""
+    """When a token is likely enough to be accepted."""
 
     eps: float = option(0.09, "probability that is always enough", low=0, high=1)
     delta: float = option(0.3, "or so much of exp(-entropy)", low=0, high=1)
@@ -37,7 +37,7 @@ class TypicalOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdOptions(Options):
-    """What is near enough to the best token."""
+    """When a token is near enough to the best one to be accepted."""
 
     beta: int = option(5, "how many of the best tokens pass", low=1)
     tau: float = option(3.0, "how far below the best one a logit may lie", low=0)
@@ -90,7 +90,7 @@ _RULES = (
         exactness=Exactness.DISTRIBUTION,
         summary="Judges a drawn chain as a whole; on average accepts at least as many tokens as rejection.",
         reference="Sun et al. 2024, arXiv:2403.10444",
-        factory="block:Block",
+        factory="block:BlockVerification",
     ),
     RuleEntry(
         name="typical",
@@ -116,11 +116,12 @@ RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry i
 GUESSED = tuple(entry.name for entry in _RULES if entry.kind == "point")
 """The rules that judge fixed guesses, and so go with every drafter; plain decoding's own comes first."""
 DRAWN = tuple(entry.name for entry in _RULES if entry.kind != "point")
-"""The rules that need drafts drawn from a distribution that the drafter tells."""
+"""The rules that need drafts drawn from a distribution, whose probabilities the drafter gives."""
 
 
 def parameters(names: Sequence[str]) -> dict[str, Option]:
-    """What a strategy takes that goes with these rules: the rule, the first by default, and the rules' own options."""
+    """The parameters of a strategy that goes with these rules: ``rule``, by default the first, and the rules' own
+    options."""
     rule = Option(RULE, str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names))
     own = {f"{name}.{key}": option for name in names for key, option in options_of(RULES[name].options).items()}
     return {RULE: rule, **own}

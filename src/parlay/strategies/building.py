@@ -1,4 +1,4 @@
-"""From a strategy as it was asked for to its drafter and its accept rule."""
+"""Builds the drafter and the accept rule of a strategy."""
 
 from __future__ import annotations
 

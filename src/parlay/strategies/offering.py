@@ -15,7 +15,7 @@ from parlay.types import Needs, ParlayError
 
 
 class _Found(Exception):
-    """A drafter is about to load the model or head that goes with the target."""
+    """Raised when a drafter is about to load the target's default draft model or head."""
 
 
 def offered(resources: Resources, check: Callable[[str, Needs], None]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class StrategySpec:
 
     @property
     def nested(self) -> str:
-        """As it is written inside another strategy."""
+        """The strategy's text inside another strategy."""
         return f"{self.name}({self._settings})" if self.parameters else self.name
 
     @property
@@ -70,7 +70,7 @@ def parse(text: str) -> StrategySpec:
 
 
 def name_of(text: str) -> str:
-    """The name in ``NAME[:key=value,...]``; whether there is such a strategy is not looked at."""
+    """The name in ``NAME[:key=value,...]``, which need not be a strategy's."""
     return _head(text.strip())[0]
 
 

@@ -14,9 +14,10 @@ from parlay.types.base import LogitsProcessor
 class StructuredOutputsParams:
     """What the text must be. Field names are vLLM's; exactly one is given.
 
-    ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text, ``choice``
-    lists the texts there may be, ``grammar`` is Lark or GBNF. Raises ValueError for none or several of them, and for
-    one that no text could keep to; whether a schema or grammar is valid is known where the model is.
+    ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text,
+    ``choice`` lists the texts there may be, ``grammar`` is Lark or GBNF. Raises ValueError for none or several of
+    them, and for one that no text could satisfy. Whether a schema or grammar is valid is checked when the request
+    reaches the model.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -52,8 +53,8 @@ class SamplingParams:
     """How to choose tokens. Field names and defaults are vLLM's.
 
     ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
-    ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1: as many as the
-    model holds beside one more. Raises ValueError for a value out of range.
+    ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1 keeps as many
+    as leave room for one token of output. Raises ValueError for a value out of range.
     """
 
     n: int = 1

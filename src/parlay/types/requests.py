@@ -25,8 +25,8 @@ class StopChecker(Protocol):
 class Constraint(Protocol):
     """Which ids may follow which in the text of one sample. Made by the caller of the engine, who knows the text.
 
-    It stands at the committed output, and `commit` alone moves it; all else is a function of what was committed and
-    of a path, and leaves no trace.
+    Its state is that of the committed output, and only `commit` changes it. The other methods are functions of that
+    state and of a path.
     """
 
     @property
@@ -128,5 +128,5 @@ class SequenceView(Protocol):
     def prompt_length(self) -> int: ...
     @property
     def layers(self) -> Layers | None:
-        """There if the drafter's needs name layers or taps."""
+        """None unless the drafter's needs name layers or taps."""
         ...

@@ -1,4 +1,4 @@
-"""What the engine counted, and the events it tells of."""
+"""What the engine counted, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class Metrics:
 class EngineStats:
     """What an engine does now and has done since it was made. Its samples are counted one by one.
 
-    ``cache_tokens_used`` of ``cache_tokens_total`` are room that samples under way hold in the target's cache; texts
-    that are over, though reusable, count as free. ``prefix_tokens_asked`` are prompt tokens of samples that were
+    ``cache_tokens_used`` of ``cache_tokens_total`` are the tokens that running samples hold in the target's cache.
+    Finished texts that could be reused count as free. ``prefix_tokens_asked`` are prompt tokens of samples that were
     admitted, less those that must all be computed (prompt logprobs), and ``prefix_tokens_found`` those of them that
     were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
     raised and were dropped for their sample.

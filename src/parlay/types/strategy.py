@@ -1,4 +1,4 @@
-"""What makes a strategy: the protocols of drafter, accept rule, budget policy and cost, and what they are told."""
+"""What makes a strategy: the protocols of drafter, accept rule, budget policy and cost, and the data that they get."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a drafter is told after a step of one of its sequences, when the tokens are already committed.
+    """What a drafter sees after a step of one of its sequences, when the tokens are already committed.
 
     ``taps`` holds the hidden states ``[T, H]`` of the tokens at positions ``start`` to ``start + T - 1``, which the
     step computed and committed: pending ones, then the path. Positions may come again, as after a preemption. Some

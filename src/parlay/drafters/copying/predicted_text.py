@@ -49,7 +49,7 @@ class PredictedText:
         return PredictionPlace(0, _TRUST * self._scale, 0)
 
     def tokens_agreed(self, spot: PredictionPlace) -> int:
-        """About how many tokens up to the spot are known to agree."""
+        """Roughly how many tokens before the spot are known to agree with the output."""
         return spot.run // self._scale
 
     def is_sure(self, spot: PredictionPlace) -> bool:
@@ -86,7 +86,7 @@ class PredictedText:
         return found
 
     def _nearest(self, wanted: str, anchor: int, *, anywhere: bool) -> int:
-        """The place after ``wanted``; what is found only near must be whole tokens there."""
+        """The place after ``wanted``. A match that is found only nearby must consist of whole tokens."""
         text = self._text
         far = len(text) if anywhere else anchor + _NEAR * self._scale
         start = text.find(wanted, max(0, anchor - len(wanted)), far)

@@ -49,7 +49,7 @@ Choose = Callable[[Tensor, Sequence[Chain]], list[tuple[int, float] | None]]
 
 
 class ChainWriter:
-    """A draft model that continues sequences told in its ids. Paths less likely than ``min_p`` are not followed."""
+    """Continues sequences with a draft model, in its own ids. Paths less likely than ``min_p`` are not followed."""
 
     def __init__(self, runner: Runner, min_p: float, choose: Choose) -> None:
         self._runner = runner

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from parlay.drafters.draft_models.best_first import BestChains, BestTrees
 from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
-from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, Sprout
+from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, LevelDrawer
 from parlay.drafters.draft_models.opening import draft_name, open_draft
 from parlay.drafters.draft_models.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.draft_models.options import DraftModelOptions
@@ -67,8 +67,8 @@ class DraftModel:
         elif self._one_chain:
             self._writer = DrawnChains(*parts, options.min_p, lane)
         else:
-            sprout = _sprout(rule, shape, options.width, _counts(options.branching))
-            self._writer = DrawnTrees(*parts, sprout, options.min_p)
+            drawer = _drawer(rule, shape, options.width, _counts(options.branching))
+            self._writer = DrawnTrees(*parts, drawer, options.min_p)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._sequences.jobs(views, budgets)
@@ -91,7 +91,7 @@ def _shape(rule: str, shape: str) -> str:
     return shape
 
 
-def _sprout(rule: str, shape: str, width: int, branching: tuple[int, ...]) -> Sprout:
+def _drawer(rule: str, shape: str, width: int, branching: tuple[int, ...]) -> LevelDrawer:
     if shape == "beam":
         return Beam(width)
     if shape == "chain":

@@ -18,7 +18,7 @@ from parlay.types import NO_DRAFT, Draft, DraftKind, Runner, SequenceView, Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Bud:
+class OpenNode:
     """A node that may get children (-1: the root), the distribution after it, the log-probability of its path.
 
     ``value`` is that log-probability disturbed by noise, which only beams need.
@@ -35,7 +35,7 @@ class Child:
     """A drawn node: its token, and where it was drawn."""
 
     token: int
-    parent: Bud
+    parent: OpenNode
     value: float = 0.0
 
     @property
@@ -43,33 +43,35 @@ class Child:
         return float(self.parent.probs_V[self.token])
 
 
-class Sprout(Protocol):
+class LevelDrawer(Protocol):
     """Draws one level of a tree, in the order in which its nodes are to stand there."""
 
     @property
     def kind(self) -> DraftKind: ...
 
-    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[OpenNode], first: int) -> list[Child]:
         """Children of the ``spots``, ``depth`` levels below the root; the first child will be node ``first``."""
         ...
 
 
 class DrawnTrees:
-    """Level by level: the newest nodes of every tree run at once, and a `Sprout` draws their children.
+    """Level by level: the newest nodes of every tree run at once, and a `LevelDrawer` draws their children.
 
-    A tree is cut to its budget in drawing order, which hangs on nothing drawn later. Below a node whose path has a
-    chance under ``min_p`` nothing is drawn; the node itself stays.
+    A tree is cut to its budget in drawing order, which does not depend on what is drawn later. Below a node whose path
+    has a chance under ``min_p`` nothing is drawn; the node itself stays.
     """
 
-    def __init__(self, runner: Runner, sequences: DraftSequences, source: str, sprout: Sprout, min_p: float) -> None:
+    def __init__(
+        self, runner: Runner, sequences: DraftSequences, source: str, drawer: LevelDrawer, min_p: float
+    ) -> None:
         self._runner = runner
         self._sequences = sequences
         self._source = source
-        self._sprout = sprout
+        self._drawer = drawer
         self._min_p = min_p
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
-        plans = [_Tree(job, self._sprout, math.log(self._min_p) if self._min_p else -math.inf) for job in jobs]
+        plans = [_Tree(job, self._drawer, math.log(self._min_p) if self._min_p else -math.inf) for job in jobs]
         active = plans
         while active:
             out = self._runner.forward([plan.job.sequence.level(plan.tree, len(plan.newest)) for plan in active])
@@ -84,10 +86,10 @@ class DrawnTrees:
 
 
 class _Tree:
-    def __init__(self, job: DraftJob, sprout: Sprout, least_reach: float) -> None:
+    def __init__(self, job: DraftJob, drawer: LevelDrawer, least_reach: float) -> None:
         self.job = job
         self.newest: list[int] = [-1]
-        self._sprout = sprout
+        self._drawer = drawer
         self._least_logprob = least_reach
         self._depth = 0
         self._nodes: list[Child] = []
@@ -107,7 +109,7 @@ class _Tree:
         """One more level, by the logits of the newest nodes."""
         spots = [spot for node, row_V in zip(self.newest, logits_RV, strict=True) if (spot := self._spot(node, row_V))]
         first = len(self._nodes)
-        drawn = self._sprout.children(self.job.view, self._depth, spots, first)
+        drawn = self._drawer.children(self.job.view, self._depth, spots, first)
         self._nodes += drawn[: self.job.budget - first]
         self._depth += 1
         self.newest = list(range(first, len(self._nodes)))
@@ -115,12 +117,14 @@ class _Tree:
             child = self._nodes[node]
             self._path_logprobs[node] = child.parent.path_logprob + math.log(child.probability)
 
-    def _spot(self, node: int, logits_V: Tensor) -> Bud | None:
+    def _spot(self, node: int, logits_V: Tensor) -> OpenNode | None:
         path_logprob = self._path_logprobs[node]
         path = [self._nodes[above].token for above in trees.path_to(self.tree, node)]
         probs_V = drawable(logits_V, self.job.view, path) if path_logprob >= self._least_logprob else None
         return (
-            None if probs_V is None else Bud(node, probs_V, path_logprob, self._nodes[node].value if node >= 0 else 0.0)
+            None
+            if probs_V is None
+            else OpenNode(node, probs_V, path_logprob, self._nodes[node].value if node >= 0 else 0.0)
         )
 
     def draft(self, source: str) -> Draft:
@@ -128,7 +132,7 @@ class _Tree:
             return NO_DRAFT
         return Draft(
             self.tree,
-            kind=self._sprout.kind,
+            kind=self._drawer.kind,
             sources=(source,) * len(self._nodes),
             scores=tuple(node.probability for node in self._nodes),
             probs=torch.stack([node.parent.probs_V for node in self._nodes]),
@@ -145,7 +149,7 @@ class Independent:
     branching: tuple[int, ...]
     kind: DraftKind = "iid"
 
-    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[OpenNode], first: int) -> list[Child]:
         count = 1 if view.request.params.greedy else _at(self.branching, depth)
         places = [spot for spot in spots for _ in range(count)]
         return [Child(draw_token(spot.probs_V, view, depth, first + place), spot) for place, spot in enumerate(places)]
@@ -161,7 +165,7 @@ class Distinct:
     branching: tuple[int, ...]
     kind: DraftKind = "without_replacement"
 
-    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[OpenNode], first: int) -> list[Child]:
         count = _at(self.branching, depth)
         return [
             Child(token, spot)
@@ -182,11 +186,11 @@ class Beam:
     width: int
     kind: DraftKind = "without_replacement"
 
-    def children(self, view: SequenceView, depth: int, spots: Sequence[Bud], first: int) -> list[Child]:
+    def children(self, view: SequenceView, depth: int, spots: Sequence[OpenNode], first: int) -> list[Child]:
         family = [child for spot in spots for child in self._offered(view, depth, spot)]
         return sorted(family, key=lambda child: -child.value)[: self.width]
 
-    def _offered(self, view: SequenceView, depth: int, spot: Bud) -> list[Child]:
+    def _offered(self, view: SequenceView, depth: int, spot: OpenNode) -> list[Child]:
         best = _disturbed(spot.probs_V, stream(view, depth, spot.node + 1), self.width)
         most = spot.path_logprob + best[0][1]
         return [Child(token, spot, conditioned(spot.path_logprob + value, most, spot.value)) for token, value in best]

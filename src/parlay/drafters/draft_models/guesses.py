@@ -28,6 +28,7 @@ def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]
 
 
 def probabilities(logits_RV: Tensor, views: Sequence[SequenceView]) -> Tensor:
-    """The distribution that each row's request samples from, its penalties and truncations left out."""
+    """Per row the softmax of the logits at the request's temperature, without its penalties and truncation: ``[R,
+    V]``."""
     temperatures = [view.request.params.temperature or 1.0 for view in views]
     return (logits_RV.float() / torch.tensor(temperatures, device=logits_RV.device)[:, None]).softmax(-1)

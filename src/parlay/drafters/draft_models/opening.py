@@ -1,4 +1,4 @@
-"""The draft model that a strategy names, or the one that goes with the target."""
+"""Opens the draft model that a strategy names, or the target's default draft model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draft_name(source: str, resources: Resources, model: str) -> str:
 
 
 def open_draft(source: str, resources: Resources, name: str) -> Runner:
-    """Its runner. UsageError if its vocabulary is not as large as the target's."""
+    """The runner of that draft model. Raises UsageError if its vocabulary is not as large as the target's."""
     runner = resources.open_runner(name)
     if runner.spec.vocab_size != resources.vocab_size:
         raise UsageError(

@@ -42,24 +42,24 @@ class Sequoia:
         self._record = RankRecord(options.levels, options.width)
         self._shapes: dict[int, StaticTree] = {}
         self._steps_to_refit = _REFIT
-        self._plantings: dict[int, _Planting] = {}
+        self._tree_jobs: dict[int, _TreeJob] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         jobs = self._sequences.jobs(views, budgets)
-        plantings = {place: _Planting(job.view, job.sequence, self._shape(job.budget)) for place, job in jobs.items()}
-        self._grow(list(plantings.values()))
-        self._plantings.update({planting.view.sequence: planting for planting in plantings.values()})
-        return [plantings[place].draft() if place in plantings else NO_DRAFT for place in range(len(views))]
+        tree_jobs = {place: _TreeJob(job.view, job.sequence, self._shape(job.budget)) for place, job in jobs.items()}
+        self._grow(list(tree_jobs.values()))
+        self._tree_jobs.update({tree_job.view.sequence: tree_job for tree_job in tree_jobs.values()})
+        return [tree_jobs[place].draft() if place in tree_jobs else NO_DRAFT for place in range(len(views))]
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
-            planting = self._plantings.pop(observation.view.sequence, None)
-            if planting is not None:
-                self._learn(planting, tuple(observation.view.tokens[planting.length :]))
+            tree_job = self._tree_jobs.pop(observation.view.sequence, None)
+            if tree_job is not None:
+                self._learn(tree_job, tuple(observation.view.tokens[tree_job.length :]))
 
-    def _learn(self, planting: _Planting, committed: tuple[int, ...]) -> None:
+    def _learn(self, tree_job: _TreeJob, committed: tuple[int, ...]) -> None:
         for depth, token in enumerate(committed):
-            offered = planting.offered.get(committed[:depth])
+            offered = tree_job.offered.get(committed[:depth])
             if offered is None:
                 break
             self._record.learn(depth, offered.index(token) if token in offered else None)
@@ -69,7 +69,7 @@ class Sequoia:
             self._shapes.clear()
 
     def release(self, sequence: int) -> None:
-        self._plantings.pop(sequence, None)
+        self._tree_jobs.pop(sequence, None)
         self._sequences.release(sequence)
 
     def _shape(self, nodes: int) -> StaticTree:
@@ -77,25 +77,25 @@ class Sequoia:
             self._shapes[nodes] = best_shape(self._record.acceptance, nodes, self._level_cost)
         return self._shapes[nodes]
 
-    def _grow(self, plantings: Sequence[_Planting]) -> None:
+    def _grow(self, tree_jobs: Sequence[_TreeJob]) -> None:
         """Level by level: the newest inner nodes of every tree run at once, and their children get their tokens."""
-        while plantings:
-            out = self._runner.forward([planting.segment() for planting in plantings])
-            rows = [(planting, node) for planting in plantings for node in planting.newest]
-            views = [planting.view for planting, _ in rows]
-            paths = [planting.tree.path(node) for planting, node in rows]
+        while tree_jobs:
+            out = self._runner.forward([tree_job.segment() for tree_job in tree_jobs])
+            rows = [(tree_job, node) for tree_job in tree_jobs for node in tree_job.newest]
+            views = [tree_job.view for tree_job, _ in rows]
+            paths = [tree_job.tree.path(node) for tree_job, node in rows]
             guesses = best_guesses(out.logits_RV, views, paths, self._width)
-            for (planting, node), path, found in zip(rows, paths, guesses, strict=True):
-                planting.fill(node, path, found)
-            for planting in plantings:
-                planting.descend()
-            for planting in plantings:
-                if not planting.newest:
-                    self._sequences.keep(planting.sequence, trees.first_path(planting.ran), planting.ran)
-            plantings = [planting for planting in plantings if planting.newest]
+            for (tree_job, node), path, found in zip(rows, paths, guesses, strict=True):
+                tree_job.fill(node, path, found)
+            for tree_job in tree_jobs:
+                tree_job.descend()
+            for tree_job in tree_jobs:
+                if not tree_job.newest:
+                    self._sequences.keep(tree_job.sequence, trees.first_path(tree_job.ran), tree_job.ran)
+            tree_jobs = [tree_job for tree_job in tree_jobs if tree_job.newest]
 
 
-class _Planting:
+class _TreeJob:
     """One sequence's tree, and what of it the draft model has run."""
 
     def __init__(self, view: SequenceView, sequence: DraftSequence, shape: StaticTree) -> None:

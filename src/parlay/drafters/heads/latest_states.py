@@ -11,14 +11,14 @@ from parlay.types import Observation, SequenceView
 
 
 class LatestStates:
-    """The states that enter ``layer``. Those that no step has shown are computed again."""
+    """The states that enter ``layer``. A state that no step has shown is computed by the target's layers."""
 
     def __init__(self, layer: int) -> None:
         self._layer = layer
         self._held: dict[int, tuple[History, Tensor]] = {}
 
     def take(self, observation: Observation) -> None:
-        """What a step shows."""
+        """Take the latest state from a step."""
         if observation.taps:
             states_TH = observation.taps[self._layer]
             self._keep(observation.view, observation.start + len(states_TH), states_TH[-1])

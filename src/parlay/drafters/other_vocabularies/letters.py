@@ -42,8 +42,8 @@ class TokenLetters:
 class Letters:
     """Token ids as text in which each letter is one byte; looked up as they are asked for.
 
-    Special tokens, and ids that the tokenizer lacks, have a letter of their own: nothing else is written alike. Without
-    a tokenizer that has a tokenizer.json that is so of every id.
+    A special token, or an id that the tokenizer lacks, has a letter of its own, which nothing else has. If the
+    tokenizer has no tokenizer.json, every id has a letter of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -85,7 +85,7 @@ def readable(letters: str) -> str:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether tokens are bytes written as letters: the tokenizer's own decoder tells."""
+    """Whether tokens are bytes written as letters, by the tokenizer's own decoder."""
     decoder = tokenizer.backend_tokenizer.decoder
     return decoder is not None and '"ByteLevel"' in json.dumps(json.loads(decoder.__getstate__()))
 

@@ -9,7 +9,7 @@ from parlay import trees
 from parlay.drafters.combined import members
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
-from parlay.drafters.stores.suffix_tree import NOTHING, Growth, grow
+from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, grow
 from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
 from parlay.options import UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
@@ -104,7 +104,7 @@ def _verbatim(text: LiveText, place: int, length: int, budget: int, view: Sequen
 
 def _likeliest(past: Suffixes, state: int, length: int, budget: int, view: SequenceView) -> Draft:
     """Along the most frequent tokens, from the longest end of the match that anything followed."""
-    growth = Growth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
+    growth = SuffixGrowth(budget, 0.0, float(budget), 0.0, False, view.request.stop_ids)
     for end, shortest, longest in past.ends(state, length):
         found = grow(past, end, growth.match_length(shortest, longest, past.depth), growth, NOTHING.score)
         if found is not None:

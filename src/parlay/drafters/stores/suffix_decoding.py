@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
-from parlay.drafters.stores.suffix_tree import NOTHING, Growth, speculate
+from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, speculate
 from parlay.drafters.stores.suffixes import LiveTexts
 from parlay.options import option
 from parlay.types import Draft, Needs, Observation, SequenceView
@@ -54,7 +54,7 @@ class SuffixDecoding(OneByOne):
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
         text = self._texts.of(view)
-        growth = Growth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
+        growth = SuffixGrowth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
         own = text.follow(view.tokens)
         best = speculate(own, own.window, own.window_length, growth, NOTHING)
         past = self._stores.of(request)

@@ -36,7 +36,7 @@ NOTHING = SuffixDraft()
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class SuffixGrowth:
     """How drafts grow: at most ``min(k, factor * match length + offset)`` nodes, each of at least ``min_prob``
     path probability; ``branching`` or only the likeliest child of each node. Nothing grows below ``stops``.
     """
@@ -58,7 +58,7 @@ class Growth:
         return longest
 
 
-def speculate(suffixes: Suffixes, state: int, length: int, growth: Growth, best: SuffixDraft) -> SuffixDraft:
+def speculate(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, best: SuffixDraft) -> SuffixDraft:
     """The speculation of highest score after the state's substring of that length or one of its ends, if it beats
     ``best``; ties go to the longer.
     """
@@ -72,10 +72,10 @@ def speculate(suffixes: Suffixes, state: int, length: int, growth: Growth, best:
     return best
 
 
-def grow(suffixes: Suffixes, state: int, length: int, growth: Growth, floor: float) -> SuffixDraft | None:
+def grow(suffixes: Suffixes, state: int, length: int, growth: SuffixGrowth, floor: float) -> SuffixDraft | None:
     """Best first from ``state``, whose ``length`` latest tokens match; None as soon as ``floor`` can't be exceeded."""
     budget = growth.budget(length)
-    plant = _Plant(suffixes, growth)
+    plant = _GrowingDraft(suffixes, growth)
     plant.offer(state, length, 1.0, -1)
     while len(plant.tokens) < budget and plant.frontier:
         if plant.score - plant.frontier[0][0] * (budget - len(plant.tokens)) <= floor:
@@ -87,10 +87,10 @@ def grow(suffixes: Suffixes, state: int, length: int, growth: Growth, floor: flo
     return SuffixDraft(tokens, parents, tuple(plant.shares), tuple(plant.lengths), plant.score)
 
 
-class _Plant:
+class _GrowingDraft:
     """A draft that grows: its nodes so far, and the continuations of them that may become nodes."""
 
-    def __init__(self, suffixes: Suffixes, growth: Growth) -> None:
+    def __init__(self, suffixes: Suffixes, growth: SuffixGrowth) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.shares: list[float] = []

@@ -13,7 +13,7 @@ from parlay.sampling.rules.rule_input import RuleInput, residual
 from parlay.types import DraftKind, ParlayError, Verdict
 
 
-class Block(DistributionRule):
+class BlockVerification(DistributionRule):
     """Block verification (Sun et al. 2024, arXiv:2403.10444): never fewer accepted tokens than by rejecting one by one.
 
     Every prefix of the chain has a weight p_i = min(1, p_(i-1) p(x_i) / q(x_i)) and a coin of its own, which holds with
@@ -27,7 +27,7 @@ class Block(DistributionRule):
     def verdict(self, given: RuleInput) -> Verdict:
         tree = given.draft.tree
         if not trees.is_chain(tree):
-            raise ValueError("accept rule Block judges chains, and this draft has branches")
+            raise ValueError("accept rule BlockVerification judges chains, and this draft has branches")
         targets = [given.target(-1)]
         weights: list[Any] = [1]
         end = len(tree) - given.draft.probes

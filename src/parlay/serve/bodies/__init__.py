@@ -1,1 +1,1 @@
-"""The bodies of requests: strict types that let nothing unknown or unusable past."""
+"""The bodies of requests: strict types, which refuse unknown and unusable values."""

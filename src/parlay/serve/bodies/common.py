@@ -28,9 +28,9 @@ INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
 """Each level lets a request overtake some others; without a limit one client could hold up all."""
 MOST_LEVELS = 100
-"""Of free-form JSON. What reads it further on, recursively, gives up at some more, each at its own."""
+"""Levels of free-form JSON. Everything that reads it recursively later on can read a few more levels than this."""
 MOST_VALUES = 100_000
-"""Of free-form JSON, so that to look at all of it takes no time that others would notice."""
+"""Values of free-form JSON, so that reading all of them does not delay other requests noticeably."""
 
 
 MOST_BIASES = 4096
@@ -60,7 +60,7 @@ class Body(BaseModel):
         return {}
 
     def idle(self) -> list[str]:
-        """Declared fields that have no effect as the others stand."""
+        """Declared fields that have no effect, given the values of the others."""
         return []
 
     def refuses(self, name: str, value: object) -> bool:
@@ -192,7 +192,7 @@ StopTexts = Annotated[Annotated[StopText, Tag("text")] | Annotated[StopList, Tag
 
 
 def _check_biases(value: Any) -> Any:
-    """Before their names are looked at: each wrong one would be an error of its own."""
+    """Checks the number of biases first, because each wrong name would be an error of its own."""
     if isinstance(value, dict) and len(value) > MOST_BIASES:
         raise ValueError(f"holds {len(value)} tokens, and the limit is {MOST_BIASES}")
     return value

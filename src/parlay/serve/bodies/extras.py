@@ -66,7 +66,7 @@ def ignored_header(request: Request) -> dict[str, str]:
 
 
 def _plain(path: str) -> str:
-    """As a header may hold it: printable ASCII."""
+    """The text in printable ASCII, as a header may hold it."""
     text = path.encode("ascii", "backslashreplace").decode()
     text = "".join(letter if letter.isprintable() and letter != "," else "?" for letter in text)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

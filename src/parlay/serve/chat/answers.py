@@ -1,4 +1,4 @@
-"""An answer read into what protocols tell of: reasoning, text, and calls with their arguments."""
+"""Splits an answer into what protocols report: reasoning, text, and calls with their arguments."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AnswerReader:
         return self._calls is not None and self._calls.found
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain now."""
+        """The parts that are certain by now."""
         return self._read(text) if self._thoughts is None else self._both(*self._thoughts.feed(text))
 
     def finish(self) -> list[Delta]:

@@ -55,7 +55,7 @@ def _described(function: Function) -> dict[str, Any]:
 
 
 def _told(messages: list[dict[str, Any]], functions: Sequence[Function]) -> list[dict[str, Any]]:
-    """The functions as a part of the first system message, or as one of their own."""
+    """The messages with the functions described in the first system message, or in a new one."""
     listed = json.dumps([_described(function) for function in functions], ensure_ascii=False)
     text = f'You can call these functions. A call is {{"name": ..., "arguments": {{...}}}} and nothing else.\n{listed}'
     if messages[0]["role"] == "system":

@@ -68,7 +68,7 @@ class CallScanner(ABC):
         return [] if not rest or between or self._cut_off(rest) else [Text(rest)]
 
     def _run(self) -> Iterator[Delta]:
-        """Until nothing more can be said without more text."""
+        """Runs states until none can go on without more text."""
         while self._buffer:
             state, length = self._state, len(self._buffer)
             yield from self._state()
