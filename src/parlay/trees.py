@@ -100,13 +100,15 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
         tuple(place[draft.tree.parents[node]] for node in nodes),
     )
     first_probe = len(draft) - draft.probes
+    probes = [node - first_probe for node in nodes if node >= first_probe] if draft.probes else []
     return replace(
         draft,
         tree=tree,
         sources=tuple(draft.sources[node] for node in nodes),
         scores=tuple(draft.scores[node] for node in nodes) if draft.scores else (),
         probs=None if draft.probs is None else draft.probs[list(nodes)],
-        probes=sum([node >= first_probe for node in nodes]) if draft.probes else 0,
+        probes=len(probes),
+        inputs=None if draft.inputs is None or not probes else draft.inputs[probes],
     )
 
 
@@ -114,13 +116,15 @@ def _beginning(draft: Draft, count: int) -> Draft:
     """The first ``count`` nodes, numbered as before."""
     tree = draft.tree
     parents = _chain_parents(count) if is_chain(tree) else tree.parents[:count]
+    probes = max(0, count - (len(draft) - draft.probes))
     return Draft(
         tree=Tree(tree.tokens[:count], parents),
         kind=draft.kind,
         sources=draft.sources[:count],
         scores=draft.scores[:count],
         probs=None if draft.probs is None else draft.probs[:count],
-        probes=max(0, count - (len(draft) - draft.probes)),
+        probes=probes,
+        inputs=None if draft.inputs is None or not probes else draft.inputs[:probes],
     )
 
 

@@ -33,7 +33,12 @@ class EarlyLayers:
     """A target of which only the first layers run."""
 
     def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+        self,
+        views: Sequence[SequenceView],
+        paths: Sequence[Sequence[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         raise AssertionError("the last layers are not wanted")
 

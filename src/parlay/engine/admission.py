@@ -111,6 +111,8 @@ def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
         raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
     if not 0 <= draft.probes <= nodes:
         raise ValueError(f"draft of {nodes} tokens, {draft.probes} of them probes")
+    if draft.inputs is not None and (not spec.features or len(draft.inputs) != draft.probes):
+        raise ValueError(f"inputs of {len(draft.inputs)} rows for {draft.probes} probes, or a runner that takes none")
     if min(tree.tokens) < 0 or max(tree.tokens) >= spec.vocab_size:
         raise ValueError(f"drafted token outside the vocabulary of {spec.vocab_size}")
     if not trees.is_chain(tree) and any(not -1 <= parent < node for node, parent in enumerate(tree.parents)):

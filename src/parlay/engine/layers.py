@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.engine.sequence import Sequence
-from parlay.types import NO_SKIP, OutOfRoom, Output, Runner, Segment, SequenceView, Skip
+from parlay.types import NO_SKIP, Features, OutOfRoom, Output, Runner, Segment, SequenceView, Skip
 
 
 @dataclass(slots=True)
@@ -60,10 +60,22 @@ class TargetLayers:
         """End all loans: the proposal is over."""
         self._loans.clear()
 
-    def forward(self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int = 1) -> Tensor:
+    def forward(
+        self,
+        views: Seq[SequenceView],
+        paths: Seq[Seq[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
         loans, segments = self._segments(views, paths, skip, rows)
-        return self._run(loans, segments, skip).logits_RV
+        if inputs is None or not len(inputs):
+            return self._run(loans, segments, skip).logits_RV
+        out = self._run(loans, [segment._replace(features=Features(inputs)) for segment in segments], skip)
+        for loan in loans:
+            loan.written = []  # other tokens may stand there next time
+        return out.logits_RV
 
     def early(self, views: Seq[SequenceView], paths: Seq[Seq[int]], layer: int, rows: int = 1) -> Tensor:
         """See `Layers`. Raises ValueError as `forward` does."""

@@ -19,6 +19,8 @@ from parlay.drafters.heads.options import (
     MEDUSA,
     MLP_SPECULATOR,
     MTP,
+    PASS,
+    PPD,
     REDRAFTER,
 )
 from parlay.heads import ngrams
@@ -35,6 +37,7 @@ from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.parallel import ParallelHeads
+from parlay.heads.probes import ProbeEmbeddings
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
@@ -117,6 +120,12 @@ def _kangaroo(target: RunnerSpec, method: str) -> HeadArtefact:
     return _artefact(method, adapter, adapter.config, {"taps": [1]})
 
 
+def _probes(target: RunnerSpec, method: str) -> HeadArtefact:
+    probes = ProbeEmbeddings(torch.randn(2, target.hidden_size), _draft_vocab(target), target.vocab_size)
+    probes.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
+    return _artefact(method, probes, _layer(target), {"acceptance": _ACCEPTANCE[:2]})
+
+
 def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
     heads = ParallelHeads(_layer(target), _draft_vocab(target), len(_ACCEPTANCE))
     heads.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
@@ -133,6 +142,8 @@ _MAKERS = {
     EAGLE3: _eagle3,
     KANGAROO: _kangaroo,
     MTP: _next_states,
+    PASS: _probes,
+    PPD: _probes,
 }
 _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
     HYDRA: HydraHeads,

@@ -93,6 +93,7 @@ class ToyRunner:
             dtype="float32",
             kernels="none: the logits are looked up",
             layer_skip=True,
+            features=True,
         )
         self.logits_of = logits_of
         self.forwards = 0
@@ -152,7 +153,7 @@ class ToyRunner:
         tree, base = segment.tree, segment.base
         ids = segment.pending + tree.tokens
         assert segment.pending, "a segment needs at least one pending token"
-        assert segment.features is None, "this runner takes no features"
+        assert segment.features is None or len(segment.features.rows_KH) <= segment.rows, "features of rows not run"
         assert base < segment.end, "a segment needs at least one row that runs"
         assert base <= segment.logits_from <= segment.end, f"logits_from {segment.logits_from} of {segment.end} rows"
         assert all(0 <= token < self.spec.vocab_size for token in ids), f"ids outside the vocabulary: {ids}"

@@ -23,6 +23,8 @@ from parlay.drafters.heads.options import (
     MEDUSA,
     MLP_SPECULATOR,
     MTP,
+    PASS,
+    PPD,
     REDRAFTER,
 )
 from parlay.heads import artefact
@@ -44,6 +46,7 @@ from parlay.train.options import (
     MedusaTrainOptions,
     MlpSpeculatorTrainOptions,
     MtpTrainOptions,
+    ProbeTrainOptions,
     ReDrafterTrainOptions,
 )
 from parlay.train.recipes import (
@@ -56,6 +59,7 @@ from parlay.train.recipes import (
     medusa,
     mlp_speculator,
     mtp,
+    probes,
     redrafter,
 )
 from parlay.train.recipes.recipe import HeadRecipe
@@ -95,6 +99,8 @@ METHODS = {
         "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, mlp_speculator.start
     ),
     MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
+    PASS: Method("train PaSS's look-ahead embeddings for a target model", ProbeTrainOptions, probes.start_pass),
+    PPD: Method("train PPD's probes for a target model", ProbeTrainOptions, probes.start_ppd),
     REDRAFTER: Method("train a recurrent drafter for a target model", ReDrafterTrainOptions, redrafter.start),
 }
 """By the name of the strategy that drafts with them."""

@@ -102,3 +102,12 @@ class ReDrafterTrainOptions(HeadTrainOptions):
     """How far the network is unrolled."""
 
     length: int = option(4, "tokens in a row that it is trained for", low=1, high=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTrainOptions(HeadTrainOptions):
+    """How many inputs are trained. Every row of a text runs through the whole target once for each."""
+
+    probes: int = option(3, "probes: tokens that are guessed beyond the next one", low=1, high=8)
+    batch_tokens: int = option(512, "tokens of answers in a batch", low=8)
+    slow_rate: float = option(0.01, "peak learning rate (AdamW)", low=0)

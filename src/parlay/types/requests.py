@@ -86,9 +86,16 @@ class Layers(Protocol):
     """The target's own layers and cache, for drafters that ask for them: usable in `propose`, and metered."""
 
     def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+        self,
+        views: Sequence[SequenceView],
+        paths: Sequence[Sequence[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs: Tensor | None = None,
     ) -> Tensor:
         """Logits of the last ``rows`` rows of each view's tokens and then its path, ``[len(views) * rows, V]``.
+
+        The last K tokens of every path, at most as many as ``rows``, are read as ``inputs`` ``[K, H]``, if given.
 
         All sequences run at once. The sub-layers of ``skip`` are left out in these rows and in those that are not
         cached; what lies before them the target computed in full. A path may be as long as the view's budget. A

@@ -65,9 +65,14 @@ class _ExtendedLayers:
         self._layers = layers
 
     def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+        self,
+        views: Sequence[SequenceView],
+        paths: Sequence[Sequence[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs: Tensor | None = None,
     ) -> Tensor:
-        return self._layers.forward(*_whole(views, paths), skip, rows)
+        return self._layers.forward(*_whole(views, paths), skip, rows, inputs)
 
     def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
         return self._layers.early(*_whole(views, paths), layer, rows)

@@ -8,6 +8,7 @@ from parlay.options import Options, option
 
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
 BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
+PASS, PPD = "pass", "ppd"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 
@@ -62,3 +63,10 @@ class KangarooOptions(HeadOptions):
 
     threshold: float = option(0.6, "probability below which a draft ends", low=0, high=1)
     length: int = option(6, "most tokens of a draft", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpdOptions(HeadOptions):
+    """How many probes the target reads beside a draft."""
+
+    probes: int = option(12, "probes of one step, below all nodes together", low=1, high=256)

@@ -13,6 +13,8 @@ from parlay.drafters.heads.options import (
     MEDUSA,
     MLP_SPECULATOR,
     MTP,
+    PASS,
+    PPD,
     REDRAFTER,
     BeamOptions,
     BlockOptions,
@@ -20,6 +22,7 @@ from parlay.drafters.heads.options import (
     DynamicTreeOptions,
     HeadOptions,
     KangarooOptions,
+    PpdOptions,
 )
 from parlay.strategies.entry import StrategyEntry
 
@@ -166,5 +169,29 @@ ENTRIES = (
         k=6,
         factory="parlay.drafters.heads.kangaroo:Kangaroo",
         toys=("threshold=0",),
+    ),
+    StrategyEntry(
+        name=PPD,
+        family="heads",
+        training="a few inputs of the target (parlay train ppd)",
+        needs="probes trained for this target, which must read inputs in place of tokens",
+        summary="Trained inputs behind each node: the forward that verifies a draft guesses the next one as well.",
+        when="the target has rows to spare in a forward, and no further weights shall be loaded",
+        reference="Chen et al. 2024, arXiv:2405.18628",
+        options=PpdOptions,
+        k=8,
+        factory="parlay.drafters.heads.probes:Ppd",
+    ),
+    StrategyEntry(
+        name=PASS,
+        family="heads",
+        training="a few inputs of the target (parlay train pass)",
+        needs="probes trained for this target, which must read inputs in place of tokens",
+        summary="Trained inputs behind the text: one forward of the target drafts a chain, the next one verifies it.",
+        when="as ppd, where most guesses are right: it takes two forwards for each draft",
+        reference="Monea et al. 2023, arXiv:2311.13581",
+        options=HeadOptions,
+        k=4,
+        factory="parlay.drafters.heads.probes:Pass",
     ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.draft_vocab import DraftVocab
@@ -16,6 +17,7 @@ from parlay.train.recipes.target import Target
 
 DECAY = 0.8
 """What a depth's loss counts for, relative to the depth before."""
+_NONE = -100
 RANKS = 10
 """As many candidates of each depth are told apart in a drafter's static tree."""
 
@@ -54,6 +56,27 @@ class ByDepth(ABC):
         rows = batch.rows - depth - 1
         usable_BR = self.teacher.usable(batch, depth + 2)[:, :rows]
         return soft_loss(logits_BRD[:, :rows], probs_BRD[:, depth + 1 :], usable_BR)
+
+    def hard_losses(self, batch: TrainingBatch) -> Tensor:
+        """The sum of 0.8^d times `hard_loss` of depth d."""
+        total = torch.zeros(())
+        for depth, logits_BRD in enumerate(self.logits(batch)):
+            total = total + DECAY**depth * self.hard_loss(batch, depth + 2, logits_BRD)
+        return total
+
+    def hard_loss(self, batch: TrainingBatch, ahead: int, logits_BRD: Tensor) -> Tensor:
+        """Cross-entropy with the token so many places after each row, where it can be drafted."""
+        ids_BR = batch.tokens_ahead(ahead)
+        labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), self._draft_of_V[ids_BR.clamp(min=0)], _NONE)
+        rows_BR = labels_BR != _NONE
+        return F.cross_entropy(logits_BRD[rows_BR], labels_BR[rows_BR]) if rows_BR.any() else torch.zeros(())
+
+    @cached_property
+    def _draft_of_V(self) -> Tensor:
+        """The draft id of each token; made when first used, as `teacher` is."""
+        draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)
+        draft_of_V[self._vocab.draft_ids] = torch.arange(len(self._vocab.d2t))
+        return draft_of_V
 
     @property
     def matrices(self) -> Sequence[nn.Parameter]:

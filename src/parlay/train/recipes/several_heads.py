@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
-from parlay.train.recipes.by_depth import DECAY, ByDepth
+from parlay.train.recipes.by_depth import ByDepth
 from parlay.train.recipes.target import Target, common_tokens
-
-_NONE = -100
 
 
 class SeveralHeads(ByDepth):
@@ -28,24 +24,7 @@ class SeveralHeads(ByDepth):
         self._config = module.config
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        total = torch.zeros(())
-        for place, logits_BRD in enumerate(self.logits(batch)):
-            total = total + DECAY**place * self.hard_loss(batch, place + 2, logits_BRD)
-        return total
-
-    def hard_loss(self, batch: TrainingBatch, ahead: int, logits_BRD: Tensor) -> Tensor:
-        """Cross-entropy with the token so many places after each row, where it can be drafted."""
-        ids_BR = batch.tokens_ahead(ahead)
-        labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), self._draft_of_V[ids_BR.clamp(min=0)], _NONE)
-        rows_BR = labels_BR != _NONE
-        return F.cross_entropy(logits_BRD[rows_BR], labels_BR[rows_BR]) if rows_BR.any() else torch.zeros(())
-
-    @cached_property
-    def _draft_of_V(self) -> Tensor:
-        """The draft id of each token; made when first used, as `teacher` is."""
-        draft_of_V = torch.full((len(self._vocab.t2d),), _NONE)
-        draft_of_V[self._vocab.draft_ids] = torch.arange(len(self._vocab.d2t))
-        return draft_of_V
+        return self.hard_losses(batch)
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         """With the acceptance of each head's ranks, which says what the drafter's tree is."""
