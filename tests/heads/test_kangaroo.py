@@ -38,7 +38,7 @@ class EarlyLayers:
         paths: Sequence[Sequence[int]],
         skip: Skip,
         rows: int = 1,
-        inputs: Tensor | None = None,
+        inputs_KH: Tensor | None = None,
     ) -> Tensor:
         raise AssertionError("the last layers are not wanted")
 

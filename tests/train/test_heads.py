@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from parlay import models
+from parlay.drafters.self_speculation.options import EARLY_EXIT
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead
 from parlay.heads.opening import heads_of
@@ -21,7 +22,9 @@ from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.train.heads import METHODS, fit
+from parlay.train.loop import acceptance
 from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions
+from parlay.train.recipes.early_exit import EarlyExitRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, SamplingParams
 
@@ -54,7 +57,7 @@ def options(method: str, model: Path, work: Path, out: Path, minutes: float, **m
 
 
 FORMS = [
-    *[pytest.param(method, {}, id=method) for method in METHODS],
+    *[pytest.param(method, {}, id=method) for method in METHODS if method != EARLY_EXIT],
     pytest.param("hydra", {"plus": True}, id="hydra-plus"),
     pytest.param("mtp", {"form": "parallel", "steps": 2}, id="mtp-parallel"),
 ]
@@ -75,6 +78,25 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
     opened = heads_of(str(model), spec, None)(method, str(tmp_path / "head"))
     assert opened is not None
     assert opened.artefact.settings["draft_vocab_size"] == 48
+
+
+def test_a_target_learns_to_speak_early_and_is_a_model_then(model: Path, work: Path, tmp_path: Path) -> None:
+    texts = FeatureStore(work, Target.named(str(model)).stored_layers()).load()
+    out = tmp_path / "model"
+    asked = options(EARLY_EXIT, model, tmp_path, out, 0.1, slow_rate=3e-3, exit=1, exit_scale=1.0)
+    before = EarlyExitRecipe(asked, Target.named(str(model)))
+    shares = acceptance(before, texts, asked)
+    fit(EARLY_EXIT, asked, Target.named(str(model)), texts)
+    after = EarlyExitRecipe(asked, Target.named(str(out)))
+    assert acceptance(after, texts, asked)[0] > shares[0] + 0.1
+
+    prompt = TokensPrompt(prompt_token_ids=[3, 4])
+    with LLM(str(out), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        plain, early = (
+            llm.generate([prompt], SamplingParams(temperature=0, max_tokens=16), strategy=strategy)[0].outputs[0]
+            for strategy in ("none", "early-exit:exit=1")
+        )
+    assert early.token_ids == plain.token_ids
 
 
 def test_a_head_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Path) -> None:

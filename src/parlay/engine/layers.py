@@ -66,13 +66,13 @@ class TargetLayers:
         paths: Seq[Seq[int]],
         skip: Skip,
         rows: int = 1,
-        inputs: Tensor | None = None,
+        inputs_KH: Tensor | None = None,
     ) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
         loans, segments = self._segments(views, paths, skip, rows)
-        if inputs is None or not len(inputs):
+        if inputs_KH is None or not len(inputs_KH):
             return self._run(loans, segments, skip).logits_RV
-        out = self._run(loans, [segment._replace(features=Features(inputs)) for segment in segments], skip)
+        out = self._run(loans, [segment._replace(features=Features(inputs_KH)) for segment in segments], skip)
         for loan in loans:
             loan.written = []  # other tokens may stand there next time
         return out.logits_RV

@@ -27,6 +27,7 @@ from parlay.drafters.heads.options import (
     PPD,
     REDRAFTER,
 )
+from parlay.drafters.self_speculation.options import EARLY_EXIT
 from parlay.heads import artefact
 from parlay.llm import LLM
 from parlay.train.data.batches import in_order
@@ -40,6 +41,7 @@ from parlay.train.options import (
     BlockwiseTrainOptions,
     Eagle3TrainOptions,
     EagleTrainOptions,
+    EarlyExitTrainOptions,
     HeadTrainOptions,
     HydraTrainOptions,
     KangarooTrainOptions,
@@ -54,6 +56,7 @@ from parlay.train.recipes import (
     blockwise,
     eagle,
     eagle3,
+    early_exit,
     hydra,
     kangaroo,
     medusa,
@@ -62,6 +65,7 @@ from parlay.train.recipes import (
     probes,
     redrafter,
 )
+from parlay.train.recipes.early_exit import EarlyExitRecipe
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, Runner
@@ -74,11 +78,11 @@ MEASURED = 64
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One kind of head. ``start`` is called with options of its own class, the target, and the texts to train on."""
+    """One kind of drafter. ``start`` is called with options of its own class, the target, and the texts to train on."""
 
     summary: str
     options: type[HeadTrainOptions]
-    start: Callable[[Any, Target, Sequence[Featured]], HeadRecipe]
+    start: Callable[[Any, Target, Sequence[Featured]], HeadRecipe | EarlyExitRecipe]
 
 
 METHODS = {
@@ -87,6 +91,9 @@ METHODS = {
     ),
     BLOCKWISE: Method(
         "train the heads of blockwise parallel decoding for a target model", BlockwiseTrainOptions, blockwise.start
+    ),
+    EARLY_EXIT: Method(
+        "train a target model so that it can draft with its first layers", EarlyExitTrainOptions, early_exit.start
     ),
     EAGLE: Method(
         "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start
@@ -139,10 +146,14 @@ def fit(method: str, options: HeadTrainOptions, target: Target, texts: Sequence[
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
     reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], lambda each: print(each, flush=True))
-    settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
-    witness_WH = target.embedding_VH[artefact.witness_ids(target.config.vocab_size)]
-    made = artefact.HeadArtefact(method, target.config, settings, recipe.tensors(), witness_WH)
-    artefact.save(options.out, made, _card(method, options, reached, trained))
+    card = _card(method, options, reached, trained)
+    if isinstance(recipe, EarlyExitRecipe):
+        recipe.save(options.out, card)
+    else:
+        settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
+        witness_WH = target.embedding_VH[artefact.witness_ids(target.config.vocab_size)]
+        made = artefact.HeadArtefact(method, target.config, settings, recipe.tensors(), witness_WH)
+        artefact.save(options.out, made, card)
     return f"{options.out}: {reached}"
 
 
@@ -158,8 +169,8 @@ def _card(method: str, options: HeadTrainOptions, reached: Progress, texts: Sequ
     shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
     tokens, answers = sum(len(text.ids_T) for text in texts), sum(len(text.ids_T) - text.answer for text in texts)
     return (
-        f"# A head for {options.model}, strategy {method}\n\n"
-        f"- Target: {options.model}. Its licence holds for the head too.\n"
+        f"# Trained for {options.model}, strategy {method}\n\n"
+        f"- Target: {options.model}. Its licence holds for this too.\n"
         f"- Data: {len(texts)} conversations of {tokens:,} tokens; the target's answers to {source} "
         f"(seed {options.seed}) are {answers:,} of these.\n"
         f"- Training: {reached.tokens:,} rows in {reached.step} steps, {reached.seconds:.0f} s; "

@@ -111,3 +111,15 @@ class ProbeTrainOptions(HeadTrainOptions):
     probes: int = option(3, "probes: tokens that are guessed beyond the next one", low=1, high=8)
     batch_tokens: int = option(512, "tokens of answers in a batch", low=8)
     slow_rate: float = option(0.01, "peak learning rate (AdamW)", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyExitTrainOptions(HeadTrainOptions):
+    """Which exit is measured, and how exits are trained. ``out`` is a whole model, which is another than the target."""
+
+    exit: int = option(0, "layers before the exit that is measured; 0: a quarter of them", low=0, high=1024)
+    apart: int = option(8, "of so many layers one exit learns in each step, by turns", low=1, high=256)
+    exit_scale: float = option(0.1, "what early exits count, beside the last layer", low=0)
+    dropout: float = option(0.1, "probability by which the last layer is dropped; earlier ones less", low=0, high=1)
+    batch_tokens: int = option(512, "tokens of answers in a batch", low=8)
+    slow_rate: float = option(4e-5, "peak learning rate (AdamW)", low=0)

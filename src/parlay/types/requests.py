@@ -91,11 +91,11 @@ class Layers(Protocol):
         paths: Sequence[Sequence[int]],
         skip: Skip,
         rows: int = 1,
-        inputs: Tensor | None = None,
+        inputs_KH: Tensor | None = None,
     ) -> Tensor:
         """Logits of the last ``rows`` rows of each view's tokens and then its path, ``[len(views) * rows, V]``.
 
-        The last K tokens of every path, at most as many as ``rows``, are read as ``inputs`` ``[K, H]``, if given.
+        The last K tokens of every path, at most as many as ``rows``, are read as ``inputs_KH``, if given.
 
         All sequences run at once. The sub-layers of ``skip`` are left out in these rows and in those that are not
         cached; what lies before them the target computed in full. A path may be as long as the view's budget. A

@@ -70,9 +70,9 @@ class _ExtendedLayers:
         paths: Sequence[Sequence[int]],
         skip: Skip,
         rows: int = 1,
-        inputs: Tensor | None = None,
+        inputs_KH: Tensor | None = None,
     ) -> Tensor:
-        return self._layers.forward(*_whole(views, paths), skip, rows, inputs)
+        return self._layers.forward(*_whole(views, paths), skip, rows, inputs_KH)
 
     def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
         return self._layers.early(*_whole(views, paths), layer, rows)

@@ -8,6 +8,7 @@ from parlay.options import Options, option
 
 LAYER_SKIP = "layer-skip"
 SWIFT = "swift"
+EARLY_EXIT = "early-exit"
 
 RATIO = 0.45
 """Share of the inner layers' halves that is left out."""
@@ -41,3 +42,11 @@ class SwiftOptions(Options):
     probes: int = option(1000, "most sets that are tried; 0: none", low=0, high=100_000)
     threshold: float = option(0.8, "probability below which a draft ends", low=0, high=1)
     width: int = option(10, "best tokens at each step that become nodes", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyExitOptions(Options):
+    """Where drafting leaves the target, and where a draft ends."""
+
+    exit: int = option(0, "layers that run while drafting; 0: a quarter of them", low=0, high=1024)
+    threshold: float = option(0.0, "probability below which a draft ends", low=0, high=1)

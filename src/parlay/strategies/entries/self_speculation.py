@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from parlay.drafters.self_speculation.options import LAYER_SKIP, SWIFT, LayerSkipOptions, SwiftOptions
+from parlay.drafters.self_speculation.options import (
+    EARLY_EXIT,
+    LAYER_SKIP,
+    SWIFT,
+    EarlyExitOptions,
+    LayerSkipOptions,
+    SwiftOptions,
+)
 from parlay.strategies.entry import StrategyEntry
 
 _NEEDS = "a target whose layers can be skipped (the native decoder)"
@@ -20,6 +27,19 @@ ENTRIES = (
         k=8,
         factory="parlay.drafters.self_speculation.layer_skip:LayerSkip",
         toys=("search=12,window=4",),
+    ),
+    StrategyEntry(
+        name=EARLY_EXIT,
+        family="self",
+        training="the target itself (parlay train early-exit), or one that was published so",
+        needs=_NEEDS,
+        summary="The target drafts with its first layers: its last norm and LM head read an early layer.",
+        when="the target was trained with early exits, as LayerSkip's models",
+        reference="Elhoushi et al. 2024 (LayerSkip), arXiv:2404.16710",
+        options=EarlyExitOptions,
+        k=6,
+        factory="parlay.drafters.self_speculation.early_exit:EarlyExit",
+        toys=("exit=1",),
     ),
     StrategyEntry(
         name=SWIFT,

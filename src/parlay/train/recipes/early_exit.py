@@ -1,0 +1,153 @@
+"""LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710): the target itself is trained on, so that early layers speak.
+
+Later layers are dropped more often, and exits at all layers learn the text through one norm and one LM head.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from parlay.models.resolving import resolve
+from parlay.models.user_cache import written_whole
+from parlay.train.data.batches import TrainingBatch
+from parlay.train.data.features import Featured
+from parlay.train.options import EarlyExitTrainOptions
+from parlay.train.recipes.recipe import counted, right_tokens
+from parlay.train.recipes.target import Target
+from parlay.train.recipes.torch_decoder import TorchTarget
+from parlay.types import ParlayError
+
+_MEASURED = 3
+"""Depths of which acceptance is measured."""
+_NONE = -100
+_COPIED = (".json", ".txt", ".jinja", ".model")
+"""Files of config and tokenizer."""
+
+
+class _Inner(TorchTarget):
+    """With its embedding."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.embed_tokens = nn.Embedding(target.config.vocab_size, target.config.hidden_size)
+        with torch.no_grad():
+            self.embed_tokens.weight.copy_(target.tensor("model.embed_tokens.weight"))
+
+
+class ExitingModel(nn.Module):
+    """The whole target. Without ``lm_head`` its embedding is read as such."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.model = _Inner(target)
+        self.lm_head: nn.Linear | None = None
+        if not target.tied:
+            self.lm_head = nn.Linear(target.config.hidden_size, target.config.vocab_size, bias=False)
+            with torch.no_grad():
+                self.lm_head.weight.copy_(target.tensor("lm_head.weight"))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., V]`` of the states ``hidden`` ``[..., H]`` that leave any layer."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(self.model.norm(hidden), head.weight)
+
+
+class EarlyExitRecipe:
+    """Loss: cross-entropy of the text at the last layer and at one in ``apart`` of the others, by turns.
+
+    What an exit counts grows with the square of its depth. Layer l of L is dropped, for whole texts, with
+    probability ``dropout`` (2^(l / (L - 1)) - 1).
+    """
+
+    def __init__(self, options: EarlyExitTrainOptions, target: Target) -> None:
+        self._exiting, self._options = ExitingModel(target), options
+        self.module: nn.Module = self._exiting
+        self._layers = target.config.num_layers
+        self._exit = options.exit or max(1, self._layers // 4)
+        if self._exit >= self._layers:
+            raise ParlayError(f"exit={self._exit} leaves no layer out: the target has {self._layers}")
+        self._turn = 0
+
+    @property
+    def matrices(self) -> Sequence[nn.Parameter]:
+        """None: what is trained already takes small steps in every number."""
+        return []
+
+    @property
+    def slow(self) -> Sequence[nn.Parameter]:
+        return list(self.module.parameters())
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        ids_BR = batch.tokens_ahead(1)
+        labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), ids_BR, _NONE)
+        weights = self._weights()
+        total = torch.zeros(())
+        for layer, hidden_BTH in enumerate(self._run(batch), 1):
+            if layer in weights:
+                logits_BRV = self._exiting.logits(hidden_BTH[:, -batch.rows :])
+                total = total + weights[layer] * F.cross_entropy(logits_BRV.flatten(0, 1), labels_BR.flatten())
+        self._turn += 1
+        return total
+
+    def right(self, batch: TrainingBatch) -> Tensor:
+        """See `Recipe`: what the exit says after the text's own tokens."""
+        *_, hidden_BTH = self._run(batch, self._exit)
+        drafted_BR = self._exiting.logits(hidden_BTH[:, -batch.rows :]).argmax(-1)
+        return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
+
+    def save(self, folder: Path, card: str) -> None:
+        """A checkpoint as the target's own, with its tokenizer."""
+        source = resolve(self._options.model)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in source.iterdir():
+            if (
+                file.is_file()
+                and "safetensors" not in file.name
+                and file.suffix in (".json", ".txt", ".jinja", ".model")
+            ):
+                shutil.copyfile(file, folder / file.name)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        tensors = {name: weight.detach().to(torch.bfloat16) for name, weight in self.module.state_dict().items()}
+        with written_whole(folder / "model.safetensors") as part:
+            save_file(tensors, part, {"format": "pt"})
+
+    def _weights(self) -> dict[int, float]:
+        """What each exit counts in this turn, by the number of layers that have run; they add up to 1."""
+        last = self._layers
+        on = [layer for layer in range(1, last) if layer % self._options.apart == self._turn % self._options.apart]
+        scale = self._options.exit_scale
+        counts = {layer: scale * layer * (layer + 1) / 2 for layer in on}
+        counts[last] = (last - 1) + scale * (last - 1) * last / 2
+        return {layer: count / sum(counts.values()) for layer, count in counts.items()}
+
+    def _run(self, batch: TrainingBatch, until: int = 0) -> Iterable[Tensor]:
+        """The states ``[B, T, H]`` that leave each layer, up to one."""
+        hidden_BTH = self._exiting.model.embed_tokens(batch.ids_BT)
+        steps = self._exiting.model.begin(batch.padding_B)
+        for place, layer in enumerate(self._exiting.model.layers[: until or None]):
+            changed_BTH = layer(hidden_BTH, steps[place])
+            if self.module.training:
+                kept_B11 = torch.rand(len(hidden_BTH), 1, 1) >= self._dropped(place)
+                changed_BTH = torch.where(kept_B11, changed_BTH, hidden_BTH)
+            hidden_BTH = changed_BTH
+            yield hidden_BTH
+
+    def _dropped(self, place: int) -> float:
+        """The probability that a layer is dropped."""
+        return self._options.dropout * math.expm1(place * math.log(2) / max(self._layers - 1, 1))
+
+
+def start(options: EarlyExitTrainOptions, target: Target, texts: Sequence[Featured]) -> EarlyExitRecipe:
+    """The target as it is. Raises ParlayError for one that is no folder."""
+    del texts
+    if not resolve(options.model).is_dir():
+        raise ParlayError("early-exit trains the target itself, so it needs a folder of weights, not a GGUF file")
+    return EarlyExitRecipe(options, target)
