@@ -150,16 +150,20 @@ def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None
 def test_every_metric_is_named_and_explained_alike(recorder: Recorder) -> None:
     for family in text_string_to_metric_families(recorder.render().decode()):
         if not family.name.endswith("_created"):
-            assert family.name.startswith(("parlay_", "vllm:"))
+            assert family.name.startswith(("parlay_", "vllm:", "http_request"))
             assert family.documentation.endswith(".")
 
 
 # -------------------------------------------------------------------------------------------------------- vLLM's names
 
-DASHBOARD = (
+DASHBOARDS = (
+    "http_request_duration_seconds_count",
+    "http_request_duration_seconds_sum",
+    "http_requests_total",
     "vllm:e2e_request_latency_seconds_bucket",
     "vllm:e2e_request_latency_seconds_count",
     "vllm:e2e_request_latency_seconds_sum",
+    "vllm:engine_sleep_state",
     "vllm:generation_tokens_total",
     "vllm:inter_token_latency_seconds_bucket",
     "vllm:inter_token_latency_seconds_count",
@@ -168,16 +172,30 @@ DASHBOARD = (
     "vllm:num_preemptions_total",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
+    "vllm:num_requests_waiting_by_reason",
     "vllm:prefix_cache_hits_total",
     "vllm:prefix_cache_queries_total",
+    "vllm:prompt_tokens_by_source_total",
+    "vllm:prompt_tokens_cached_total",
     "vllm:prompt_tokens_total",
+    "vllm:request_decode_time_seconds_count",
     "vllm:request_decode_time_seconds_sum",
     "vllm:request_generation_tokens_bucket",
+    "vllm:request_generation_tokens_count",
+    "vllm:request_generation_tokens_sum",
     "vllm:request_max_num_generation_tokens_sum",
+    "vllm:request_prefill_time_seconds_count",
     "vllm:request_prefill_time_seconds_sum",
     "vllm:request_prompt_tokens_bucket",
+    "vllm:request_prompt_tokens_count",
+    "vllm:request_prompt_tokens_sum",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_queue_time_seconds_count",
     "vllm:request_queue_time_seconds_sum",
     "vllm:request_success_total",
+    "vllm:request_time_per_output_token_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_count",
+    "vllm:request_time_per_output_token_seconds_sum",
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "vllm:spec_decode_num_accepted_tokens_total",
     "vllm:spec_decode_num_draft_tokens_total",
@@ -186,22 +204,62 @@ DASHBOARD = (
     "vllm:time_to_first_token_seconds_count",
     "vllm:time_to_first_token_seconds_sum",
 )
-"""What the panels of vLLM's Grafana dashboards ask for, each with ``model_name``."""
+"""What the panels of vLLM's Grafana dashboards ask for, those of ``vllm:`` with ``model_name`` and ``engine``. Left out
+are tokens per step, and what a server without connectors, pictures and adapters has nothing to tell of."""
+NOWHERE = ("none", "none", "4xx")
+BOUNDS = {
+    "vllm:time_to_first_token_seconds_bucket": (0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+    "vllm:request_time_per_output_token_seconds_bucket": (0.025, 0.05, 0.075, 0.1),
+}
+"""Goals that can be chosen there."""
 
 
 def of_vllm(told: Samples, name: str, **labels: str) -> float:
     return told[(name, frozenset({"model_name": "mini", "engine": "0", **labels}.items()))]
 
 
-def test_every_panel_of_the_dashboard_finds_its_numbers(recorder: Recorder) -> None:
+def test_every_panel_of_the_dashboards_finds_its_numbers(make_app: Callable[..., FastAPI]) -> None:
+    """After a few requests to a server, some with a draft."""
+    with TestClient(make_app()) as client:
+        body = {"prompt": "one two three one two three one two", "max_tokens": 24, "ignore_eos": True}
+        for _ in range(3):
+            assert client.post("/v1/completions", json=body).status_code == 200
+        told = samples(client.get("/metrics").text)
+    missing = [name for name in DASHBOARDS if not any(key == name and _whose(name, labels) for key, labels in told)]
+    assert not missing
+    for name, bounds in BOUNDS.items():
+        assert {str(bound) for bound in bounds} <= {dict(labels)["le"] for key, labels in told if key == name}
+
+
+def _whose(name: str, labels: frozenset[tuple[str, str]]) -> bool:
+    if not name.startswith("vllm:"):
+        return dict(labels)["handler"] == "/v1/completions"
+    return {("model_name", "parlay-mini"), ("engine", "0")} <= labels
+
+
+def test_prompt_tokens_are_told_by_source_and_states_by_label(recorder: Recorder) -> None:
     recorder.finished(finished(output(), 0.2, 1.0))
     told = samples(recorder.render().decode())
-    missing = [name for name in DASHBOARD if not any(key == name and _names_model(labels) for key, labels in told)]
-    assert not missing
+    assert of_vllm(told, "vllm:prompt_tokens_cached_total") == 4
+    assert of_vllm(told, "vllm:prompt_tokens_by_source_total", source="local_compute") == 3
+    assert of_vllm(told, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 4
+    assert of_vllm(told, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+    assert of_vllm(told, "vllm:engine_sleep_state", sleep_state="awake") == 1
 
 
-def _names_model(labels: frozenset[tuple[str, str]]) -> bool:
-    return dict(labels).get("model_name") == "mini"
+def test_requests_are_counted_by_route_and_kind_of_status(client: TestClient) -> None:
+    """Neither addresses that clients make up nor methods make labels, and who only looks is not counted."""
+    for path in ("/v1/models/nothing", "/v1/models/parlay-mini", "/no/such/path", "/health"):
+        client.get(path)
+    client.request("BREW", "/v1/models/parlay-mini")
+    told = samples(client.get("/metrics").text)
+    counted = {
+        tuple(dict(labels)[name] for name in ("handler", "method", "status")): count
+        for (name, labels), count in told.items()
+        if name == "http_requests_total"
+    }
+    model = "/v1/models/{model:path}"
+    assert counted == {(model, "GET", "2xx"): 1, (model, "GET", "4xx"): 1, (model, "none", "4xx"): 1, NOWHERE: 1}
 
 
 def test_queue_prefill_and_decode_add_up_to_the_request(recorder: Recorder) -> None:

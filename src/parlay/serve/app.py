@@ -18,6 +18,7 @@ from parlay.serve.bodies.extras import HEADER
 from parlay.serve.document import Application, operation_id
 from parlay.serve.finished import Observer
 from parlay.serve.hosted import Loader
+from parlay.serve.http_metrics import HttpMetrics
 from parlay.serve.kept import KeptResponses
 from parlay.serve.limits import Admission, BodyLimit, Gate
 from parlay.serve.metrics import Recorder
@@ -137,6 +138,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(Leases)
     app.add_middleware(Admission, gate=app.state.gate)
     app.add_middleware(Guard, settings=settings)
+    app.add_middleware(HttpMetrics, requests=app.state.recorder.http)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -13,8 +13,9 @@ from prometheus_client.registry import Collector
 
 from parlay.outputs import CompletionOutput
 from parlay.serve.finished import Finished
+from parlay.serve.http_metrics import HttpRequests
 from parlay.serve.registry import Registry
-from parlay.serve.vllm_metrics import ENGINE, POSITIONS, WHOSE, VllmNames
+from parlay.serve.vllm_metrics import ENGINE, POSITIONS, WHOSE, VllmNames, states
 from parlay.strategies.spelling import name_of
 from parlay.types import EngineStats, Metrics
 
@@ -60,6 +61,7 @@ class Recorder:
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
         self._vllm = VllmNames(self._registry)
+        self.http = HttpRequests(self._registry)
         self._registry.register(_Engines(models))
 
     def finished(self, request: Finished) -> None:
@@ -152,6 +154,7 @@ class _Engines(Collector):
             for model, each in stats.items():
                 family.add_metric([model, *more], reading.read(each))
             yield family
+        yield from states(stats)
 
 
 @dataclass(frozen=True, slots=True)

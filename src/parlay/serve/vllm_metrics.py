@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
 
 from parlay.outputs import CompletionOutput
 from parlay.serve.finished import Finished
+from parlay.types import EngineStats
 
 WHOSE = ("model_name", "engine")
 ENGINE = "0"
@@ -15,13 +17,16 @@ ENGINE = "0"
 POSITIONS = 32
 """Depths of drafts that are counted one by one."""
 
-_TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
+_TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""Dashboards compare with some of vLLM's own bounds, so those are among them."""
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _SAMPLES = (1, 2, 4, 8, 16)
 
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prompt_tokens": ("Tokens of prompts.", ()),
+    "vllm:prompt_tokens_cached": ("Tokens of prompts that were found in the cache.", ()),
+    "vllm:prompt_tokens_by_source": ("Tokens of prompts by where they came from.", ("source",)),
     "vllm:generation_tokens": ("Tokens of output.", ()),
     "vllm:request_success": ("Samples that came to an end.", ("finished_reason",)),
     "vllm:spec_decode_num_drafts": ("Steps that verified a draft.", ()),
@@ -62,7 +67,11 @@ class VllmNames:
     def finished(self, request: Finished) -> None:
         for name, value in _observations(request).items():
             self._histograms[name].labels(request.model, ENGINE).observe(value)
-        self._count("vllm:prompt_tokens", request.model, len(request.output.prompt_token_ids))
+        tokens, cached = len(request.output.prompt_token_ids), request.output.outputs[0].metrics.cached_tokens
+        self._count("vllm:prompt_tokens", request.model, tokens)
+        self._count("vllm:prompt_tokens_cached", request.model, cached)
+        for source, count in (("local_compute", tokens - cached), ("local_cache_hit", cached)):
+            self._count("vllm:prompt_tokens_by_source", request.model, count, source)
         self._count("vllm:generation_tokens", request.model, request.tokens)
         for sample in request.output.outputs:
             self._sample(request.model, sample)
@@ -78,6 +87,23 @@ class VllmNames:
 
     def _count(self, name: str, model: str, count: int, *labels: str) -> None:
         self._counters[name].labels(model, ENGINE, *labels).inc(count)
+
+
+def states(stats: Mapping[str, EngineStats]) -> Iterator[GaugeMetricFamily]:
+    """What the engines of the models do now, where vLLM tells of it by a further label. None sleeps or defers here."""
+    waiting = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason", "Samples that wait, by what for.", labels=(*WHOSE, "reason")
+    )
+    awake = GaugeMetricFamily(
+        "vllm:engine_sleep_state", "1 for the state that the engine is in.", labels=(*WHOSE, "sleep_state")
+    )
+    for model, now in stats.items():
+        for reason, count in (("capacity", now.waiting), ("deferred", 0)):
+            waiting.add_metric([model, ENGINE, reason], count)
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            awake.add_metric([model, ENGINE, state], state == "awake")
+    yield waiting
+    yield awake
 
 
 def _observations(request: Finished) -> dict[str, float]:
