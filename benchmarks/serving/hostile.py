@@ -32,7 +32,7 @@ from parlay.bench.provenance import provenance
 
 CLIENTS = 4
 GOAL = 0.1
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 
 
 @dataclass(slots=True)

@@ -42,3 +42,10 @@ def test_an_id_that_is_none_is_refused(client: TestClient, token: object) -> Non
     response = client.post("/detokenize", json={"tokens": [1, token]})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("tokens")
+
+
+def test_a_text_of_many_tokens_is_told_in_full(client: TestClient) -> None:
+    text = "one two three " * 20_000
+    told = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
+    assert told["count"] == len(told["tokens"]) > 50_000
+    assert client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text}

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import to_json
+from starlette.responses import Response
 
 from parlay.chat_template import render
 from parlay.encoding import encode
@@ -16,6 +18,9 @@ from parlay.serve.hosted import Served
 from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
 from parlay.types import Tokenizer
+
+_PIECE = 8192
+"""Ids that are written as JSON at once. Other threads run between two pieces; a long text has a million."""
 
 
 class _Body(BaseModel):
@@ -75,22 +80,17 @@ def router(registry: Registry) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, tags=["tokens"])
     failures = responses(400, 404, 408, 413, 429, 503)
 
-    @routes.post("/tokenize", summary="From text to token ids", responses=failures)
-    async def tokenize(body: Tokenize, request: Request) -> Tokens:
+    @routes.post("/tokenize", summary="From text to token ids", responses=failures, response_model=Tokens)
+    async def tokenize(body: Tokenize, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        ids = await request.app.state.workers.call(request, lambda: _ids(served, body))
-        return Tokens(tokens=ids, count=len(ids), max_model_len=served.max_model_len)
+        reply = await request.app.state.workers.call(request, lambda: _tokens(served, _ids(served, body)))
+        return Response(reply, media_type="application/json")
 
     @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
     async def detokenize(body: Detokenize, request: Request) -> DetokenizedText:
         served = await registry.use(body.model, request)
-        foreign = next((token for token in body.tokens if token >= served.vocab_size), None)
-        if foreign is not None:
-            raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
-        tokenizer = _tokenizer(served)
-        return DetokenizedText(
-            prompt=await request.app.state.workers.call(request, lambda: tokenizer.decode(body.tokens))
-        )
+        text = await request.app.state.workers.call(request, lambda: _text(served, body.tokens))
+        return DetokenizedText(prompt=text)
 
     return routes
 
@@ -101,6 +101,20 @@ def _bound(registry: Registry) -> dict[str, Any]:
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
     schema = {"properties": {"tokens": ids}}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+def _tokens(served: Served, ids: list[int]) -> bytes:
+    """`Tokens` as JSON."""
+    listed = b",".join(to_json(ids[start : start + _PIECE])[1:-1] for start in range(0, len(ids), _PIECE))
+    return b'{"tokens":[%b],"count":%d,"max_model_len":%d}' % (listed, len(ids), served.max_model_len)
+
+
+def _text(served: Served, ids: list[int]) -> str:
+    """Raises ApiError for an id that the model does not know."""
+    foreign = max(ids, default=0)
+    if foreign >= served.vocab_size:
+        raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
+    return _tokenizer(served).decode(ids)
 
 
 def _ids(served: Served, body: TokenizePrompt | TokenizeMessages) -> list[int]:
