@@ -55,6 +55,10 @@ class Ngrams:
             share = max(times - _DISCOUNT, 0.0) / total + _DISCOUNT * len(followers) / total * share
         return share
 
+    def affinity(self, before: Sequence[int], token: int) -> float:
+        """How much likelier ``token`` is after ``before`` than anywhere."""
+        return self.probability(before, token) / self.probability((), token)
+
     def log_probabilities(self, before: Sequence[int], tokens: Iterable[int]) -> list[float]:
         """See `probability`."""
         return [math.log(self.probability(before, token)) for token in tokens]

@@ -111,7 +111,16 @@ _RULES = (
         options=ThresholdOptions,
     ),
 )
-RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in _RULES})
+UNVERIFIED = RuleEntry(
+    name="unverified",
+    kind="point",
+    exactness=Exactness.LOSSY,
+    summary="Commits what was drafted without a look at it.",
+    reference="Tuli et al. 2024 (DynaMo), arXiv:2405.00888",
+    factory="unverified:Unverified",
+)
+"""No drafter takes it that does not say so itself."""
+RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in (*_RULES, UNVERIFIED)})
 
 GUESSED = tuple(entry.name for entry in _RULES if entry.kind == "point")
 """The rules that judge fixed guesses, and so go with every drafter; plain decoding's own comes first."""

@@ -12,6 +12,7 @@ from torch import nn
 from parlay.drafters.heads.options import (
     BLOCK_DRAFTER,
     BLOCKWISE,
+    DYNAMO,
     EAGLE,
     EAGLE3,
     HYDRA,
@@ -133,11 +134,19 @@ def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
     return _artefact(method, heads, heads.config, {"taps": [target.num_layers], "heads": len(heads.blocks)})
 
 
+def _dynamo(target: RunnerSpec, method: str) -> HeadArtefact:
+    made = _parallel(target, method)
+    kept = {name: each for name, each in made.tensors.items() if not name.startswith("blocks.2.")}
+    counted = ngrams.count([torch.randint(target.vocab_size, (200,)).tolist()])
+    return replace(made, settings={**made.settings, "heads": 2}, tensors={**kept, **counted})
+
+
 PLUS, PARALLEL = "plus", "parallel"
 _NAMED = {(HYDRA, PLUS): _hydra_plus, (MTP, PARALLEL): _parallel}
 _MAKERS = {
     BLOCK_DRAFTER: _block,
     BLOCKWISE: _blockwise,
+    DYNAMO: _dynamo,
     EAGLE: _next_states,
     EAGLE3: _eagle3,
     KANGAROO: _kangaroo,

@@ -16,6 +16,7 @@ from parlay import models
 from parlay.drafters.heads.options import (
     BLOCK_DRAFTER,
     BLOCKWISE,
+    DYNAMO,
     EAGLE,
     EAGLE3,
     HYDRA,
@@ -39,6 +40,7 @@ from parlay.train.loop import Loop, Progress
 from parlay.train.options import (
     BlockTrainOptions,
     BlockwiseTrainOptions,
+    DynamoTrainOptions,
     Eagle3TrainOptions,
     EagleTrainOptions,
     EarlyExitTrainOptions,
@@ -54,6 +56,7 @@ from parlay.train.options import (
 from parlay.train.recipes import (
     block,
     blockwise,
+    dynamo,
     eagle,
     eagle3,
     early_exit,
@@ -92,6 +95,7 @@ METHODS = {
     BLOCKWISE: Method(
         "train the heads of blockwise parallel decoding for a target model", BlockwiseTrainOptions, blockwise.start
     ),
+    DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, dynamo.start),
     EARLY_EXIT: Method(
         "train a target model so that it can draft with its first layers", EarlyExitTrainOptions, early_exit.start
     ),

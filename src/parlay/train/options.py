@@ -123,3 +123,10 @@ class EarlyExitTrainOptions(HeadTrainOptions):
     dropout: float = option(0.1, "probability by which the last layer is dropped; earlier ones less", low=0, high=1)
     batch_tokens: int = option(512, "tokens of answers in a batch", low=8)
     slow_rate: float = option(4e-5, "peak learning rate (AdamW)", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoTrainOptions(HeadTrainOptions):
+    """How many heads there are."""
+
+    heads: int = option(2, "heads: tokens that are guessed beyond the next one", low=1, high=2)

@@ -27,8 +27,18 @@ class ParallelMtp(MarginalsDrafter):
 
     def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
         held = head.artefact
-        decoder = partial(parallel_decoder, held.layer, held.tensors, head.embedding)
-        heads = [
+        levels = min(options.depth, held.settings["heads"])
+        super().__init__(
+            held, parallel_states(head), held.layer.vocab_size, levels, width=options.width, min_p=options.min_p
+        )
+
+
+def parallel_states(head: OpenHead) -> SideBySide:
+    """The logits of heads beside each other."""
+    held = head.artefact
+    decoder = partial(parallel_decoder, held.layer, held.tensors, head.embedding)
+    return SideBySide(
+        [
             LayerLogits(
                 head.make_runner(*decoder(place)),
                 held.settings["taps"],
@@ -36,7 +46,4 @@ class ParallelMtp(MarginalsDrafter):
             )
             for place in range(held.settings["heads"])
         ]
-        levels = min(options.depth, len(heads))
-        super().__init__(
-            held, SideBySide(heads), held.layer.vocab_size, levels, width=options.width, min_p=options.min_p
-        )
+    )

@@ -8,7 +8,7 @@ from parlay.options import Options, option
 
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
 BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
-PASS, PPD = "pass", "ppd"
+DYNAMO, PASS, PPD = "dynamo", "pass", "ppd"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 
@@ -70,3 +70,12 @@ class PpdOptions(HeadOptions):
     """How many probes the target reads beside a draft."""
 
     probes: int = option(12, "probes of one step, below all nodes together", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoOptions(BlockOptions):
+    """Which pairs of tokens count."""
+
+    lattice: int = option(16, "best guesses of each head that are joined", low=1, high=64)
+    eps: float = option(0.1, "rule=unverified: least probability of a token, its square of a pair", low=0, high=1)
+    otsu: bool = option(True, "rule=unverified: also leave out pairs below the gap that Otsu's method finds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from parlay.drafters.heads.options import (
     BLOCK_DRAFTER,
     BLOCKWISE,
+    DYNAMO,
     EAGLE,
     EAGLE2,
     EAGLE3,
@@ -20,10 +21,12 @@ from parlay.drafters.heads.options import (
     BlockOptions,
     BlockwiseOptions,
     DynamicTreeOptions,
+    DynamoOptions,
     HeadOptions,
     KangarooOptions,
     PpdOptions,
 )
+from parlay.strategies import accept_rules
 from parlay.strategies.entry import StrategyEntry
 
 _STATES = "parlay.drafters.heads.next_states:"
@@ -193,5 +196,19 @@ ENTRIES = (
         options=HeadOptions,
         k=4,
         factory="parlay.drafters.heads.probes:Pass",
+    ),
+    StrategyEntry(
+        name=DYNAMO,
+        family="heads",
+        training="heads on the target (parlay train dynamo)",
+        needs="heads trained for this target",
+        summary="Parallel heads whose guesses are joined by what stands together in texts; rule=unverified is lossy.",
+        when="as mtp with parallel heads; with rule=unverified, where speed counts more than the target's own text",
+        reference="Tuli et al. 2024, arXiv:2405.00888",
+        options=DynamoOptions,
+        k=16,
+        rules=(*accept_rules.GUESSED, accept_rules.UNVERIFIED.name),
+        factory="parlay.drafters.heads.dynamo:Dynamo",
+        toys=("min_p=0,lattice=4",),
     ),
 )

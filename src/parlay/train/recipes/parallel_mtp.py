@@ -49,6 +49,11 @@ class ParallelMtpRecipe(LayerHeads):
 
 def start_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelMtpRecipe:
     """Heads that guess like the target's LM head."""
+    return ParallelMtpRecipe(first_parallel(draft_vocab, heads, target, texts), target)
+
+
+def first_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelHeads:
+    """Heads that guess like the target's LM head."""
     size = target.config.hidden_size
     draft_ids_D = common_tokens(texts, draft_vocab, target.config.vocab_size)
     module = ParallelHeads(target.config, len(draft_ids_D), heads)
@@ -58,7 +63,7 @@ def start_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence
         module.norm.weight.copy_(states_NH.square().mean().sqrt())
     for block in module.blocks:
         add_nothing(block)
-    return ParallelMtpRecipe(module, target)
+    return module
 
 
 _MEASURED = 64

@@ -1,0 +1,124 @@
+"""DynaMo (Tuli et al. 2024): parallel heads whose guesses are joined by how often tokens stand together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.heads.dynamic_tree import DynamicTree
+from parlay.drafters.heads.guessing import draft_ids
+from parlay.drafters.heads.mtp import parallel_states
+from parlay.drafters.heads.options import DYNAMO as SOURCE
+from parlay.drafters.heads.options import DynamoOptions
+from parlay.drafters.heads.state_heads import StateHeadDrafter, StateJob
+from parlay.drafters.resources import Resources
+from parlay.heads.ngrams import Ngrams
+from parlay.heads.opening import opened
+from parlay.types import Draft, SequenceView
+
+UNVERIFIED = "unverified"
+_BINS = 64
+
+
+class Dynamo(StateHeadDrafter):
+    """DynaMo (Tuli et al. 2024, arXiv:2405.00888).
+
+    After the root r two heads guess x and y apart, with p(x) and p(y). The co-occurrence mask, p(r x y) over
+    p(r) p(x) p(y) by n-grams of the texts that the heads learnt from, makes a joint distribution of them, over the
+    ``lattice`` best guesses of each head. It ranks the paths of a tree that is verified: the text is that of plain
+    decoding.
+
+    With ``rule=unverified`` it is the paper's own sampling, which promises nothing about the text: a path is drawn from
+    the joint distribution and committed. Of pairs, those below ``eps``^2 count nothing, or those below the value that
+    Otsu's method finds (``otsu``), if that is higher. Where no pair is left, x is drawn alone, with ``eps``; where that
+    leaves none either, nothing is drafted.
+    """
+
+    def __init__(self, resources: Resources, options: DynamoOptions) -> None:
+        head = opened(SOURCE, resources.find_head, options.head)
+        held = head.artefact
+        self._ids_D, self._options = draft_ids(held.tensors["d2t"]), options
+        self._ngrams = Ngrams(held.tensors, resources.vocab_size)
+        self._verified = resources.rule != UNVERIFIED
+        self._tables: dict[int, _Joint] = {}
+        levels, width = held.settings["heads"], options.width if self._verified else 1
+        super().__init__(held, self._ids_D, resources.vocab_size, levels, width, states=parallel_states(head))
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._tables.clear()
+        return super().propose(views, budgets)
+
+    def _tree(self, budget: int) -> DynamicTree:
+        return DynamicTree(self._options.width, self._options.min_p) if self._verified else DynamicTree(1, 0.0)
+
+    def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
+        rows = [self._row(level, job, node) for job in jobs for node in job.tree.newest]
+        return torch.stack(rows)
+
+    def _row(self, level: int, job: StateJob, node: int) -> Tensor:
+        """``[D]``: logits of the children of a node, such that the request's own temperature gives their chances."""
+        temperature = job.view.request.params.temperature or 1.0
+        if job.view.sequence not in self._tables:
+            self._tables[job.view.sequence] = self._joint(job.state_H / temperature, job.view.tokens[-1])
+        table = self._tables[job.view.sequence]
+        chances_C = table.first() if level == 0 else table.second(job.tree.token(node))
+        logits_D = torch.full((len(self._ids_D),), -torch.inf)
+        return logits_D.scatter(0, table.candidates_KC[level], temperature * chances_C.log())
+
+    def _joint(self, logits_KD: Tensor, root: int) -> _Joint:
+        """Of what the heads say after the root."""
+        probs_KC, candidates_KC = logits_KD.softmax(-1).topk(min(self._options.lattice, logits_KD.shape[-1]))
+        ids_KC: list[list[int]] = self._ids_D[candidates_KC].tolist()
+        alone_C = probs_KC[0] * torch.tensor([self._ngrams.affinity([root], token) for token in ids_KC[0]])
+        pairs_CC = alone_C[:, None]
+        if len(ids_KC) > 1:
+            masks = [[self._ngrams.affinity([root, first], second) for second in ids_KC[1]] for first in ids_KC[0]]
+            pairs_CC = pairs_CC * probs_KC[1] * torch.tensor(masks)
+        if not self._verified:
+            pairs_CC, alone_C = self._cut(pairs_CC, len(ids_KC)), self._cut(alone_C, 1)
+        return _Joint(candidates_KC, ids_KC[0], alone_C, pairs_CC)
+
+    def _cut(self, joint: Tensor, tokens: int) -> Tensor:
+        """``joint`` of any shape, without the entries that count nothing."""
+        least = float(self._options.eps**tokens)
+        if self._options.otsu:
+            least = max(least, otsu(joint))
+        return joint * (joint >= least)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """Of one sequence: ``pairs_CC`` are pairs of candidates, ``alone_C`` the first of them. Nothing is normalised."""
+
+    candidates_KC: Tensor
+    first_ids: list[int]
+    alone_C: Tensor
+    pairs_CC: Tensor
+
+    def first(self) -> Tensor:
+        """``[C]``: by all pairs that begin so; by themselves where no pair is left."""
+        return self.pairs_CC.sum(-1) if self.pairs_CC.any() else self.alone_C
+
+    def second(self, first: int) -> Tensor:
+        """``[C]``: after the first token."""
+        return self.pairs_CC[self.first_ids.index(first)]
+
+
+def otsu(values: Tensor) -> float:
+    """The value that best parts ``values`` of any shape into low and high ones (Otsu 1979), in 64 bins.
+
+    It makes the variance between the two parts largest; 0 if all values are equal.
+    """
+    low, high = float(values.min()), float(values.max())
+    if high <= low:
+        return 0.0
+    counts = torch.histc(values.float(), _BINS, low, high)
+    middles = low + (high - low) * (torch.arange(_BINS) + 0.5) / _BINS
+    below, mass = counts.cumsum(0), (counts * middles).cumsum(0)
+    above = below[-1] - below
+    gap = mass / below.clamp(min=1) - (mass[-1] - mass) / above.clamp(min=1)
+    best = int((below * above * gap.square()).argmax())
+    return low + (high - low) * (best + 1) / _BINS

@@ -1,0 +1,32 @@
+"""What was drafted is committed, which is lossy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.rule_input import RuleInput
+from parlay.types import DraftKind, Exactness, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified(DistributionRule):
+    """The drafter's own text (DynaMo, Tuli et al. 2024, arXiv:2405.00888): the target draws only the token after it.
+
+    Of a tree the path of first children is taken.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = False
+
+    def verdict(self, given: RuleInput) -> Verdict:
+        tree, path = given.draft.tree, []
+        node, real = -1, len(given.draft) - given.draft.probes
+        while (child := next((n for n in range(node + 1, real) if tree.parents[n] == node), None)) is not None:
+            path.append(child)
+            node = child
+        probs_V = given.target(node)
+        last = int(probs_V.argmax()) if given.greedy else given.rng.draw(probs_V, len(path))
+        return Verdict(tuple(path), (*(tree.tokens[step] for step in path), last))
