@@ -78,6 +78,8 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
     opened = heads_of(str(model), spec, None)(method, str(tmp_path / "head"))
     assert opened is not None
     assert opened.artefact.settings["draft_vocab_size"] == 48
+    reached = float(again.split("held-out ")[1].split()[0]) / 100
+    assert opened.artefact.settings["expected"] == pytest.approx(reached, abs=1e-3)
 
 
 def test_a_target_learns_to_speak_early_and_is_a_model_then(model: Path, work: Path, tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def fit(method: str, options: HeadTrainOptions, target: Target, texts: Sequence[
     if isinstance(recipe, EarlyExitRecipe):
         recipe.save(options.out, card)
     else:
-        settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
+        expected = {"expected": round(reached.acceptance[0], 4)}
+        settings = {**recipe.settings(in_order(heldout, options.batch_tokens, options.longest)), **expected}
         witness_WH = target.embedding_VH[artefact.witness_ids(target.config.vocab_size)]
         made = artefact.HeadArtefact(method, target.config, settings, recipe.tensors(), witness_WH)
         artefact.save(options.out, made, card)

@@ -29,7 +29,7 @@ class Eagle3(LayerHeadDrafter):
         runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding))
         guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
         growth = Growth(options.depth, options.width, options.width * options.depth)
-        super().__init__(SOURCE, runner, tuple(held.settings["taps"]), guessing, growth)
+        super().__init__(SOURCE, runner, held, guessing, growth)
         self._options, self._dtype = options, head.dtype
         self._fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
 

@@ -14,6 +14,7 @@ from parlay.drafters.heads.guessing import Guessing, draft_ids
 from parlay.drafters.heads.options import KANGAROO as SOURCE
 from parlay.drafters.heads.options import KangarooOptions
 from parlay.drafters.heads.text_rows import TextRows, Waiting
+from parlay.drafters.heads.watch import AcceptanceWatch
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, layers_of, skippable
 from parlay.heads.native import kangaroo_decoder
@@ -53,6 +54,7 @@ class Kangaroo:
         self.needs = Needs(taps=(self._exit,), layers=True)
         self._runner = head.make_runner(*kangaroo_decoder(held.layer, held.tensors, head.embedding))
         self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
+        self._watch = AcceptanceWatch(SOURCE, held)
         self._guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
         self._options = options
 
@@ -67,6 +69,7 @@ class Kangaroo:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
+            self._watch.see(observation)
             self._rows.take(observation)
 
     def release(self, sequence: int) -> None:

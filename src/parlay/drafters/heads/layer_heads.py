@@ -12,6 +12,8 @@ from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.level_trees import LevelTree
 from parlay.drafters.heads.text_rows import TextRows, Waiting
+from parlay.drafters.heads.watch import AcceptanceWatch
+from parlay.heads.artefact import HeadArtefact
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Observation, Runner, Segment, SequenceView
 
 _LAST = 1  # the tap behind the head's one layer
@@ -54,9 +56,11 @@ class LayerHeadDrafter(ABC):
     ranked by the request's own noise. Scores are the head's probabilities.
     """
 
-    def __init__(self, source: str, runner: Runner, taps: Sequence[int], guessing: Guessing, growth: Growth) -> None:
+    def __init__(self, source: str, runner: Runner, held: HeadArtefact, guessing: Guessing, growth: Growth) -> None:
+        taps: list[int] = held.settings["taps"]
         self._source, self._runner, self._guessing, self._growth = source, runner, guessing, growth
         self.needs = Needs(taps=tuple(taps))
+        self._watch = AcceptanceWatch(source, held)
         self._rows = TextRows(runner, taps, self._from_target)
 
     @abstractmethod
@@ -82,6 +86,7 @@ class LayerHeadDrafter(ABC):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
+            self._watch.see(observation)
             self._rows.take(observation)
 
     def release(self, sequence: int) -> None:

@@ -10,6 +10,7 @@ from parlay import trees
 from parlay.drafters.draft_models.guesses import probabilities
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
 from parlay.drafters.heads.options import PASS, PPD, HeadOptions, PpdOptions
+from parlay.drafters.heads.watch import AcceptanceWatch
 from parlay.drafters.history import History
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import layers_of
@@ -40,6 +41,7 @@ class Ppd:
         self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
         self._acceptance: list[list[float]] = held.settings["acceptance"]
         self._most = options.probes
+        self._watch = AcceptanceWatch(PPD, held)
         self._reach = _products([min(1.0, sum(ranks)) for ranks in self._acceptance])
         self.needs = Needs(choices=len(self._acceptance[0]))
         self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
@@ -52,6 +54,7 @@ class Ppd:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
+            self._watch.see(observation)
             history = History()
             history.tokens += observation.view.tokens
             self._held[observation.view.sequence] = history, _read(observation)

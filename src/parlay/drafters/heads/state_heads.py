@@ -19,6 +19,7 @@ from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing, draft_ids
 from parlay.drafters.heads.latest_states import LatestStates
 from parlay.drafters.heads.level_trees import LevelTree, RankTree
+from parlay.drafters.heads.watch import AcceptanceWatch
 from parlay.heads.artefact import HeadArtefact
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
@@ -80,6 +81,7 @@ class StateHeadDrafter(ABC):
         taps: list[int] = held.settings["taps"]
         self.needs = Needs(taps=tuple(taps))
         self._states = LatestStates(taps[0]) if states is None else states
+        self._watch = AcceptanceWatch(held.method, held)
         self._guessing = Guessing(draft_ids_D, vocab_size)
 
     @abstractmethod
@@ -106,6 +108,7 @@ class StateHeadDrafter(ABC):
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
+            self._watch.see(observation)
             self._states.take(observation)
 
     def release(self, sequence: int) -> None:
