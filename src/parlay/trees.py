@@ -147,10 +147,10 @@ def best_chain(draft: Draft) -> Draft:
     if draft.kind != "point":
         return subtree(draft, first_path(without_probes(draft).tree))
     values: list[float] = []  # expected accepted nodes along the path to each node: sum of products of scores
-    reach: list[float] = []
+    path_probs: list[float] = []
     for node, parent in enumerate(draft.tree.parents):
-        reach.append((reach[parent] if parent >= 0 else 1.0) * (draft.scores[node] if draft.scores else 1.0))
-        values.append((values[parent] if parent >= 0 else 0.0) + reach[node])
+        path_probs.append((path_probs[parent] if parent >= 0 else 1.0) * (draft.scores[node] if draft.scores else 1.0))
+        values.append((values[parent] if parent >= 0 else 0.0) + path_probs[node])
     real = len(draft) - draft.probes
     best = max(range(real), key=lambda node: (values[node], -node), default=-1)  # -1: nothing but probes
     return subtree(draft, path_to(draft.tree, best))

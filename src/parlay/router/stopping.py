@@ -90,9 +90,9 @@ class Risk:
         return Budgets([self._budget] * len(views))
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        return [_end(draft, [1 - reach <= self._most for reach in self._reaches(draft)]) for draft in drafts]
+        return [_end(draft, [1 - path_prob <= self._most for path_prob in self._path_probs(draft)]) for draft in drafts]
 
-    def _reaches(self, draft: Draft) -> list[float]:
+    def _path_probs(self, draft: Draft) -> list[float]:
         """Chance of the path to each node, the first level taken for certain."""
         reaches: list[float] = []
         for node, parent in enumerate(draft.tree.parents):
