@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import product
@@ -13,7 +14,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from parlay.chat_template import render
+from parlay.chat_template import render, told_of_tools
 from parlay.models.plain_tokenizer import PlainTokenizer
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -162,3 +163,18 @@ def test_an_empty_conversation_and_a_missing_template_are_refused() -> None:
         render(ours(CHATML), [])
     with pytest.raises(ValueError, match="no chat template"):
         render(ours(None), [USER])
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_its_system_message() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
+    messages, left = told_of_tools(ours(CHATML), [SYSTEM, USER], tools)
+    assert left == ()
+    first, _, listed = messages[0]["content"].partition("nothing else.\n")
+    assert first.startswith("Be brief.\n\nYou can call")
+    assert json.loads(listed) == [{"name": "weather"}, {"name": "time"}]
+    assert [message["role"] for message in told_of_tools(ours(CHATML), [USER], tools)[0]] == ["system", "user"]
+
+
+def test_a_template_that_knows_tools_gets_them_as_they_are() -> None:
+    assert told_of_tools(ours(THINKING), [USER], TOOLS) == ([USER], TOOLS)
+    assert told_of_tools(ours(CHATML), [USER], TOOLS, THINKING) == ([USER], TOOLS)

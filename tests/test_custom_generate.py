@@ -8,17 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
+    TextIteratorStreamer,
+    pipeline,
 )
 from transformers.generation.streamers import BaseStreamer
 
 import parlay.transformers
+from parlay.models.resolving import resolve
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
+from parlay.transformers import accelerate, slow_down
 
 PROMPT = [5, 9, 13, 5, 9, 13, 5, 9]
 
@@ -149,7 +156,7 @@ def test_a_streamer_gets_the_prompt_then_every_token_then_the_end(model: PreTrai
             self.ended = True
 
     streamer = Record()
-    out = ours(model, torch.tensor([PROMPT]), parlay_streamer=streamer, max_new_tokens=12)
+    out = ours(model, torch.tensor([PROMPT]), streamer=streamer, max_new_tokens=12)
     assert streamer.ids == out[0].tolist()
     assert streamer.ended
 
@@ -172,6 +179,9 @@ def test_a_loaded_model_can_draft_for_another(model: PreTrainedModel) -> None:
         ({"token_type_ids": torch.zeros(1, 8, dtype=torch.long)}, "token_type_ids"),
         ({"max_new_tokens": 1000}, "context"),
         ({"parlay_strategy": "no-such"}, "no-such"),
+        ({"force_words_ids": [[[7]]]}, "force_words_ids"),
+        ({"stop_strings": "x"}, "parlay_tokenizer"),
+        ({"assistant_model": random_model("gpt2", seed=1)}, "parlay_draft"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(model: PreTrainedModel, options: dict[str, Any], named: str) -> None:
@@ -183,8 +193,74 @@ def test_right_padding_and_streams_of_batches_are_refused(model: PreTrainedModel
     ids = torch.tensor([[5, 6, 0], [5, 6, 7]])
     with pytest.raises(ValueError, match="pad prompts on the left"):
         ours(model, ids, attention_mask=torch.tensor([[1, 1, 0], [1, 1, 1]]), max_new_tokens=4)
-    with pytest.raises(ValueError, match="parlay_streamer takes one row"):
-        ours(model, ids, attention_mask=torch.ones_like(ids), parlay_streamer=BaseStreamer(), max_new_tokens=4)
+    with pytest.raises(ValueError, match="streamer takes one row"):
+        ours(model, ids, attention_mask=torch.ones_like(ids), streamer=_Quiet(), max_new_tokens=4)
+
+
+class _Quiet(BaseStreamer):
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def test_every_field_of_a_generation_config_is_known_or_refused(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a later transformers adds is an error where it is set, until somebody has judged it."""
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert fields <= parlay.transformers._KNOWN_FIELDS
+    known = parlay.transformers._KNOWN_FIELDS - {"top_h"}
+    monkeypatch.setattr(parlay.transformers, "_KNOWN_FIELDS", known)
+    with pytest.raises(ValueError, match="top_h is not known"):
+        ours(model, torch.tensor([PROMPT]), do_sample=True, top_h=0.4, max_new_tokens=2)
+
+
+# ----------------------------------------------------------------------------------------------------- with a tokenizer
+
+
+@pytest.fixture(scope="module")
+def mini() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    place = resolve("parlay-mini")
+    return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32), AutoTokenizer.from_pretrained(place)
+
+
+TEXT = "Once upon a time there was a king who"
+
+
+def test_stop_strings_end_a_row_where_generate_does(mini: tuple[PreTrainedModel, PreTrainedTokenizerBase]) -> None:
+    model, tokenizer = mini
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    whole = tokenizer.decode(model.generate(**inputs, max_new_tokens=30)[0, inputs.input_ids.shape[1] :])
+    stop = whole[len(whole) // 2 :][:3]
+    options: dict[str, Any] = {"stop_strings": [stop], "max_new_tokens": 30}
+    expected = model.generate(**inputs, tokenizer=tokenizer, **options)
+    got = model.generate(**inputs, custom_generate=parlay.transformers.generate, parlay_tokenizer=tokenizer, **options)
+    assert got.equal(expected)
+    try:
+        assert accelerate(model).generate(**inputs, tokenizer=tokenizer, **options).equal(expected)
+    finally:
+        slow_down(model)
+
+
+def test_an_accelerated_model_streams_and_serves_pipelines(
+    mini: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+) -> None:
+    model, tokenizer = mini
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    expected = model.generate(**inputs, max_new_tokens=20)
+    try:
+        accelerate(model, strategy="jacobi")
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+        assert model.generate(**inputs, streamer=streamer, max_new_tokens=20).equal(expected)
+        assert "".join(streamer) == tokenizer.decode(expected[0, inputs.input_ids.shape[1] :])
+        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        (said,) = pipe(TEXT, max_new_tokens=20, do_sample=False)
+        assert said["generated_text"] == tokenizer.decode(expected[0], skip_special_tokens=True)
+        with pytest.raises(ValueError, match="assistant_model"):
+            model.generate(**inputs, assistant_model=model, max_new_tokens=20)
+    finally:
+        slow_down(model)
+    assert model.generate(**inputs, max_new_tokens=20).equal(expected)
 
 
 def test_training_mode_is_left_as_it_was(model: PreTrainedModel) -> None:

@@ -30,9 +30,9 @@ BODY_LINES = 25
 STEP_STATEMENTS = 15
 
 CORE = frozenset({"types", "trees"})
-TEXT = CORE | {"text", "encoding", "documents", "outputs", "reasoning", "bad_words", "chat_template"}
+TEXT = CORE | {"text", "encoding", "documents", "outputs", "prompts", "reasoning", "bad_words", "chat_template"}
 """Texts and token ids."""
-RUN = CORE | {"options", "threads", "strategies", "requests", "outputs", "llm"}
+RUN = CORE | {"options", "threads", "strategies", "prompts", "requests", "outputs", "llm"}
 """What runs a model."""
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset(),
@@ -53,21 +53,26 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "terminal": frozenset(),
     "demo_prompts": frozenset(),
     "text": frozenset({"types"}),
-    "outputs": frozenset({"types"}),
+    "pictures": frozenset(),
+    "outputs": frozenset({"types", "pictures"}),
     "reasoning": frozenset({"types"}),
     "bad_words": frozenset({"types"}),
     "one_call": frozenset({"types"}),
     "chat_template": frozenset({"types", "template_sandbox"}),
     "encoding": frozenset({"types", "models"}),
     "documents": frozenset({"types", "encoding"}),
+    "prompts": frozenset({"chat_template", "reasoning"}),
+    "progress": frozenset(),
+    "beam_search": frozenset({"types", "outputs"}),
+    "vllm_arguments": frozenset({"options", "strategies"}),
     "corpus": frozenset({"types", "encoding"}),
     "structured": frozenset({"types", "reasoning"}),
     "vocabulary": frozenset({"types", "encoding", "structured"}),
     "requests": TEXT | {"strategies", "structured", "vocabulary"},
     "llm": TEXT
     | {"options", "cache", "cost", "models", "heads", "drafters", "strategies", "engine"}
-    | {"vocabulary", "requests", "one_call"},
-    "__init__": frozenset({"types", "outputs", "llm"}),
+    | {"vocabulary", "requests", "one_call", "progress", "beam_search", "vllm_arguments"},
+    "__init__": frozenset({"types", "outputs", "prompts", "beam_search", "llm", "aio"}),
     "transformers": RUN | {"cost", "models", "drafters", "engine"},
     "testing": CORE | {"options", "sampling", "models", "heads", "drafters", "strategies", "router", "engine"},
     "aio": RUN | {"engine", "chat_template"},

@@ -26,7 +26,7 @@ from benchmarks.setup import FULL, MINI, WIDE, Setup
 from parlay import threads
 from parlay.bench.provenance import provenance
 from parlay.llm import LLM
-from parlay.requests import TokensPrompt
+from parlay.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 INPUT, OUTPUT = 128, 128

@@ -6,36 +6,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from parlay.llm import LLM, RequestFailed
-    from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
+    from parlay.aio import AsyncLLM
+    from parlay.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from parlay.llm import LLM
+    from parlay.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
+    from parlay.prompts import TextPrompt, TokensPrompt
     from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
+    "Logprob",
     "ParlayError",
     "RequestFailed",
     "RequestOutput",
     "SamplingParams",
     "StreamEvent",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 _HOMES = {
-    "LLM": "parlay.llm",
-    "RequestFailed": "parlay.llm",
-    "CompletionOutput": "parlay.outputs",
-    "RequestOutput": "parlay.outputs",
-    "StreamEvent": "parlay.outputs",
-    "ParlayError": "parlay.types",
-    "SamplingParams": "parlay.types",
-    "StructuredOutputsParams": "parlay.types",
+    "parlay.aio": ("AsyncLLM",),
+    "parlay.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "parlay.llm": ("LLM",),
+    "parlay.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
+    "parlay.prompts": ("TextPrompt", "TokensPrompt"),
+    "parlay.types": ("ParlayError", "SamplingParams", "StructuredOutputsParams"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used, so that `parlay --help` does not load torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'parlay' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'parlay' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What there is, before it has been imported."""
+    return [*__all__, "__version__"]

@@ -8,6 +8,7 @@ plain values alone. What it is given, and what is added to jinja2's language, is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -51,17 +52,19 @@ def render(
     *,
     tools: Tools = (),
     variables: Mapping[str, Any] | None = None,
+    template: str | None = None,
     begin_answer: bool = True,
     continue_final: bool = False,
 ) -> str:
     """The text of ``messages``. ``tools`` and ``variables`` are for templates that know of them.
 
+    ``template`` takes the place of the model's own.
     ``begin_answer``: it ends where the assistant's turn begins. ``continue_final``: it ends with the last message,
     which the answer goes on with. Raises ValueError for what can't be rendered, and whatever the template raises.
     """
     if not messages:
         raise ValueError("the conversation is empty: give one message at least")
-    template = _chosen(tokenizer, with_tools=bool(tools))
+    template = template or _chosen(tokenizer, with_tools=bool(tools))
     turns = [_turn(message) for message in messages]
     if continue_final:
         _mark(turns[-1], template)
@@ -75,6 +78,24 @@ def render(
     }
     text = template_sandbox.render(_compiled(template), given)
     return _cut(text, str(messages[-1]["content"])) if continue_final else text
+
+
+def takes_tools(template: str) -> bool:
+    return re.search(r"\btools\b", template) is not None
+
+
+def told_of_tools(
+    tokenizer: Tokenizer, messages: Messages, tools: Tools, template: str | None = None
+) -> tuple[Messages, Tools]:
+    """Messages and tools to `render`. A template that knows no tools gets them in the first system message."""
+    if not tools or not messages or takes_tools(template or _chosen(tokenizer, with_tools=True)):
+        return messages, tools
+    listed = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    text = f'You can call these functions. A call is {{"name": ..., "arguments": {{...}}}} and nothing else.\n{listed}'
+    first, *others = messages
+    if first.get("role") == "system":
+        return [{**first, "content": f"{first.get('content') or ''}\n\n{text}"}, *others], ()
+    return [{"role": "system", "content": text}, *messages], ()
 
 
 def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:

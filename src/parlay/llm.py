@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from parlay import models
+from parlay import models, vllm_arguments
+from parlay.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from parlay.cache import Budget, parse_bytes
-from parlay.chat_template import Messages
+from parlay.chat_template import Messages, Tools
 from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.resources import Resources
@@ -17,10 +19,13 @@ from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve, resolve_tokenizer
+from parlay.models.sampling_defaults import sampling_defaults
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
-from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import ChatOptions, Job, Prompt, RequestFactory, RequestOptions
+from parlay.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
+from parlay.progress import Progress, advance, bar
+from parlay.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
+from parlay.requests import ChatOptions, Job, RequestFactory, RequestOptions, Stream
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
 from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
@@ -31,13 +36,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_STRATEGY = "prompt-lookup"
+_SHORT = 0.5
+"""Seconds of loading for which no bar is worth showing."""
 PREDICTION_STRATEGY = "prediction"
 """The default for requests that come with a prediction."""
 
-Prompts = Prompt | Sequence[Prompt]
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
-T = TypeVar("T")
 
 
 class LLM:
@@ -48,10 +53,14 @@ class LLM:
     ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
     reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its models take
     together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
-    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name. Any
-    thread may call an LLM; a call waits while another thread's is under way.
+    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
+    ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
+    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. Other arguments of
+    vLLM are taken if they ask for what is so anyway, with a warning if they have no effect here. Any thread may call an
+    LLM; a call waits while another thread's is under way.
 
-    Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range.
+    Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
+    be honoured, TypeError for an unknown one.
     """
 
     def __init__(
@@ -59,7 +68,7 @@ class LLM:
         model: str | PreTrainedModel = "parlay-mini",
         *,
         tokenizer: str | Tokenizer | Vocabulary | None = None,
-        strategy: str | StrategySpec = DEFAULT_STRATEGY,
+        strategy: str | StrategySpec | None = None,
         draft_model: str | None = None,
         load: LoadOptions = models.USUAL,
         dtype: str | None = None,
@@ -71,17 +80,24 @@ class LLM:
         max_num_batched_tokens: int = 512,
         seed: int | None = None,
         memory: int | str | None = None,
+        use_tqdm_on_load: Progress = None,
+        generation_config: Literal["auto", "vllm"] = "auto",
+        speculative_config: Mapping[str, object] | None = None,
+        **of_vllm: object,
     ) -> None:
+        vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
+        strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
+        self._closed, self._strategy = False, str(strategy)
         self._one_call = OneCall()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
-        self.runner = models.load(model, load, budget=budget)
+        with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
+            self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
         self.vocabulary = _vocabulary(model, tokenizer, self.runner.spec)
         self.tokenizer = self.vocabulary.tokenizer
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
-        drafts = replace(load, quantize=None)
-        self._drafts = RunnerCache(lambda name: models.load(name, drafts, budget=budget))
+        self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
         self._resources = self._find_resources(model, draft_model)
         self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
@@ -93,6 +109,17 @@ class LLM:
             prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
         )
+        self._usual_params = _usual_params(model, generation_config)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
+        if self.tokenizer is None:
+            raise ParlayError("this model came without a tokenizer: name one with LLM(tokenizer=...)")
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What calls without sampling parameters take; `LLM` says whose they are. To be changed at will."""
+        return replace(self._usual_params)
 
     def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
         """What drafters may use: draft models, tokenizers and heads are opened when a strategy first needs them."""
@@ -111,6 +138,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: PerPrompt = None,
+        use_tqdm: Progress = None,
         *,
         strategy: Strategies = None,
         documents: Documents | None = None,
@@ -119,6 +147,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Decode all prompts together and return one output per prompt, in order.
 
+        A prompt is a text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. ``use_tqdm``:
+        whether a bar shows the progress, or what makes the bar; None: for several prompts, if somebody can see it.
         ``sampling_params`` and ``strategy`` are one for all or one per prompt. ``documents`` are texts (or token ids)
         that outputs may repeat, say what a search has found: one list for all prompts or one per prompt. Strategies
         that copy draft from them; no text depends on them, and they are no part of the prompt. ``prediction`` is what
@@ -130,9 +160,11 @@ class LLM:
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
         """
         jobs = self._jobs(prompts, sampling_params, strategy, documents=documents, prediction=prediction, store=store)
-        for _ in self._run(jobs):
-            pass
-        outputs = [job.output() for job in jobs]
+        wanted = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
+        with bar(len(jobs), "Prompts", "prompt", wanted) as shown:
+            for event in self._run(jobs):
+                shown.update(event.output is not None)
+        outputs = RequestOutputs(job.output() for job in jobs)
         failed = [sample for output in outputs for sample in output.outputs if sample.error]
         if failed:
             raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0].error}", outputs)
@@ -142,18 +174,64 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: PerPrompt = None,
+        use_tqdm: Progress = None,
         *,
+        tools: Tools | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         strategy: Strategies = None,
         documents: Documents | None = None,
         prediction: Predictions | None = None,
         store: bool = True,
     ) -> list[RequestOutput]:
-        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self._factory.chat(conversation, ChatOptions()) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(
-            prompts, sampling_params, strategy=strategy, documents=documents, prediction=prediction, store=store
+        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
+
+        Content is a text, or a list of {"type": "text", "text": ...}. ``tools`` are functions that the model may call,
+        in OpenAI's form; a template that knows no tools gets them as a system message. ``chat_template`` takes the
+        place of the model's own, ``chat_template_kwargs`` are variables for it. The prompt ends where the assistant's
+        turn begins (``add_generation_prompt``), or with the last message, which the answer goes on with
+        (``continue_final_message``); one of the two must be false.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("continue_final_message goes on with the last message: set add_generation_prompt=False")
+        options = ChatOptions(
+            tools=tools or (),
+            variables=chat_template_kwargs or {},
+            template=chat_template,
+            begin_answer=add_generation_prompt,
+            continue_final=continue_final_message,
         )
+        return self.generate(
+            [self._factory.chat(conversation, options) for conversation in conversations(messages)],
+            sampling_params,
+            use_tqdm,
+            strategy=strategy,
+            documents=documents,
+            prediction=prediction,
+            store=store,
+        )
+
+    def beam_search(
+        self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, the best first. Decodes plainly.
+
+        Raises what `generate` raises.
+        """
+        tokenizer = self.get_tokenizer()
+        plain = SamplingParams(max_tokens=1)
+        starts = [job.samples[0].request.prompt for job in self._jobs(list(prompts), plain, "none")]
+        with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
+            return beam_search(
+                starts,
+                params,
+                lambda beams, one: self.generate(beams, one, False, strategy="none"),
+                tokenizer,
+                frozenset(self.runner.spec.eos_ids),
+                after_token=shown.update,
+            )
 
     def stream(
         self,
@@ -182,13 +260,12 @@ class LLM:
         ``chat`` says how a conversation becomes a prompt.
         """
         options = options or RequestOptions()
-        params = sampling_params or SamplingParams()
-        if not isinstance(prompt, str | Mapping):
-            cut = params.truncate_prompt_tokens is not None
-            prompt = self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
+        params = sampling_params or self.get_default_sampling_params()
+        cut = params.truncate_prompt_tokens is not None
+        asked = prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
         (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
         ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
-        return self._factory.job(prompt, params, options, references=texts, prediction=ids)
+        return self._factory.job(asked, params, options, references=texts, prediction=ids)
 
     def prepare(self) -> None:
         """Read what the first request would wait for otherwise. For servers, where others would wait with it."""
@@ -220,10 +297,19 @@ class LLM:
         self._budget.drop_spare()
 
     def close(self) -> None:
-        """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards."""
+        """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards.
+
+        Closing it again does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._strategies.close()
         self.vocabulary.rest()
         del self._strategies, self._resources, self._drafts, self.engine, self.runner
+
+    def __repr__(self) -> str:
+        return "LLM(closed)" if self._closed else f"LLM({self.runner.spec.name!r}, strategy={self._strategy!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -241,16 +327,16 @@ class LLM:
         params: PerPrompt,
         strategy: Strategies,
         *,
-        documents: Documents | None,
-        prediction: Predictions | None,
-        store: bool,
+        documents: Documents | None = None,
+        prediction: Predictions | None = None,
+        store: bool = True,
     ) -> list[Job]:
-        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        each_params = _one_each(params, SamplingParams(), len(listed), "sampling_params")
-        each_strategy: list[str | StrategySpec] = _one_each(strategy, "", len(listed), "strategy")
-        each_documents = references(documents, len(listed), self.tokenizer, self.runner.spec.vocab_size)
-        each_prediction = predictions(prediction, len(listed), self.tokenizer, self.runner.spec.vocab_size)
-        each = zip(listed, each_params, each_strategy, each_documents, each_prediction, strict=True)
+        asked = listed(prompts)
+        each_params = one_each(params, self.get_default_sampling_params(), len(asked), "sampling_params")
+        each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(asked), "strategy")
+        each_documents = references(documents, len(asked), self.tokenizer, self.runner.spec.vocab_size)
+        each_prediction = predictions(prediction, len(asked), self.tokenizer, self.runner.spec.vocab_size)
+        each = zip(asked, each_params, each_strategy, each_documents, each_prediction, strict=True)
         return [
             self._factory.job(
                 prompt, own, RequestOptions(strategy=name or None, store=store), references=texts, prediction=ids
@@ -282,46 +368,6 @@ class LLM:
                         owners[name][1].take(aborted)
 
 
-class RequestFailed(ParlayError):
-    """Some samples failed. ``outputs`` holds every request's output; a failed sample's ``error`` says why."""
-
-    def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
-        super().__init__(message)
-        self.outputs = outputs
-
-
-class Stream(Iterator[StreamEvent]):
-    """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
-
-    def __init__(self, events: Generator[StreamEvent], job: Job) -> None:
-        self._events = events
-        self._job = job
-
-    def __next__(self) -> StreamEvent:
-        return next(self._events)
-
-    def close(self) -> None:
-        self._events.close()
-
-    @property
-    def output(self) -> RequestOutput:
-        """The whole result, or after `close` the part of it that there is. Raises ParlayError while under way."""
-        if not self._job.finished:
-            raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
-        return self._job.output()
-
-
-def _one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -> list[T]:
-    """One value per prompt. Raises ValueError when a list has another length than the prompts."""
-    if value is None:
-        return [default] * count
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return [value] * count
-    if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give one for all or one for each")
-    return list(value)
-
-
 def _vocabulary(
     model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec
 ) -> Vocabulary:
@@ -338,3 +384,10 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) 
     if tokenizer is not None:
         return load_tokenizer(resolve_tokenizer(tokenizer))
     return load_tokenizer(resolve(model)) if isinstance(model, str) else None
+
+
+def _usual_params(model: str | PreTrainedModel, generation_config: str) -> SamplingParams:
+    if generation_config not in ("auto", "vllm"):
+        raise ValueError(f"generation_config={generation_config!r}: choose auto or vllm, or say it in SamplingParams")
+    said = sampling_defaults(model) if isinstance(model, str) and generation_config == "auto" else {}
+    return SamplingParams(**said)  # type: ignore[arg-type]

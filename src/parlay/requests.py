@@ -5,14 +5,24 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from parlay.bad_words import BadWords
-from parlay.chat_template import SET_HERE, Messages, Tools, render
+from parlay.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
 from parlay.documents import Document, Ids
-from parlay.outputs import CompletionOutput, Piece, PredictionUse, RequestOutput, StreamEvent
+from parlay.outputs import (
+    CompletionOutput,
+    Logprobs,
+    Piece,
+    PredictionUse,
+    PromptLogprobs,
+    RequestOutput,
+    Spell,
+    StreamEvent,
+)
+from parlay.prompts import Prompt, TokensPrompt, text_or_ids
 from parlay.reasoning import Thoughts, expected_thoughts, marks
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
@@ -22,26 +32,18 @@ from parlay.types import Constraint, Event, NoiseKey, ParlayError, Request, Samp
 from parlay.vocabulary import Vocabulary
 
 
-class TokensPrompt(TypedDict):
-    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no form applies."""
-
-    prompt_token_ids: Sequence[int]
-    thoughts: NotRequired[Thoughts]
-
-
-Prompt = str | TokensPrompt
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """How a conversation becomes a prompt. ``tools`` and ``variables`` are for templates that know of them.
+    """How a conversation becomes a prompt. ``variables`` are for templates that know of them.
 
+    ``template`` takes the place of the model's own. One that knows no ``tools`` gets them as a system message.
     ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
     message, which the answer goes on with.
     """
 
     tools: Tools = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
     begin_answer: bool = True
     continue_final: bool = False
 
@@ -72,6 +74,7 @@ class Sample:
     request: Request
     text: TextStream | None
     strategy: str | StrategySpec
+    spell: Spell
     predicted: int = 0
     """Tokens of its prediction."""
     prediction_source: str = ""
@@ -105,13 +108,14 @@ class Sample:
             text=self.text.text if self.text else "",
             token_ids=tuple(self.tokens),
             cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
-            logprobs=tuple(self.logprobs) if wanted else None,
+            logprobs=Logprobs(tuple(self.logprobs), self.spell) if wanted else None,
             finish_reason=event.finish_reason,
             stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
             strategy=str(self.strategy),
             exactness=event.metrics.exactness,
             seed=self.request.key.seed,
             sources=tuple(self.sources),
+            text_ends=tuple(self.text.ends) if self.text else (),
             metrics=event.metrics,
             error=event.error,
             prediction=self._prediction(),
@@ -138,14 +142,13 @@ class Job:
         return all(sample.last is not None for sample in self.samples)
 
     def output(self) -> RequestOutput:
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-        if self.samples[0].last is not None:
-            prompt_logprobs = self.samples[0].last.prompt_logprobs
+        first = self.samples[0]
+        known = first.last.prompt_logprobs if first.last is not None else None
         return RequestOutput(
             request_id=self.id,
             prompt=self.prompt,
-            prompt_token_ids=self.samples[0].request.prompt,
-            prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=first.request.prompt,
+            prompt_logprobs=None if not known else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.spell)),
             outputs=tuple(sample.output() for sample in self.samples),
         )
 
@@ -154,6 +157,27 @@ class Job:
         ids = event.committed.tokens
         done = self.output() if self.finished else None
         return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
+
+
+class Stream(Iterator[StreamEvent]):
+    """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
+
+    def __init__(self, events: Generator[StreamEvent], job: Job) -> None:
+        self._events = events
+        self._job = job
+
+    def __next__(self) -> StreamEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
+
+    @property
+    def output(self) -> RequestOutput:
+        """The whole result, or after `close` the part of it that there is. Raises ParlayError while under way."""
+        if not self._job.finished:
+            raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
+        return self._job.output()
 
 
 class RequestFactory:
@@ -181,6 +205,7 @@ class RequestFactory:
         self._max_context = max_context
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
+        self._vocab_size = vocabulary.size
 
     def job(
         self,
@@ -195,15 +220,13 @@ class RequestFactory:
 
         Raises ValueError for a prompt or a parameter that can't be used.
         """
-        text, ids = self._encode(prompt, params)
+        text, ids, thoughts = self._encode(prompt, params)
         if params.stops and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         params = self._settled(params, len(ids))
-        wanted = params.structured_outputs
-        grammar = self._grammars.compile(wanted, options.salt) if wanted is not None else None
+        grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
         first = self._request(ids, params, options, (prediction, *references) if prediction else references)
         strategy = options.strategy or (self._prediction_strategy if prediction else self._strategy)
-        thoughts = prompt.get("thoughts", "none") if isinstance(prompt, Mapping) else "none"
         samples = [
             self._sample(first, index, strategy, self._constraint(grammar, first, thoughts), predicted=len(prediction))
             for index in range(params.n)
@@ -222,7 +245,7 @@ class RequestFactory:
             prompt=prompt,
             params=params,
             key=NoiseKey(seed),
-            stop_ids=eos | frozenset(params.stop_token_ids),
+            stop_ids=eos | frozenset(params.stop_token_ids or ()),
             references=references,
             salt=options.salt,
             owner=options.owner,
@@ -243,7 +266,7 @@ class RequestFactory:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
-        return Sample(own, text, strategy, predicted, self._prediction_strategy)
+        return Sample(own, text, strategy, self._spell, predicted, self._prediction_strategy)
 
     def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
         """What holds one sample to the form. It begins after the reasoning, if there may be any."""
@@ -254,9 +277,14 @@ class RequestFactory:
         return constraint if found is None else AfterReasoning(constraint, found)
 
     def _settled(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        """With a limit on the output's tokens, and with bad words as a processor of logits."""
+        """With a limit on the output's tokens, numbers of log-probabilities, and bad words as a processor of logits."""
         limit = max(self._max_context - prompt_length, 1)  # a prompt that is too long is refused by the engine
-        params = replace(params, max_tokens=limit if params.max_tokens is None else params.max_tokens)
+        params = replace(
+            params,
+            max_tokens=limit if params.max_tokens is None else params.max_tokens,
+            logprobs=self._vocab_size if params.logprobs == -1 else params.logprobs,
+            prompt_logprobs=self._vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
+        )
         if not params.bad_words:
             return params
         return replace(params, logits_processors=(*params.logits_processors, self._bad_words(params, prompt_length)))
@@ -264,23 +292,26 @@ class RequestFactory:
     def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
         if self._tokenizer is None:
             raise ValueError("bad_words need a tokenizer, and this model came without one: use logit_bias")
-        return BadWords(params.bad_words, self._tokenizer, prompt_length)
+        return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
 
-    def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...]]:
-        """The text and the ids of the prompt; no text where it was cut."""
-        text, ids = self._encode_all(prompt, cut=params.truncate_prompt_tokens is not None)
+    def _spell(self, token: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.decode([token])
+
+    def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...], Thoughts]:
+        """The text and the ids of the prompt, and whether its answer has reasoning; no text where it was cut."""
+        said, thoughts = text_or_ids(prompt)
+        text = said if isinstance(said, str) else None
+        ids = self._ids(said, cut=params.truncate_prompt_tokens is not None) if isinstance(said, str) else said
         kept = params.truncate_prompt_tokens or len(ids)
         kept = self._max_context - 1 if kept == -1 else kept
-        return (text, ids) if len(ids) <= kept else (None, ids[-kept:])
+        return (text, ids, thoughts) if len(ids) <= kept else (None, ids[-kept:], thoughts)
 
-    def _encode_all(self, prompt: Prompt, *, cut: bool) -> tuple[str | None, tuple[int, ...]]:
-        if isinstance(prompt, Mapping):
-            return None, tuple(int(token) for token in prompt["prompt_token_ids"])
+    def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
         if self._encoder is None:
             raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
-        if not prompt:  # a tokenizer that puts a token before every text would make it look like one
+        if not text:  # a tokenizer that puts a token before every text would make it look like one
             raise ValueError("the prompt is empty: give some text, or token ids")
-        return prompt, self._encoder.encode(prompt, self._max_context, cut=cut)
+        return self._encoder.encode(text, self._max_context, cut=cut)
 
     def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> Prompt:
         """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
@@ -289,16 +320,17 @@ class RequestFactory:
         variables that `check_variables` refuses.
         """
 
-        if self._encoder is None or self._tokenizer is None or not self._tokenizer.chat_template:
+        if self._encoder is None or self._tokenizer is None or not (options.template or self._tokenizer.chat_template):
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
         check_variables(options.variables)
-        plain = plain_messages(messages)
+        plain, tools = told_of_tools(self._tokenizer, plain_messages(messages), options.tools, options.template)
         try:
             text = render(
                 self._tokenizer,
                 plain,
-                tools=options.tools,
+                tools=tools,
                 variables=options.variables,
+                template=options.template,
                 begin_answer=options.begin_answer,
                 continue_final=options.continue_final,
             )

@@ -61,7 +61,7 @@ class TextStream:
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._hold = max((len(stop) for stop in self._stops), default=1) - 1
-        self._ends: list[int] = []  # length of the text after each token
+        self.ends: list[int] = []  # length of the text after each token
         self._next = 0  # first token whose text is not wholly released
         self._released = 0
         self.text = ""
@@ -70,8 +70,8 @@ class TextStream:
     def push(self, token: int) -> bool:
         before = len(self.text)
         self.text += self._detokenizer.push(token)
-        stopped = self._find_stop(before) if len(self._ends) + 1 >= self._min_tokens else False
-        self._ends.append(len(self.text))
+        stopped = self._find_stop(before) if len(self.ends) + 1 >= self._min_tokens else False
+        self.ends.append(len(self.text))
         return stopped
 
     def _find_stop(self, before: int) -> bool:
@@ -88,12 +88,12 @@ class TextStream:
         """Text not yet given out, as (index of the output token it came with, piece); all of it when ``final``."""
         safe = len(self.text) if final else max(self._released, len(self.text) - self._hold)
         pieces: list[tuple[int, str]] = []
-        while self._next < len(self._ends) and self._released < safe:
-            end = min(self._ends[self._next], safe)
+        while self._next < len(self.ends) and self._released < safe:
+            end = min(self.ends[self._next], safe)
             if end > self._released:
                 pieces.append((self._next, self.text[self._released : end]))
                 self._released = end
-            if self._ends[self._next] > safe:
+            if self.ends[self._next] > safe:
                 break
             self._next += 1
         return pieces

@@ -1,14 +1,17 @@
 """Parlay inside transformers: ``model.generate(**inputs, custom_generate=parlay.transformers.generate, ...)``.
 
-transformers prepares lengths, logits processors and stopping criteria; we decode and return padded ids like it does.
-Greedy text is that of plain `generate` up to numerical noise. Sampled text follows the same distribution, drawn from
-noise that one number of torch's own generator seeds.
+Or `accelerate(model)` once: then ``model.generate`` decodes so wherever it is called. transformers prepares lengths,
+logits processors and stopping criteria; we decode and return padded ids like it does. Greedy text is that of plain
+`generate` up to numerical noise. Sampled text follows the same distribution, drawn from noise that one number of
+torch's own generator seeds.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from transformers import (
     Cache,
     EosTokenCriteria,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
@@ -27,6 +31,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
+    StopStringCriteria,
     SuppressTokensLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
@@ -57,8 +62,38 @@ _REFUSED: dict[str, Callable[[GenerationConfig], bool]] = {
     "assistant_early_exit": lambda config: config.assistant_early_exit is not None,
     "cache_implementation": lambda config: config.cache_implementation not in (None, "dynamic"),
     "use_cache=False": lambda config: config.use_cache is False,
-    "stop_strings (pass a StopStringCriteria in stopping_criteria)": lambda config: bool(config.stop_strings),
+    "use_mtp (name parlay_strategy='mtp' instead)": lambda config: bool(config.use_mtp),
+    "constraints": lambda config: bool(config.constraints),
+    "force_words_ids": lambda config: bool(config.force_words_ids),
 }
+_PREPARED_FIELDS = frozenset(
+    {
+        *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"),
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+        *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+        *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "remove_invalid_values"),
+        *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "renormalize_logits"),
+        *("guidance_scale", "watermarking_config", "token_healing", "num_return_sequences"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
+    }
+)
+"""What transformers makes lengths, processors, criteria or prompts of before it calls us."""
+
+_IDLE_FIELDS = frozenset(
+    {
+        *("early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty", "low_memory"),  # beams
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),  # want a dict
+        *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
+        *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "max_matching_ngram_size"),
+        *("speculation_type", "compile_config", "disable_compile", "continuous_batching_config"),
+        *("prefill_chunk_size", "max_cache_len", "cache_config", "transformers_version"),
+    }
+)
+"""Without effect on the text: they belong to modes that are refused, or to how transformers would run the model."""
+
+_KNOWN_FIELDS = _PREPARED_FIELDS | _IDLE_FIELDS | {re.split("[ =]", option)[0] for option in _REFUSED}
+"""A field of a later transformers is refused where it is set."""
+
 _STATEFUL = (UnbatchedClassifierFreeGuidanceLogitsProcessor, SynthIDTextWatermarkLogitsProcessor)
 """Processors that remember their last call; verification calls them out of order, and not at every node."""
 
@@ -84,8 +119,8 @@ def generate(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    stop_strings: str | list[str] | None = None,
     parlay_strategy: str = DEFAULT_STRATEGY,
-    parlay_streamer: BaseStreamer | None = None,
     parlay_tokenizer: PreTrainedTokenizerBase | None = None,
     parlay_draft: str | PreTrainedModel | None = None,
     **model_kwargs: Any,
@@ -93,14 +128,22 @@ def generate(
     """Decode a batch of prompts, ``input_ids`` ``[B, L]``, and return prompts and outputs, padded at the end.
 
     Call it through ``model.generate(..., custom_generate=generate)``. Prompts of different lengths are padded on the
-    left, as `generate` asks. ``parlay_draft`` is a draft model, or its name; ``parlay_tokenizer`` is for strategies
-    that read text. ``parlay_streamer`` takes the place of ``streamer``, which transformers never passes on. Stopping
-    criteria see one row at a time, after each token, without scores.
+    left, as `generate` asks. ``parlay_strategy`` is written as on the command line. ``parlay_draft`` is a draft model,
+    or its name. ``parlay_tokenizer`` is for ``stop_strings`` and for strategies that read text; transformers does not
+    pass ``tokenizer`` on. ``streamer`` is honoured. Stopping criteria see one row at a time, after each token, without
+    scores.
 
     Raises ValueError naming any option that can't be honoured, ParlayError for a model that can't be run.
     """
     rows = _prompts(input_ids, model_kwargs)
-    _refuse(generation_config, logits_processor, model_kwargs, len(rows), parlay_streamer)
+    asked = _kept_back()
+    _refuse(generation_config, logits_processor, model_kwargs)
+    if asked.streamer is not None and len(rows) > 1:
+        raise ValueError(f"streamer takes one row, got {len(rows)}: stream prompts one by one")
+    if asked.assistant:
+        raise ValueError("assistant_model is not passed on by transformers: give parlay_draft, and parlay_strategy")
+    if stop_strings is not None:
+        stopping_criteria = StoppingCriteriaList([*stopping_criteria, _stop_at(stop_strings, parlay_tokenizer)])
     trained = model.training
     try:
         runner = models.load(model)
@@ -111,17 +154,49 @@ def generate(
         engine = Engine(runner, cost)
         for request in requests:
             engine.add(request, strategies.get(parlay_strategy))
-        outputs = _decode(engine, input_ids, parlay_streamer)
+        outputs = _decode(engine, len(rows), asked.streamer)
     finally:
         model.train(trained)
     return _padded(input_ids, outputs, generation_config)
 
 
-def _decode(engine: Engine, ids_BL: Tensor, streamer: BaseStreamer | None) -> list[list[int]]:
-    """Step until every row is over; the streamer gets the prompt, then each token, as transformers feeds it."""
-    outputs: list[list[int]] = [[] for _ in ids_BL]
-    if streamer is not None:
-        streamer.put(ids_BL.cpu())
+def accelerate(
+    model: PreTrainedModel,
+    *,
+    strategy: str = DEFAULT_STRATEGY,
+    draft: str | PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedModel:
+    """From now on ``model.generate`` decodes with Parlay, in pipelines too; `slow_down` ends that. Returns the model.
+
+    ``streamer``, and ``stop_strings`` with ``tokenizer``, are passed as without Parlay. A call may name another
+    ``parlay_strategy`` or ``parlay_draft``. ``tokenizer`` is for calls without one.
+    """
+    plain = type(model).generate
+
+    def generate_here(
+        *inputs: Any,
+        tokenizer: PreTrainedTokenizerBase | None = tokenizer,
+        **options: Any,
+    ) -> Any:
+        if "custom_generate" in options:
+            return plain(model, *inputs, tokenizer=tokenizer, **options)
+        usual = {"parlay_strategy": strategy, "parlay_draft": draft, "parlay_tokenizer": tokenizer}
+        return plain(model, *inputs, custom_generate=generate, **{**usual, **options})
+
+    model.generate = generate_here
+    return model
+
+
+def slow_down(model: PreTrainedModel) -> PreTrainedModel:
+    """``model.generate`` is that of transformers again. Returns the model."""
+    vars(model).pop("generate", None)
+    return model
+
+
+def _decode(engine: Engine, rows: int, streamer: BaseStreamer | None) -> list[list[int]]:
+    """Step until every row is over; the streamer, which has the prompt already, gets each token."""
+    outputs: list[list[int]] = [[] for _ in range(rows)]
     while not engine.idle:
         for event in engine.step():
             if event.error is not None:
@@ -248,6 +323,41 @@ def _padded(ids_BL: Tensor, outputs: Sequence[Sequence[int]], config: Generation
     return torch.cat([ids_BL, torch.tensor(rows, dtype=ids_BL.dtype, device=ids_BL.device)], dim=1)
 
 
+def _stop_at(texts: str | list[str], tokenizer: PreTrainedTokenizerBase | None) -> StopStringCriteria:
+    if tokenizer is None:
+        raise ValueError(
+            "stop_strings need parlay_tokenizer here, because transformers does not pass tokenizer on; "
+            "after parlay.transformers.accelerate(model) it can be called tokenizer"
+        )
+    return StopStringCriteria(tokenizer, texts)
+
+
+# --------------------------------------------------------------------------------------- what transformers keeps back
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptBack:
+    streamer: BaseStreamer | None = None
+    assistant: bool = False
+
+
+def _kept_back() -> _KeptBack:
+    """What the `generate` that calls us was given and did not pass on.
+
+    transformers hands a callable no ``streamer`` and no ``assistant_model``. Text that a streamer never gets would be
+    lost without a word, so both are read where they are: among the variables of the call that is under way.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is _GENERATE:
+            return _KeptBack(frame.f_locals.get("streamer"), frame.f_locals.get("assistant_model") is not None)
+        frame = frame.f_back
+    return _KeptBack()
+
+
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+
+
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -255,13 +365,15 @@ def _refuse(
     config: GenerationConfig,
     processors: LogitsProcessorList,
     model_kwargs: dict[str, Any],
-    rows: int,
-    streamer: BaseStreamer | None,
 ) -> None:
     """Raises ValueError for the first option that can't be honoured."""
     for option, present in _REFUSED.items():
         if present(config):
             raise ValueError(f"{option} is not supported by parlay.transformers.generate: leave it out")
+    usual = vars(GenerationConfig())
+    for option in usual.keys() - _KNOWN_FIELDS:
+        if vars(config)[option] != usual[option] and not option.startswith("_"):
+            raise ValueError(f"{option} is not known to parlay.transformers.generate: leave it out")
     for processor in processors:
         if isinstance(processor, _STATEFUL):
             raise ValueError(f"{type(processor).__name__} depends on its earlier calls, which drafts would disturb")
@@ -271,5 +383,3 @@ def _refuse(
     cache = model_kwargs.get("past_key_values")
     if cache is not None and (not isinstance(cache, Cache) or cache.get_seq_length() > 0):
         raise ValueError("past_key_values that hold tokens already are not supported: give the whole prompt instead")
-    if streamer is not None and rows > 1:
-        raise ValueError(f"parlay_streamer takes one row, got {rows}: stream prompts one by one")

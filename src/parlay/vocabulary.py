@@ -19,14 +19,14 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.size = tokenizer, vocab_size
         self.encoder = Encoder(tokenizer) if tokenizer is not None else None
         self.grammars = Grammars(tokenizer, vocab_size, eos_ids)
-        self._made_for = vocab_size, tuple(eos_ids)
+        self._eos_ids = tuple(eos_ids)
 
     def fits(self, vocab_size: int, eos_ids: Sequence[int]) -> bool:
         """Whether it was made for such a model."""
-        return self._made_for == (vocab_size, tuple(eos_ids))
+        return (self.size, self._eos_ids) == (vocab_size, tuple(eos_ids))
 
     def prepare(self) -> None:
         """Read now what is read once: the first request that needs it would wait for it, and others beside it."""

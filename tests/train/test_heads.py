@@ -15,7 +15,7 @@ from parlay.heads.artefact import BadHead
 from parlay.heads.opening import heads_of
 from parlay.llm import LLM
 from parlay.options import LoadOptions, UsageError
-from parlay.requests import TokensPrompt
+from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.data.features import FeatureStore

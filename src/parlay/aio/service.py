@@ -13,9 +13,10 @@ from parlay.aio.mailbox import Closed, Mailbox, Ticket
 from parlay.aio.stream import JobStream
 from parlay.aio.worker import EngineThread, Worker
 from parlay.chat_template import Messages
-from parlay.llm import LLM, RequestFailed
-from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job, Prompt, RequestOptions
+from parlay.llm import LLM
+from parlay.outputs import RequestFailed, RequestOutput, StreamEvent
+from parlay.prompts import Prompt
+from parlay.requests import Job, RequestOptions
 from parlay.types import EngineStats, SamplingParams
 
 T = TypeVar("T")
@@ -24,20 +25,25 @@ T = TypeVar("T")
 class AsyncLLM:
     """Decodes for many tasks at once: requests join and leave between the steps of one engine thread.
 
-    The LLM belongs to it from now on: elsewhere only `LLM.job` may be used. Any thread and event loop may submit. Per
-    LLM ``max_num_seqs`` samples run and up to ``max_waiting`` more are taken; further ones are refused with `Busy`. A
-    strategy that loads a model does so in the engine thread, at the first request that names it; others wait for it.
+    ``llm`` is a model's name, or an LLM, which belongs to it from now on: elsewhere only `LLM.job` may be used. Any
+    thread and event loop may submit. Per LLM ``max_num_seqs`` samples run and up to ``max_waiting`` more are taken;
+    further ones are refused with `Busy`. A strategy that loads a model does so in the engine thread, at the first
+    request that names it; others wait for it.
 
-        async with AsyncLLM.load(lambda: LLM("parlay-mini")) as llm:
+        async with AsyncLLM("smollm2-135m") as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
                 print(event.text, end="")
     """
 
-    def __init__(self, llm: LLM, *, max_waiting: int = 256, thread: EngineThread | None = None) -> None:
+    def __init__(self, llm: LLM | str, *, max_waiting: int = 256, thread: EngineThread | None = None) -> None:
         if max_waiting < 0:
             raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
-        self.llm = llm
-        self._worker = Worker(llm, max_waiting, thread or EngineThread())
+        thread = thread or EngineThread()
+        self.llm = _made(lambda: LLM(llm), thread) if isinstance(llm, str) else llm
+        self._worker = Worker(self.llm, max_waiting, thread)
+
+    def __repr__(self) -> str:
+        return f"AsyncLLM({self.llm})"
 
     @classmethod
     def load(cls, make: Callable[[], LLM], *, max_waiting: int = 256) -> Self:
@@ -46,12 +52,7 @@ class AsyncLLM:
         Blocks until that is done. Raises what ``make`` raises.
         """
         thread = EngineThread()
-        try:
-            llm = thread.call(make).result()
-        except BaseException:
-            thread.end()
-            raise
-        return cls(llm, max_waiting=max_waiting, thread=thread)
+        return cls(_made(make, thread), max_waiting=max_waiting, thread=thread)
 
     async def submit(
         self, job: Job, *, timeout: float | None = None, whole: bool = False, bell: asyncio.Event | None = None
@@ -171,3 +172,12 @@ class AsyncLLM:
         if not self.alive:
             raise Closed("the service has been closed: it takes no more requests")
         return await asyncio.to_thread(self.llm.job, prompt, params, options)
+
+
+def _made(make: Callable[[], LLM], thread: EngineThread) -> LLM:
+    """What ``make`` makes in the thread, which ends if that fails."""
+    try:
+        return thread.call(make).result()
+    except BaseException:
+        thread.end()
+        raise

@@ -18,7 +18,7 @@ from parlay.bench.records import PLAIN
 from parlay.bench.wave import Answer, Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Item, Message, Workload
 from parlay.llm import LLM
-from parlay.requests import TokensPrompt
+from parlay.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 LOOPS = "the answer repeats itself at once"

@@ -24,8 +24,8 @@ from parlay.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
-    from parlay.llm import Stream
     from parlay.outputs import CompletionOutput
+    from parlay.requests import Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ def commit(turn: Turn, max_context: int) -> Commit:
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
     if end.stopped:
-        reason = tokens[-1] if tokens[-1] in sequence.request.params.stop_token_ids else None
+        reason = tokens[-1] if tokens[-1] in (sequence.request.params.stop_token_ids or ()) else None
         return Commit(joined, accepted, "stop", reason)
     return Commit(joined, accepted, "length" if end.kept == room else None)
 

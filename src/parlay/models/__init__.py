@@ -12,6 +12,7 @@ import torch
 from parlay import threads
 from parlay.cache import Budget
 from parlay.models.compiled.forward import runs_here
+from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.fused import stored_as
 from parlay.models.kernels import choose_dtype
@@ -35,6 +36,8 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "half": torch.float16,
+    "float": torch.float32,
 }
 _CACHE_SHARE = 0.25
 """Share of the free memory that the cache may take if no number of tokens is given."""
@@ -49,19 +52,20 @@ def load(
     *,
     cache_tokens: int | None = None,
     budget: Budget | None = None,
+    packed: Packed = nobody,
 ) -> Runner:
     """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
 
     ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
     Runners with the same ``budget`` share its memory; the target has precedence. A model that runs through
-    transformers has memory of its own. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't
-    be had or run, ValueError for a device that is not there, and for options that a loaded model can't honour.
+    transformers has memory of its own. ``packed`` is told how many of the compiled decoder's matrices are ready, of
+    how many. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for
+    a device that is not there, and for options that a loaded model can't honour.
     """
     threads.settle(options.threads)
     if not isinstance(model, str):
         return _adapt_loaded(model, options, cache_tokens, budget)
-    asked_dtype, device = _DTYPES[options.dtype], _torch_device(options.device)
-    found = resolve(model)
+    asked_dtype, device, found = _DTYPES[options.dtype], _torch_device(options.device), resolve(model)
     try:
         config = read_config(found)
     except UnsupportedModel as reason:
@@ -81,6 +85,7 @@ def load(
         budget=budget,
         quantize="int8" if options.quantize else None,
         name=model,
+        packed=packed,
     )
 
 

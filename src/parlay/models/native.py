@@ -13,6 +13,7 @@ from parlay import trees
 from parlay.cache import Budget, CacheShape, Rows, Store
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.library import NotBuilt, NotLoaded
+from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Result, Work
@@ -47,9 +48,10 @@ class NativeRunner:
         budget: Budget | None = None,
         quantize: Quantize | None = None,
         name: str = "native",
+        packed: Packed = nobody,
     ) -> None:
         wanted = in_eight_bits(weights) if quantize == "int8" else weights
-        self._forward, reason = _choose(config, wanted, dtype, device)
+        self._forward, reason = _choose(config, wanted, dtype, device, packed)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
         self._store = Store(_cache_shape(config, kernels.cache_dtype, device), max_tokens_cached, budget)
@@ -178,12 +180,12 @@ def _cache_shape(config: DecoderConfig, dtype: torch.dtype, device: torch.device
 
 
 def _choose(
-    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
+    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device, packed: Packed
 ) -> tuple[Forward, str]:
     """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
     if device.type == "cpu":
         try:
-            compiled = CompiledForward(config, weights, dtype)
+            compiled = CompiledForward(config, weights, dtype, packed)
         except NotLoaded as reason:
             why = f"; no compiled decoder: {reason}"
             if isinstance(reason, NotBuilt):

@@ -13,14 +13,14 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class LoadOptions(Options):
     """How a model is loaded. Raises UsageError for a value that is not allowed.
 
-    With ``dtype="auto"`` the fastest type that this machine computes in is chosen, with ``device="auto"`` cuda, then
-    mps, then cpu. A loaded transformers model keeps its own: there, both must be ``auto``. ``quantize="int8"`` stores
-    the target's weights in eight bits: nearly the same model, about twice as fast where memory is the limit.
-    ``threads`` is how many threads decode, one number for all models of the process. By default it is PARLAY_THREADS
-    or one per usable core.
+    With ``dtype="auto"`` the fastest type that this machine computes in is chosen; ``half`` and ``float`` are float16
+    and float32. ``device="auto"`` is cuda, else mps, else cpu. A loaded transformers model keeps its own: there, both
+    must be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice
+    as fast where memory is the limit. ``threads`` is how many threads decode, one number for all models of the process.
+    By default it is PARLAY_THREADS or one per usable core.
     """
 
-    dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES))
+    dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
     device: str = option("auto", "auto, cpu, cuda or mps")
     quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
     threads: int | None = option(

@@ -11,7 +11,8 @@ from fastapi import Request
 
 from parlay.chat_template import Messages
 from parlay.encoding import PromptTooLong
-from parlay.requests import ChatOptions, Job, Prompt, RequestOptions
+from parlay.prompts import Prompt
+from parlay.requests import ChatOptions, Job, RequestOptions
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.errors import ApiError

@@ -34,7 +34,7 @@ class StrategyEntry:
     the strategy has ``options`` of its own, an instance of that class. ``k`` is its default budget, ``rules`` are the
     accept rules that can judge its drafts, its default first. ``exactness`` is what that rule promises on a runner that
     can give it. ``when`` ends the sentence "use it where". ``toys`` are settings, written as in a spec, under which the
-    conformance kit runs the entry with toy resources.
+    conformance kit runs the entry with toy resources. ``vllm``: what vLLM's ``speculative_config`` calls it.
     """
 
     name: str
@@ -50,6 +50,7 @@ class StrategyEntry:
     k: int = 16
     rules: tuple[str, ...] = accept_rules.GUESSED
     toys: tuple[str, ...] = ("",)
+    vllm: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> Mapping[str, Option]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
@@ -10,8 +11,12 @@ from parlay.structured.limits import schema_of
 from parlay.structured.reasons import in_one_line
 from parlay.types import StructuredOutputsParams
 
-_WHITESPACE = r"[ \n\r\t]{1,20}"
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_SPACED: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
 """Between the parts of JSON: enough for indentation, and an end for a model that would go on for ever."""
+_COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _ROW_ITEMS = 10_000
 """How many ways of going on may be open at one place of a text; by default llguidance takes 2,000."""
@@ -20,7 +25,8 @@ _ROW_ITEMS = 10_000
 def definition(wanted: StructuredOutputsParams) -> str:
     """Raises ValueError for what is not valid."""
     if wanted.json_object or wanted.json is not None:
-        return _json({"type": "object"} if wanted.json is None else schema_of(wanted.json))
+        schema: dict[str, object] = {"type": "object"} if wanted.json is None else schema_of(wanted.json)
+        return _json(schema, _COMPACT if wanted.disable_any_whitespace else _SPACED)
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:  # one terminal: alternatives of a rule would all stand side by side while they match
@@ -33,9 +39,10 @@ def definition(wanted: StructuredOutputsParams) -> str:
         raise ValueError(f"structured_outputs.grammar: {in_one_line(str(error))}") from None
 
 
-def _json(schema: dict[str, object]) -> str:
+def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
+    """``between``: what may stand between the parts."""
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _WHITESPACE})
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=between)
     except ValueError as error:
         raise ValueError(f"structured_outputs.json is not valid: {in_one_line(str(error))}") from None
 

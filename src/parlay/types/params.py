@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from parlay.types.base import LogitsProcessor
@@ -15,21 +15,23 @@ class StructuredOutputsParams:
     """What the text must be. Field names are vLLM's; exactly one is given.
 
     ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text,
-    ``choice`` lists the texts there may be, ``grammar`` is Lark or GBNF. Raises ValueError for none or several of
-    them, and for one that no text could satisfy. Whether a schema or grammar is valid is checked when the request
-    reaches the model.
+    ``choice`` lists the texts there may be, ``grammar`` is Lark or GBNF. ``disable_any_whitespace`` is for the first
+    two: one space stands after each comma and colon, and no other. Raises ValueError for none or several of them, and
+    for one that no text could satisfy. Whether a schema or grammar is valid is checked when the request reaches the
+    model.
     """
 
     json: str | Mapping[str, Any] | None = None
-    json_object: bool = False
+    json_object: bool | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+    disable_any_whitespace: bool = False
 
     def __post_init__(self) -> None:
         kinds = {
             "json": self.json is not None,
-            "json_object": self.json_object,
+            "json_object": bool(self.json_object),
             "regex": self.regex is not None,
             "choice": self.choice is not None,
             "grammar": self.grammar is not None,
@@ -46,15 +48,20 @@ class StructuredOutputsParams:
             raise ValueError("structured_outputs.choice must be a list of one or more texts")
         if not all(map(_is_text, self.choice or ())):
             raise ValueError("structured_outputs.choice holds something that is no text, or an empty one")
+        if self.disable_any_whitespace and self.json is None and not self.json_object:
+            raise ValueError("structured_outputs.disable_any_whitespace is for json and json_object: leave it out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class SamplingParams:
     """How to choose tokens. Field names and defaults are vLLM's.
 
     ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
     ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1 keeps as many
-    as leave room for one token of output. Raises ValueError for a value out of range.
+    as leave room for one token of output. ``logprobs`` and ``prompt_logprobs`` are how many of the likeliest tokens
+    are told beside each token; -1: all. ``structured_outputs`` may also be a dict of its fields. Fields may be set
+    later: a request uses what they are when it is made. Raises ValueError for a value out of range, here or when the
+    request is made.
     """
 
     n: int = 1
@@ -71,27 +78,28 @@ class SamplingParams:
     logits_processors: Sequence[LogitsProcessor] = ()
     seed: int | None = None
     max_tokens: int | None = 16
-    bad_words: Sequence[str] = ()
+    bad_words: Sequence[str] | None = ()
     truncate_prompt_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: Sequence[int] | None = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
-    structured_outputs: StructuredOutputsParams | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        if not all(map(_is_text, self.bad_words)):
+        if not all(map(_is_text, self.bad_words or ())):
             raise ValueError("bad_words holds something that is no text, or an empty one")
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        _ = self.form
 
     def _check_numbers(self) -> None:
         _check_range("n", self.n, 1)
@@ -102,8 +110,8 @@ class SamplingParams:
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_range("max_tokens", self.max_tokens, 0)
         _check_range("min_tokens", self.min_tokens, 0)
-        _check_range("logprobs", self.logprobs, 0)
-        _check_range("prompt_logprobs", self.prompt_logprobs, 0)
+        _check_range("logprobs", self.logprobs, -1)
+        _check_range("prompt_logprobs", self.prompt_logprobs, -1)
         if not 0 < self.top_p <= 1 or not 0 < self.typical_p <= 1:
             raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
         if not 0 < self.repetition_penalty < math.inf:
@@ -111,6 +119,23 @@ class SamplingParams:
         cut = self.truncate_prompt_tokens
         if cut is not None and cut < 1 and cut != -1:
             raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1, got {cut}")
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """What the text must be, whichever way it was given. Raises ValueError for a dict that does not say it."""
+        given = self.structured_outputs
+        if not isinstance(given, Mapping):
+            return given
+        known = {field.name for field in fields(StructuredOutputsParams)}
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise ValueError(f"structured_outputs has no field {unknown[0]}: choose of {', '.join(sorted(known))}")
+        return StructuredOutputsParams(**given)
+
+    def __repr__(self) -> str:
+        """The fields that are not as usual."""
+        usual = ((each.name, each.default, getattr(self, each.name)) for each in fields(self))
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, default, value in usual if value != default)})"
 
     @property
     def greedy(self) -> bool:

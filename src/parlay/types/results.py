@@ -20,7 +20,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Metrics:
     """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
 
@@ -55,6 +55,15 @@ class Metrics:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """The few numbers that are read most; all are attributes."""
+        return (
+            f"Metrics({self.completion_tokens} tokens in {self.steps} steps, "
+            f"{self.tokens_per_step:.2f} tokens per step, "
+            f"{self.accepted_tokens} of {self.draft_tokens} drafted tokens accepted, "
+            f"{self.tokens_per_second:.0f} tokens/s)"
+        )
 
     @property
     def seconds(self) -> float:

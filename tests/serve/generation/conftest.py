@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.chat_template import Messages
-from parlay.requests import Prompt
+from parlay.prompts import Prompt
 
 Post = Callable[..., Any]
 Serve = Callable[[FastAPI], AbstractContextManager[str]]

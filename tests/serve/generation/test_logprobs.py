@@ -28,9 +28,9 @@ def test_of_completions_equal_those_of_the_python_api(post: Post, generate: Gene
     told = reply["choices"][0]["logprobs"]
     plain = generate(PROMPT, SamplingParams(max_tokens=12, temperature=0, logprobs=3)).outputs[0]
     assert plain.logprobs is not None
-    assert told["token_logprobs"] == [entry.logprob for entry in plain.logprobs]
+    assert told["token_logprobs"] == [entry.logprob for entry in plain.logprobs.entries]
     assert [sorted(top.values()) for top in told["top_logprobs"]] == [
-        sorted(logprob for _, logprob in entry.top) for entry in plain.logprobs
+        sorted(logprob for _, logprob in entry.top) for entry in plain.logprobs.entries
     ]
     text = reply["choices"][0]["text"]
     assert [text[start:][: len(token)] for start, token in zip(told["text_offset"], told["tokens"], strict=True)] == (
@@ -53,8 +53,8 @@ def test_of_chat_equal_those_of_the_python_api(post: Post, generate: Generate, s
     plain = generate(MESSAGES, SamplingParams(max_tokens=10, temperature=0.7, seed=4, logprobs=2)).outputs[0]
     assert plain.logprobs is not None
     content = reply["choices"][0]["logprobs"]["content"]
-    assert [entry["logprob"] for entry in content] == [entry.logprob for entry in plain.logprobs]
-    for entry, own in zip(content, plain.logprobs, strict=True):
+    assert [entry["logprob"] for entry in content] == [entry.logprob for entry in plain.logprobs.entries]
+    for entry, own in zip(content, plain.logprobs.entries, strict=True):
         assert [top["logprob"] for top in entry["top_logprobs"]] == [logprob for _, logprob in own.top]
         assert entry["token"].encode() == bytes(entry["bytes"])
 
@@ -77,14 +77,18 @@ def test_echo_tells_how_likely_the_prompt_was_as_harnesses_ask_it(
         (choice,) = reply["choices"]
         told = choice["logprobs"]
         assert choice["text"].startswith(PROMPT)
-        assert told["token_logprobs"][: len(ids)] == [entry and entry.logprob for entry in plain.prompt_logprobs]
+        assert told["token_logprobs"][: len(ids)] == [
+            entry and entry.logprob for entry in plain.prompt_logprobs.entries
+        ]
         assert told["top_logprobs"][0] is None
         assert {len(column) for column in told.values()} == {len(ids) + most}
         greedy = [
             max(top.values()) == own
             for top, own in zip(told["top_logprobs"][1:], told["token_logprobs"][1:], strict=True)
         ]
-        assert greedy[: len(ids) - 1] == [entry.rank == 1 for entry in plain.prompt_logprobs if entry is not None]
+        assert greedy[: len(ids) - 1] == [
+            entry.rank == 1 for entry in plain.prompt_logprobs.entries if entry is not None
+        ]
 
 
 def test_parts_of_a_character_are_spelled_in_bytes_and_begin_where_it_does(post: Post) -> None:

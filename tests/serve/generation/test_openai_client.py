@@ -44,7 +44,7 @@ def test_an_answer_is_the_one_of_the_python_api(client: openai.OpenAI, generate:
     for choice, sample in zip(answer.choices, plain.outputs, strict=True):
         assert choice.logprobs is not None
         assert choice.logprobs.content is not None
-        assert [entry.logprob for entry in choice.logprobs.content] == [own.logprob for own in sample.logprobs or ()]
+        assert [entry.logprob for entry in choice.logprobs.content] == [own.logprob for own in sample.logprobs.entries]
     assert answer.model_extra is not None
     assert answer.model_extra["parlay"]["strategy"] == "prompt-lookup"
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.requests import RequestOptions, TokensPrompt
+from parlay.prompts import TokensPrompt
+from parlay.requests import RequestOptions
 from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import CallReader
@@ -260,14 +261,9 @@ def test_a_template_that_knows_tools_gets_them_as_data() -> None:
     assert [tool["function"]["name"] for tool in tools] == ["weather"]
 
 
-def test_a_template_that_knows_no_tools_is_told_of_them_in_its_system_message() -> None:
-    messages, tools = conversation(chat(messages=HISTORY, tools=[WEATHER, TIME]), NO_TOOLS)
-    assert tools == ()
-    assert messages[0]["content"].startswith("Be kind.\n\n")
-    assert json.loads(messages[0]["content"].splitlines()[-1])[1] == {"name": "time"}
+def test_calls_are_written_in_words_for_a_template_that_knows_none() -> None:
+    messages, _ = conversation(chat(messages=HISTORY, tools=[WEATHER, TIME]), NO_TOOLS)
     assert messages[2]["content"] == '{"name": "weather", "arguments": {"city": "Rome"}}'
-    without, _ = conversation(chat(tools=[TIME]), NO_TOOLS)
-    assert [message["role"] for message in without] == ["system", "user"]
 
 
 @pytest.mark.parametrize("arguments", ["{", "3", "[]", "null"])

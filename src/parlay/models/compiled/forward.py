@@ -11,7 +11,7 @@ from torch import Tensor
 from parlay import threads, trees
 from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
-from parlay.models.compiled.weights import Weights
+from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Kernels, Result, Taps, Work, with_features
 from parlay.models.fused import Operand, stored_as
@@ -48,12 +48,14 @@ def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:
 class CompiledForward:
     """Raises NotLoaded where the library is missing or can't run this model."""
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, packed: Packed = nobody
+    ) -> None:
         reason = refusal(config, dtype)
         if reason:
             raise NotLoaded(reason)
         self._core = load()
-        self._weights = Weights(self._core, config, weights, dtype)
+        self._weights = Weights(self._core, config, weights, dtype, packed)
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
         self._space = torch.empty(0, dtype=torch.uint8)

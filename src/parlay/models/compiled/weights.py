@@ -46,11 +46,24 @@ class Memory:
         return self._chunks[-1][begin : begin + count]
 
 
+Packed = Callable[[int, int], None]
+"""Told how many parts are packed, of how many."""
+
+
+def nobody(done: int, parts: int) -> None:
+    """For those who do not watch."""
+
+
 class Weights:
     """A model packed for ``core``, by as many threads as decode. Owns all memory that ``model`` points to."""
 
     def __init__(
-        self, core: structs.Core, config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype
+        self,
+        core: structs.Core,
+        config: DecoderConfig,
+        weights: Mapping[str, Operand],
+        dtype: torch.dtype,
+        packed: Packed = nobody,
     ) -> None:
         self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
@@ -60,8 +73,9 @@ class Weights:
         self._jobs: list[Callable[[], None]] = []
         self.model = self._lay_out(fused)
         with ThreadPoolExecutor(threads.count()) as pool:  # begun now, because Python runs one thread at a time
-            for job in [pool.submit(job) for job in self._jobs]:
+            for done, job in enumerate([pool.submit(job) for job in self._jobs], start=1):
                 job.result()
+                packed(done, len(self._jobs))
         del self._jobs
 
     def embed(self, ids: Sequence[int]) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
+
+from parlay.chat_template import takes_tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,3 @@ def format_of(template: str) -> CallFormat:
     if not takes_tools(template):
         return PLAIN
     return next((known for known in FORMATS if known.mark in template), PLAIN)
-
-
-def takes_tools(template: str) -> bool:
-    return re.search(r"\btools\b", template) is not None

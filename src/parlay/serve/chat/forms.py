@@ -33,7 +33,7 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
     schema, functions = chat.answer_schema, chat.functions
     if not functions:
         if schema is None:
-            return AnswerForm(chat.params.structured_outputs, None)
+            return AnswerForm(chat.params.form, None)
         return AnswerForm(StructuredOutputsParams(json=schema), None, chat.schema_field)
     field = functions[0].field if len(functions) == 1 else functions[0].field.partition("[")[0]
     if chat.must_call:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from parlay.chat_template import Tools
-from parlay.serve.chat.formats import CallFormat, format_of, takes_tools
+from parlay.serve.chat.formats import CallFormat, format_of
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
 
 
 def conversation(chat: ChatRequest, template: str) -> tuple[list[dict[str, Any]], Tools]:
-    """Messages and tools for the template. One that knows no tools is told of them in a system message."""
+    """Messages and tools for the template."""
     shape = format_of(template)
     own_calls = "tool_calls" in template
     messages = [_message(message, shape, own_calls=own_calls) for message in chat.messages]
-    if chat.functions and not takes_tools(template):
-        return _told(messages, chat.functions), ()
     return messages, [{"type": "function", "function": _described(function)} for function in chat.functions]
 
 
@@ -52,13 +50,3 @@ def _written(call: Mapping[str, Any], shape: CallFormat) -> str:
 def _described(function: Function) -> dict[str, Any]:
     fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _told(messages: list[dict[str, Any]], functions: Sequence[Function]) -> list[dict[str, Any]]:
-    """The messages with the functions described in the first system message, or in a new one."""
-    listed = json.dumps([_described(function) for function in functions], ensure_ascii=False)
-    text = f'You can call these functions. A call is {{"name": ..., "arguments": {{...}}}} and nothing else.\n{listed}'
-    if messages[0]["role"] == "system":
-        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]

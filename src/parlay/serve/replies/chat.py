@@ -15,7 +15,7 @@ from parlay.requests import Job
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.chat.reasoning import thought_length
 from parlay.serve.errors import ApiError
-from parlay.serve.replies.logprobs import ChatLogprobs, chat_logprobs
+from parlay.serve.replies.logprobs import ChatLogprobs, chat_logprobs, entries
 from parlay.serve.replies.spelling import Speller, tokens_before
 from parlay.serve.replies.usage import (
     RequestMetrics,
@@ -120,7 +120,7 @@ def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
     return {
         "index": sample.index,
         "message": message,
-        "logprobs": shape.logprobs_of(sample.logprobs or ()),
+        "logprobs": shape.logprobs_of(entries(sample)),
         "finish_reason": finish_word(sample.finish_reason, called=_called_word(shape) if calls else None),
     }
 

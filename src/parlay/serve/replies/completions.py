@@ -14,7 +14,7 @@ from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import finish_word
-from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable
+from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable, entries
 from parlay.serve.replies.spelling import Offsets, Speller
 from parlay.serve.replies.usage import (
     RequestMetrics,
@@ -115,10 +115,11 @@ def _logprobs(
 ) -> CompletionLogprobs:
     table = CompletionTable(Speller(shape.tokenizer), shape.offsets())
     if shape.echoes is not None:
-        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True):
+        known = output.prompt_logprobs.entries if output.prompt_logprobs is not None else ()
+        for token, entry in zip(output.prompt_token_ids, known, strict=True):
             table.add(token, entry)
         table.offsets = shape.offsets(len(shape.echo(place)))
-    for token, logprob in zip(sample.token_ids, sample.logprobs or (), strict=True):
+    for token, logprob in zip(sample.token_ids, entries(sample), strict=True):
         table.add(token, logprob)
     return table.columns
 

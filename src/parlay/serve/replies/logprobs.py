@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
 
+from parlay.outputs import CompletionOutput
 from parlay.serve.replies.spelling import Offsets, Speller
 from parlay.types import TokenLogprobs
 
@@ -35,6 +36,11 @@ class CompletionLogprobs(TypedDict):
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
+
+
+def entries(sample: CompletionOutput) -> tuple[TokenLogprobs, ...]:
+    """Those of its tokens; none where the request wants none."""
+    return sample.logprobs.entries if sample.logprobs is not None else ()
 
 
 def finite(logprob: float) -> float:

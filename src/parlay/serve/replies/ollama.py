@@ -14,7 +14,7 @@ from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
-from parlay.serve.replies.logprobs import chat_logprobs
+from parlay.serve.replies.logprobs import chat_logprobs, entries
 from parlay.serve.replies.spelling import Speller
 from parlay.serve.replies.usage import summary
 from parlay.serve.streaming import Chunk, LineFrames
@@ -84,7 +84,7 @@ def ollama_reply(output: RequestOutput, shape: OllamaShape) -> dict[str, object]
     pieces = _Pieces()
     pieces.take(shape.answers.read(sample.text), over=True)
     whole = shape.part(pieces.text, pieces.thinking, pieces.calls)
-    return {**whole, **shape.spelled(sample.logprobs or ()), **shape.end(output)}
+    return {**whole, **shape.spelled(entries(sample)), **shape.end(output)}
 
 
 class _Pieces:

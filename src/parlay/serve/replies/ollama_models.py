@@ -8,9 +8,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from parlay.chat_template import takes_tools
 from parlay.models.facts import ModelFacts
 from parlay.reasoning import reasons
-from parlay.serve.chat.formats import takes_tools
 from parlay.serve.chat.job import chat_template
 from parlay.serve.hosted import HostedModel
 from parlay.serve.settings import Settings

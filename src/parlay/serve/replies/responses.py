@@ -17,7 +17,7 @@ from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.reasoning import thought_length
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.items import Event, ItemWriter
-from parlay.serve.replies.logprobs import chat_logprobs
+from parlay.serve.replies.logprobs import chat_logprobs, entries
 from parlay.serve.replies.spelling import Speller, tokens_before
 from parlay.serve.replies.usage import RequestMetrics, Summary, extras, usage
 from parlay.serve.streaming import Chunk, NamedFrames
@@ -96,7 +96,7 @@ def whole_response(output: RequestOutput, shape: ResponseShape) -> dict[str, Any
     writer = ItemWriter()
     length = thought_length(sample.text, shape.answers.thoughts)
     skipped = tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=True)
-    logprobs = shape.logprobs_of((sample.logprobs or ())[skipped:])
+    logprobs = shape.logprobs_of(entries(sample)[skipped:])
     list(writer.take(shape.answers.read(sample.text), logprobs))
     return _ended(output, shape, writer)[-1]
 

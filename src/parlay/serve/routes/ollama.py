@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from parlay.requests import Prompt, TokensPrompt
+from parlay.prompts import Prompt, TokensPrompt
 from parlay.serve.bodies.extras import heed_extras, note_ignored
 from parlay.serve.bodies.ollama import GenerateBody, OllamaBody, OllamaChatBody
 from parlay.serve.chat.answers import AnswerShape

@@ -19,6 +19,7 @@ ENTRIES = (
         k=31,
         factory="parlay.drafters.copying.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
+        vllm=("ngram", "ngram_gpu"),
     ),
     StrategyEntry(
         name=ngram_caches.SOURCE,

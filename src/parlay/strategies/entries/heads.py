@@ -44,6 +44,7 @@ ENTRIES = (
         options=HeadOptions,
         k=16,
         factory=_STATES + "Eagle",
+        vllm=(EAGLE,),
     ),
     StrategyEntry(
         name=EAGLE2,
@@ -70,6 +71,7 @@ ENTRIES = (
         k=16,
         factory="parlay.drafters.heads.eagle3:Eagle3",
         toys=_TOYS,
+        vllm=(EAGLE3,),
     ),
     StrategyEntry(
         name=MTP,
@@ -83,6 +85,7 @@ ENTRIES = (
         k=16,
         factory="parlay.drafters.heads.mtp:mtp",
         toys=(*_TOYS, "min_p=0,head=parallel"),
+        vllm=(MTP,),
     ),
     StrategyEntry(
         name=BLOCK_DRAFTER,
@@ -108,6 +111,7 @@ ENTRIES = (
         options=HeadOptions,
         k=16,
         factory="parlay.drafters.heads.medusa:Medusa",
+        vllm=(MEDUSA,),
     ),
     StrategyEntry(
         name=BLOCKWISE,
@@ -146,6 +150,7 @@ ENTRIES = (
         options=HeadOptions,
         k=16,
         factory="parlay.drafters.heads.mlp_speculator:MlpSpeculatorDrafter",
+        vllm=("mlp_speculator",),
     ),
     StrategyEntry(
         name=REDRAFTER,

@@ -31,6 +31,7 @@ ENTRIES = (
             "rule=typical,min_p=0",
             "rule=threshold,min_p=0",
         ),
+        vllm=("draft_model",),
     ),
     StrategyEntry(
         name=MERGED_DRAFTS,

@@ -31,6 +31,7 @@ ENTRIES = (
         k=32,
         factory="parlay.drafters.stores.suffix_decoding:SuffixDecoding",
         toys=("max_tokens=300,offset=2",),
+        vllm=("suffix",),
     ),
     StrategyEntry(
         name=suffix_automaton.SOURCE,

@@ -15,7 +15,7 @@ from typing import Any
 
 from parlay.encoding import encode
 from parlay.llm import LLM
-from parlay.requests import TokensPrompt
+from parlay.prompts import TokensPrompt
 from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.types import SamplingParams

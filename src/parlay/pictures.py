@@ -1,0 +1,89 @@
+"""Results as notebooks show them: the text with its runs coloured by source, and its steps as bars."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+TARGET = "target"
+_COLOURS = ("#2a9d8f", "#c77dff", "#e9a23b", "#4c8dff", "#e76f51", "#7cb518")
+"""Of drafters, in the order in which they appear; readable on light and dark ground."""
+_OWN = "#8a8f98"
+_MOST_STEPS = 160
+_BAR, _CELL, _HEIGHT = 5, 5, 80
+
+
+def shown(text: str, ends: Sequence[int], sources: Sequence[str], heading: str, facts: str) -> str:
+    """One sample as HTML. ``ends`` is how long the text is with each token, ``sources`` are the tokens' own."""
+    colours = _colours(sources)
+    runs = "".join(_run(part, source, colours) for part, source in _runs(text, ends, sources))
+    return (
+        '<div style="max-width:60em;margin:.5em 0">'
+        f'<div style="opacity:.7;white-space:pre-wrap">{html.escape(heading)}</div>'
+        f'<div style="white-space:pre-wrap;margin:.4em 0">{runs}</div>'
+        f"{_picture(sources, colours)}"
+        f'<div style="opacity:.7;font-size:90%">{_legend(sources, colours)}{html.escape(facts)}</div></div>'
+    )
+
+
+def steps(sources: Sequence[str]) -> list[list[str]]:
+    """The sources of the tokens of each step: one ends with the token that the target wrote itself."""
+    found: list[list[str]] = [[]]
+    for source in sources:
+        found[-1].append(source)
+        if source == TARGET:
+            found.append([])
+    return [step for step in found if step]
+
+
+def _colours(sources: Sequence[str]) -> dict[str, str]:
+    drafters = [source for source in dict.fromkeys(sources) if source != TARGET]
+    return {source: _COLOURS[place % len(_COLOURS)] for place, source in enumerate(drafters)}
+
+
+def _runs(text: str, ends: Sequence[int], sources: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Parts of the text whose tokens have one source. A token that ends inside a character adds nothing yet."""
+    begin = 0
+    for source, run in groupby(zip(ends, sources, strict=False), key=lambda pair: pair[1]):
+        *_, (end, _) = run
+        if text[begin:end]:
+            yield text[begin:end], source
+        begin = max(begin, end)
+
+
+def _run(part: str, source: str, colours: dict[str, str]) -> str:
+    if source == TARGET:
+        return html.escape(part)
+    style = f"background:{colours[source]}40;border-radius:3px"
+    return f'<span style="{style}" title="{html.escape(source, quote=True)}">{html.escape(part)}</span>'
+
+
+def _picture(sources: Sequence[str], colours: dict[str, str]) -> str:
+    """A bar for each step, as high as it has tokens: drafted ones below, the target's own on top."""
+    every = steps(sources)
+    columns = every[:_MOST_STEPS]
+    if not columns:
+        return ""
+    cell = min(_CELL, _HEIGHT / max(map(len, columns)))
+    width, height = _BAR * len(columns), cell * max(map(len, columns))
+    cells = "".join(
+        f'<rect x="{_BAR * place}" y="{height - cell * (row + 1):.1f}" width="{_BAR - 1}" '
+        f'height="{max(cell - 0.6, 0.4):.1f}" fill="{colours.get(source, _OWN)}"/>'
+        for place, column in enumerate(columns)
+        for row, source in enumerate(column)
+    )
+    more = f" (the first {len(columns)} of {len(every)})" if len(every) > len(columns) else ""
+    title = f"{len(sources)} tokens in {len(every)} steps, a bar for each{more}"
+    return (
+        f'<svg role="img" width="{width}" height="{height:.1f}" viewBox="0 0 {width} {height:.1f}" '
+        f'style="max-width:100%"><title>{title}</title>{cells}</svg>'
+    )
+
+
+def _legend(sources: Sequence[str], colours: dict[str, str]) -> str:
+    parts = [
+        f'<span style="color:{colours.get(source, _OWN)}">&#9632;</span> {html.escape(source)} {sources.count(source)}'
+        for source in (*colours, TARGET)
+    ]
+    return " &nbsp; ".join(parts) + "<br>" if sources else ""
