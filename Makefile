@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check types tests check-browser conformance proof bench-smoke bench-figures docs wheel clean
+.PHONY: help demo check types tests check-browser conformance proof bench-smoke bench-figures docs wheel release clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -53,6 +53,19 @@ docs: $(VENV)/.docs  ## the documents as a site, in build/site; a broken link fa
 wheel: $(VENV)/.runtime  ## a wheel with the compiled decoder for this kind of machine, in dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
+release: $(VENV)/.release docs  ## build and check all that would be uploaded: source archive, wheel, documents
+	rm -rf dist build/sdist build/fresh
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	@for made in dist/*.whl dist/*.tar.gz; do \
+		echo "installing $$made into an empty environment, and running it" && \
+		$(PYTHON) -m venv --clear build/fresh && \
+		build/fresh/bin/pip install --disable-pip-version-check --quiet --constraint constraints.txt "$$made" && \
+		(cd build && fresh/bin/parlay generate 'Once upon a time' --max-tokens 8) && \
+		(cd build && fresh/bin/python -c 'from parlay.models.compiled.library import load; print("compiled decoder:", load().name.decode())') || exit 1; \
+	done
+	@ls -l dist && echo 'All of dist/ may be uploaded; wheels of other platforms: .github/workflows/wheels.yml'
+
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -64,6 +77,10 @@ $(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/p
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(INSTALL) '.[dev]'
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.runtime
+	$(INSTALL) '.[release]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
+import re
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -30,4 +31,4 @@ class CompiledDecoder(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["artifacts"].append(str(library.relative_to(Path(__file__).parent)))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-linux_{platform.machine()}"
+        build_data["tag"] = f"py3-none-{re.sub(r'[-.]', '_', sysconfig.get_platform())}"
