@@ -25,11 +25,14 @@ COMMANDS = {
     "serve": "serve models over HTTP, with OpenAI's API",
     "demo": "race plain decoding against the default strategy, on a small model",
     "pull": "download a model",
+    "models": "list the models on this machine",
+    "rm": "remove a model that was pulled",
     "bench": "measure the speed of strategies, each beside plain decoding",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the decoding strategies and their parameters",
     "datastore": "make and inspect datastores: files of texts that a strategy drafts from",
     "train": "train a language model or a draft head",
+    "completion": "print a script that completes commands and flags in a shell",
 }
 """Each is the module of that name here, a `Command`."""
 

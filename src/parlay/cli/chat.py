@@ -46,9 +46,12 @@ def run(options: argparse.Namespace) -> int:
     from parlay.chat.commands import State
     from parlay.chat.conversation import ChatSettings, Conversation, read_conversation
     from parlay.models.pulled import usual
-    from parlay.models.sampling_defaults import sampling_defaults
+    from parlay.models.resolving import resolve
 
     options.model = options.model or usual()
+    resolve(options.model)  # a model that is not there is told before torch is loaded
+    from parlay.models.sampling_defaults import sampling_defaults
+
     settings = ChatSettings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
     conversation = read_conversation(options.load) if options.load else Conversation()
     if options.system:

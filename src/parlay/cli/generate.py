@@ -7,7 +7,7 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.files import read_text
@@ -19,11 +19,12 @@ from parlay.cli.flags import (
     sampling_params,
 )
 from parlay.cli.opening import open_llm
-from parlay.cli.structured import add_structured_flags, structured_outputs
+from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
 from parlay.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
+    from parlay.llm import LLM
     from parlay.outputs import CompletionOutput
     from parlay.requests import Stream
 
@@ -70,18 +71,15 @@ def _add_text_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     params = replace(sampling_params(options), structured_outputs=structured_outputs(options))
     prompt = _prompt(options)
-    documents = [read_text(name, "document") for name in options.document]
-    prediction = None if options.prediction is None else read_text(options.prediction, "prediction")
+    given: dict[str, Any] = {
+        "documents": [read_text(name, "document") for name in options.document],
+        "prediction": None if options.prediction is None else read_text(options.prediction, "prediction"),
+    }
     tint = Tint(sys.stdout)
     with open_llm(options) as llm, Interrupt() as interrupt:
-        stream = llm.stream(
-            prompt,
-            params,
-            strategy=options.strategy,
-            documents=documents,
-            prediction=prediction,
-            store=options.store,
-        )
+        _check_template(options, llm, prompt)
+        with naming_the_schema(options):
+            stream = llm.stream(prompt, params, strategy=options.strategy, store=options.store, **given)
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
         room = llm.engine.longest - sample.metrics.prompt_tokens
@@ -93,6 +91,15 @@ def run(options: argparse.Namespace) -> int:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
         return FAILURE
     return INTERRUPTED if interrupt.noted else 0
+
+
+def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> None:
+    """Raises ValueError for a conversation with a model that has no chat template."""
+    if not isinstance(prompt, str) and not (llm.tokenizer and llm.tokenizer.chat_template):
+        raise ValueError(
+            f"{options.model} has no chat template: leave out --chat and --system, or name a tokenizer that has one "
+            "with --tokenizer"
+        )
 
 
 def _note_room(params: SamplingParams, room: int) -> None:

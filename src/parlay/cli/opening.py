@@ -33,6 +33,9 @@ def open_llm(options: argparse.Namespace) -> LLM:
     """
     if options.strategy is None and options.draft_model is not None:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
+    from parlay.models.resolving import resolve
+
+    resolve(options.model)  # a model that is not there is told before torch is loaded
     with uncollected():
         from parlay.llm import DEFAULT_STRATEGY, LLM
 

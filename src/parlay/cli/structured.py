@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from parlay.cli.files import read_text
 from parlay.types import StructuredOutputsParams
@@ -20,7 +23,28 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
 
 def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams | None:
     """None where no such flag was given. Raises ValueError for a file that can't be read, or an empty text."""
-    schema = None if options.json_schema is None else read_text(options.json_schema, "schema")
+    schema = None if options.json_schema is None else _schema(options.json_schema)
     if schema is None and options.regex is None and options.choice is None:
         return None
     return StructuredOutputsParams(json=schema, regex=options.regex, choice=options.choice)
+
+
+def _schema(name: str) -> str:
+    """Raises ValueError that names the file."""
+    text = read_text(name, "schema")
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the schema {name} is not JSON: {error}") from None
+    return text
+
+
+@contextmanager
+def naming_the_schema(options: argparse.Namespace) -> Iterator[None]:
+    """An error about the schema, which only the model's own compiler can find, names its file."""
+    try:
+        yield
+    except ValueError as error:
+        if options.json_schema is None or not str(error).startswith("structured_outputs"):
+            raise
+        raise ValueError(f"the schema {options.json_schema} can't be used: {error}") from None

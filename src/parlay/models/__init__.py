@@ -1,169 +1,17 @@
-"""Models with their caches: the runners. `load` picks the native decoder where it runs the model, else the adapter."""
+"""Models with their caches: the runners. Names are imported on first use, so that finding files needs no torch."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from parlay.models.opening import USUAL, NativeRunner, UnsupportedModel, default_device, load
 
-from parlay import threads
-from parlay.cache import Budget
-from parlay.models.compiled.forward import runs_here
-from parlay.models.compiled.weights import Packed, nobody
-from parlay.models.config import DecoderConfig, UnsupportedModel
-from parlay.models.fused import stored_as
-from parlay.models.kernels import choose_dtype
-from parlay.models.loading import load_weights, read_config
-from parlay.models.memory import free_bytes
-from parlay.models.native import NativeRunner
-from parlay.models.resolving import resolve
-from parlay.models.shapes import Weight
-from parlay.options import LoadOptions
-from parlay.types import ParlayError, Runner
-
-if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
-    from transformers import PreTrainedModel
-
-__all__ = ["NativeRunner", "UnsupportedModel", "load"]
-
-_log = logging.getLogger(__name__)
-_DTYPES = {
-    "auto": None,
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-    "float": torch.float32,
-}
-_CACHE_SHARE = 0.25
-"""Share of the free memory that the cache may take if no number of tokens is given."""
-_MOST_CONTEXTS = 16
-"""Most full contexts that the cache holds in that case."""
-USUAL = LoadOptions()
+__all__ = ["USUAL", "NativeRunner", "UnsupportedModel", "default_device", "load"]
 
 
-def load(
-    model: str | PreTrainedModel,
-    options: LoadOptions = USUAL,
-    *,
-    cache_tokens: int | None = None,
-    budget: Budget | None = None,
-    packed: Packed = nobody,
-) -> Runner:
-    """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
-
-    ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
-    Runners with the same ``budget`` share its memory; the target has precedence. A model that runs through
-    transformers has memory of its own. ``packed`` is told how many of the compiled decoder's matrices are ready, of
-    how many. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for
-    a device that is not there, and for options that a loaded model can't honour.
-    """
-    threads.settle(options.threads)
-    if not isinstance(model, str):
-        return _adapt_loaded(model, options, cache_tokens, budget)
-    asked_dtype, device, found = _DTYPES[options.dtype], _torch_device(options.device), resolve(model)
-    try:
-        config = read_config(found)
-    except UnsupportedModel as reason:
-        if found.is_file():
-            raise
-        _log.info("%s runs through transformers: %s", model, reason)
-        loaded = _transformers_model(found, asked_dtype, device)
-        return _adapt(loaded, cache_tokens, budget, options.quantize, model)
-    weights = load_weights(found, config)
-    dtype = asked_dtype or _fastest(model, config, weights, device)
-    return NativeRunner(
-        config,
-        weights,
-        dtype=dtype,
-        device=device,
-        max_tokens_cached=cache_tokens or _default_cache_tokens(config, dtype, device),
-        budget=budget,
-        quantize="int8" if options.quantize else None,
-        name=model,
-        packed=packed,
-    )
-
-
-def _adapt_loaded(
-    model: PreTrainedModel, options: LoadOptions, cache_tokens: int | None, budget: Budget | None
-) -> Runner:
-    if (options.dtype, options.device) != ("auto", "auto"):
-        raise ValueError(
-            f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; leave both at 'auto'"
-        )
-    return _adapt(model, cache_tokens, budget, options.quantize)
-
-
-def _adapt(
-    model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, quantize: str | None, name: str = ""
-) -> Runner:
-    from parlay.models.adapter import AdapterRunner
-
-    if budget is not None and budget.fixed and cache_tokens is None:
-        raise UnsupportedModel(
-            f"memory can't be limited for {name or 'this model'}, which runs through transformers: leave memory out"
-        )
-    if quantize is not None:
-        raise UnsupportedModel(
-            f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
-            "load it quantised there, and leave quantize out"
-        )
-    return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
-
-
-def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], device: torch.device) -> torch.dtype:
-    """The dtype to run in. Weights in blocks need no timing, which takes half a second: they are multiplied as they
-    are."""
-    if device.type == "cpu" and stored_as(weights) and runs_here(config, torch.bfloat16):
-        why = "weights stay in the file's blocks, and keys and values take half of float32's memory"
-        dtype = torch.bfloat16
-    else:
-        dtype, why = choose_dtype(config, device)
-    _log.info("%s runs in %s: %s", name, dtype, why)
-    return dtype
-
-
-def default_device() -> torch.device:
-    """What ``auto`` stands for here."""
-    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def _torch_device(name: str) -> torch.device:
-    if name == "auto":
-        return default_device()
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} can't be used here ({reason}): use 'auto', 'cpu', 'cuda' or 'mps'") from None
-    return device
-
-
-def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
-    """The checkpoint as transformers loads it. Without a ``dtype``: float32 on CPU, the checkpoint's own elsewhere."""
-    from transformers import AutoModelForCausalLM
-
-    wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
-        )
-    except Exception as error:  # whatever a library makes of files that are not as they should be
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ParlayError(f"transformers can't load {directory}: {reason}") from error
-    return model.to(device)
-
-
-def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """As many tokens as `_CACHE_SHARE` of the free memory holds: at least one full context, at most
-    `_MOST_CONTEXTS`."""
-    cell_bytes = max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize  # exact attention works in float32
-    token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
-    affordable = int(free_bytes(device) * _CACHE_SHARE) // token_bytes
-    return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'parlay.models' has no attribute {name!r}")
+    return getattr(import_module("parlay.models.opening"), name)

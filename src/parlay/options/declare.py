@@ -164,10 +164,14 @@ def split(text: str, separator: str) -> list[str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error line: the closest known words if some are close, and else all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
+    others = f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
+    return close_to(word, names) or others
+
+
+def close_to(word: str, known: Iterable[str]) -> str:
+    """The question whether the closest known words were meant; empty where none is close."""
+    close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else ""
 
 
 def _read_bool(text: str) -> bool:

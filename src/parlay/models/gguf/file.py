@@ -11,9 +11,9 @@ from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.gguf import weights
 from parlay.models.gguf.config import decoder_config, family_of
 from parlay.models.gguf.reader import BadGguf, Header, read
+from parlay.models.resolving import SUFFIX
 from parlay.models.shapes import Weight
 
-SUFFIX = ".gguf"
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MOST_PARTS = 1 << 10
 

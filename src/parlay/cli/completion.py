@@ -1,0 +1,48 @@
+"""`parlay completion SHELL`: the script by which a shell completes commands, flags and names."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from importlib import import_module
+
+from parlay.cli import COMMANDS, Command
+from parlay.types import ParlayError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that will read the script")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises ParlayError where the package that writes such scripts is missing."""
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise ParlayError("shell completion needs shtab: pip install 'parlay[completion]'") from None
+    print(shtab.complete(_whole(), options.shell))
+    return 0
+
+
+def _whole() -> argparse.ArgumentParser:
+    """The parser of all commands, and not of one as usual."""
+    parser = argparse.ArgumentParser("parlay")
+    commands = parser.add_subparsers()
+    for name, summary in COMMANDS.items():
+        with suppress(ParlayError):  # one that needs a package which is not installed
+            command: Command = import_module(f"parlay.cli.{name}")
+            command.add_arguments(commands.add_parser(name, help=summary))
+    _offer_strategies(parser)
+    return parser
+
+
+def _offer_strategies(parser: argparse.ArgumentParser) -> None:
+    """The names for every ``--strategy``. Their options may follow, so that the flag itself has no choices."""
+    from parlay.strategies.catalogue import catalogue
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for part in action.choices.values():
+                _offer_strategies(part)
+        elif "--strategy" in action.option_strings:
+            action.choices = tuple(catalogue())

@@ -1,0 +1,63 @@
+"""The models that are on this machine: built in, pulled, or in the Hugging Face Hub's cache."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlay.models import pulled
+from parlay.models.pulled import WHEELS
+from parlay.models.resolving import BUILT_IN, resolve_config
+from parlay.options import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """``source`` is built-in, pulled or hub. ``size`` in bytes."""
+
+    name: str
+    source: str
+    size: int
+    place: Path
+
+
+def kept() -> list[KeptModel]:
+    """All of them, built-in ones first."""
+    own = [KeptModel(name, "built-in", _size(folder := resolve_config(name)), folder) for name in BUILT_IN]
+    places = [(name, pulled.place_of(name)) for name in WHEELS]
+    brought = [KeptModel(name, "pulled", place.stat().st_size, place) for name, place in places if place.is_file()]
+    return [*own, *brought, *_from_hub()]
+
+
+def remove(name: str) -> KeptModel:
+    """The model, whose files are gone now. Raises ValueError for one that is not there, or came with the package."""
+    found = {model.name: model for model in kept()}
+    if name not in found:
+        raise ValueError(f"{name} is not on this machine: {nearest(name, found)}")
+    model = found[name]
+    if model.source == "built-in":
+        raise ValueError(f"{name} is part of Parlay: only models that were pulled can be removed")
+    shutil.rmtree(model.place if model.source == "hub" else model.place.parent)
+    return model
+
+
+def _from_hub() -> list[KeptModel]:
+    """Repositories in the Hub's cache that hold a model."""
+    from huggingface_hub import constants, scan_cache_dir  # here, because only this needs it
+
+    if not Path(constants.HF_HUB_CACHE).is_dir():
+        return []
+    repositories = [each for each in scan_cache_dir().repos if each.repo_type == "model"]
+    return sorted(
+        (
+            KeptModel(each.repo_id, "hub", each.size_on_disk, each.repo_path)
+            for each in repositories
+            if any(file.file_name.endswith((".safetensors", ".gguf")) for kept in each.revisions for file in kept.files)
+        ),
+        key=lambda model: model.name,
+    )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

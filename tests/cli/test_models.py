@@ -1,0 +1,78 @@
+"""Models on this machine are listed and removed, what can't be found or used is told at once, and shells complete."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parlay.models.pulled import place_of
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder with one pulled model, and an empty Hub's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = place_of("smollm2-135m")
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"GGUF")
+    return place
+
+
+def test_models_are_listed_and_pulled_ones_removed(cli: Cli, pulled: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(cli("models", "--json").out)}
+    assert rows["parlay-mini"]["source"] == "built-in"
+    assert rows["smollm2-135m"] == {"name": "smollm2-135m", "source": "pulled", "bytes": 4, "place": str(pulled)}
+    assert "smollm2-135m" in cli("models").out
+    assert "removed smollm2-135m" in cli("rm", "smollm2-135m").out
+    assert not pulled.exists()
+    assert "smollm2-135m" not in cli("models").out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("rm", "parlay-mini"), "part of Parlay"),
+        (("rm", "smollm"), "did you mean smollm2-135m?"),
+        (("generate", "x", "--model", "smollm2-135m:Q8_0"), "leave out :Q8_0"),
+        (("run", "llama3:8b"), "user/repo:Q4_K_M"),
+        (("chat", "--model", "./nowhere"), "no folder or file ./nowhere"),
+    ],
+)
+def test_names_that_mean_nothing_are_told_in_one_line(
+    cli: Cli, pulled: Path, words: tuple[str, ...], told: str
+) -> None:
+    result = cli(*words)
+    assert result.code in (1, 2)
+    assert told in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_model_that_is_not_there_is_told_before_torch_is_loaded() -> None:
+    code = (
+        "import sys, parlay.cli\n"
+        "print(parlay.cli.main(['generate', 'x', '--model', './nowhere']), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1 False"
+
+
+@pytest.mark.parametrize(("text", "told"), [("{bad", "is not JSON"), ('{"type": "nonsense"}', "can't be used")])
+def test_the_error_of_a_schema_names_its_file(cli: Cli, tmp_path: Path, text: str, told: str) -> None:
+    schema = tmp_path / "form.json"
+    schema.write_text(text)
+    result = cli("generate", "x", "--model", "parlay-mini", "--json-schema", str(schema))
+    assert result.code == 2
+    assert f"the schema {schema} {told}" in result.err
+
+
+def test_a_shell_completes_commands_flags_and_strategies(cli: Cli) -> None:
+    pytest.importorskip("shtab")
+    script = cli("completion", "bash").out
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert {"generate", "--max-tokens", "prompt-lookup"} <= set(script.replace('"', "'").replace("'", " ").split())
