@@ -24,28 +24,30 @@ from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import DEFAULT_STRATEGY
+from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
 
 TASKS = ROOT / "benchmarks" / "serving" / "lm_eval"
 NAMES = ("parlay_choice", "parlay_copy", "parlay_calls")
-MODEL = "parlay-mini"
+MODELS = ("parlay-mini", "smollm2-135m")
 LIMIT = 600.0
 AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one strategy: the score of each task, and what the server answered to each request, likelihoods in full."""
+    """Of a model and a strategy: the score of each task, and the answers to each request, likelihoods in full."""
 
     scores: Mapping[str, float]
     answers: Mapping[str, list[Any]]
 
 
-def evaluate(executable: Path, strategy: str) -> Verdict:
+def evaluate(executable: Path, model: str, strategy: str) -> Verdict:
     """A server of its own, asked all tasks. Raises ValueError when lm-eval fails, with its last words."""
-    with served(MODEL, "--strategy", strategy) as url, tempfile.TemporaryDirectory() as folder:
+    with served(model, "--strategy", strategy) as url, tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_tokenizer(model, Path(folder) / "tokenizer")
         done = subprocess.run(
-            (executable, *arguments(url, folder)),
+            (executable, *arguments(url, model, tokenizer, folder)),
             cwd=TASKS,
             capture_output=True,
             text=True,
@@ -58,18 +60,28 @@ def evaluate(executable: Path, strategy: str) -> Verdict:
         return read(Path(folder))
 
 
-def arguments(url: str, folder: str) -> list[str]:
+def write_tokenizer(model: str, folder: Path) -> Path:
+    """The model's own, as a folder that transformers reads: a GGUF file's is in the file."""
+    tokenizer = load_tokenizer(resolve(model))
+    folder.mkdir()
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens_map}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
+    return folder
+
+
+def arguments(url: str, model: str, tokenizer: Path, folder: str) -> list[str]:
     """Those of lm-eval: requests as token ids, several under way at once."""
-    model = {
-        "model": MODEL,
+    asked = {
+        "model": model,
         "base_url": f"{url}/v1/completions",
         "tokenizer_backend": "huggingface",
-        "tokenizer": resolve(MODEL),
+        "tokenizer": tokenizer,
         "num_concurrent": AT_ONCE,
         "max_retries": 1,
     }
     return [
-        *("--model", "local-completions", "--model_args", ",".join(f"{name}={value}" for name, value in model.items())),
+        *("--model", "local-completions", "--model_args", ",".join(f"{name}={value}" for name, value in asked.items())),
         *("--include_path", ".", "--tasks", ",".join(NAMES)),
         *("--output_path", folder, "--log_samples"),
     ]
@@ -100,19 +112,20 @@ def _score(told: Mapping[str, Any]) -> float:
     return float(score)
 
 
-def page(header: dict[str, Any], version: str, plain: Verdict, default: Verdict) -> str:
-    """The Markdown page."""
+def page(header: dict[str, Any], version: str, found: Mapping[str, tuple[Verdict, Verdict]]) -> str:
+    """The Markdown page: by model what it found when it decoded plainly, and by default."""
     told = (
-        f"lm-eval {version}, `local-completions`, asks `parlay serve {MODEL}` with `--strategy none` and with the "
-        f"default, `{DEFAULT_STRATEGY}`. The scores are those of a tiny model on tiny tasks and say nothing but that "
+        f"lm-eval {version}, `local-completions`, asks `parlay serve` with `--strategy none` and with the default, "
+        f"`{DEFAULT_STRATEGY}`. The tasks are tiny and made for the built-in model; the scores say nothing but that "
         "they are equal. *Same answers* counts documents whose answers (texts, or likelihoods with all their digits) "
         "are equal."
     )
     lines = [
-        [name, *(f"{verdict.scores[name]:.3f}" for verdict in (plain, default)), _same(plain, default, name)]
+        [model, name, *(f"{verdict.scores[name]:.3f}" for verdict in verdicts), _same(*verdicts, name)]
+        for model, verdicts in found.items()
         for name in NAMES
     ]
-    head = ("task", "none", DEFAULT_STRATEGY, "same answers")
+    head = ("model", "task", "none", DEFAULT_STRATEGY, "same answers")
     return "\n".join(["# lm-eval against the server", "", about(header), "", told, "", *table(head, lines)])
 
 
@@ -143,18 +156,23 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.serving.lm_eval_run", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--lm-eval", type=Path, required=True, metavar="EXECUTABLE", help="of its own environment")
+    parser.add_argument("--models", nargs="+", default=MODELS, help=f"what is served (default: {' '.join(MODELS)})")
     parser.add_argument("--out", type=Path, metavar="FILE", default=RESULTS / "lm-eval.md", help="the page")
     options = parser.parse_args(words)
     try:
         version = version_of(options.lm_eval)
-        plain, default = (evaluate(options.lm_eval, strategy) for strategy in ("none", DEFAULT_STRATEGY))
+        found = {
+            model: (evaluate(options.lm_eval, model, "none"), evaluate(options.lm_eval, model, DEFAULT_STRATEGY))
+            for model in options.models
+        }
     except ValueError as error:
         print(f"benchmarks.serving.lm_eval_run: {error}", file=sys.stderr)
         return 2
     header = provenance("python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE")
-    options.out.write_text(page(header, version, plain, default), encoding="utf-8")
-    print(f"wrote {options.out}; {'equal' if plain == default else 'different'}: {plain.scores} {default.scores}")
-    return 0 if plain == default else 1
+    options.out.write_text(page(header, version, found), encoding="utf-8")
+    equal = all(plain == default for plain, default in found.values())
+    print(f"wrote {options.out}; {'equal' if equal else 'different'}: {[pair[0].scores for pair in found.values()]}")
+    return 0 if equal else 1
 
 
 if __name__ == "__main__":

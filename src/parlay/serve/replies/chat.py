@@ -180,7 +180,8 @@ class ChatChunks:
 
     def opening(self) -> Sequence[Chunk]:
         role = {"role": "assistant", "content": ""}
-        return [{"choices": [_delta_choice(index, role)]} for index in range(len(self._samples))]
+        more = self._running.now() if self._running is not None else {}
+        return [{"choices": [_delta_choice(index, role)], **more} for index in range(len(self._samples))]
 
     def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is one job

@@ -155,8 +155,9 @@ class CompletionChunks:
         return [error.body]
 
     def opening(self) -> Sequence[Chunk]:
+        more = self._running.now() if self._running is not None else {}
         return [
-            {"choices": [_text_choice(self._shape.index(place, sample), echo)]}
+            {"choices": [_text_choice(self._shape.index(place, sample), echo)], **more}
             for place, echo in enumerate(self._shape.echoes or ())
             for sample in range(self._shape.n)
         ]

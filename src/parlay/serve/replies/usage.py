@@ -86,7 +86,11 @@ class RunningUsage:
         self._completion = 0
 
     def after(self, event: StreamEvent) -> dict[str, object]:
+        """With what the event brought."""
         self._completion += len(event.token_ids)
+        return self.now()
+
+    def now(self) -> dict[str, object]:
         total = self._prompt + self._completion
         counts = {"prompt_tokens": self._prompt, "completion_tokens": self._completion, "total_tokens": total}
         return {"usage": counts}
