@@ -45,7 +45,8 @@ class Verdict:
 def evaluate(executable: Path, model: str, strategy: str) -> Verdict:
     """A server of its own, asked all tasks. Raises ValueError when lm-eval fails, with its last words."""
     with served(model, "--strategy", strategy) as url, tempfile.TemporaryDirectory() as folder:
-        tokenizer = write_tokenizer(model, Path(folder) / "tokenizer")
+        found = resolve(model)
+        tokenizer = found if found.is_dir() else write_tokenizer(found, Path(folder) / "tokenizer")
         done = subprocess.run(
             (executable, *arguments(url, model, tokenizer, folder)),
             cwd=TASKS,
@@ -60,12 +61,12 @@ def evaluate(executable: Path, model: str, strategy: str) -> Verdict:
         return read(Path(folder))
 
 
-def write_tokenizer(model: str, folder: Path) -> Path:
-    """The model's own, as a folder that transformers reads: a GGUF file's is in the file."""
-    tokenizer = load_tokenizer(resolve(model))
+def write_tokenizer(model: Path, folder: Path) -> Path:
+    """A GGUF file's, as a folder that transformers reads."""
+    tokenizer = load_tokenizer(model)
     folder.mkdir()
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens_map}
+    told = {"tokenizer_class": "TokenizersBackend", **tokenizer.special_tokens_map}
     (folder / "tokenizer_config.json").write_text(json.dumps(told), encoding="utf-8")
     return folder
 
