@@ -78,6 +78,7 @@ def arguments(url: str, model: str, tokenizer: Path, folder: str) -> list[str]:
         "base_url": f"{url}/v1/completions",
         "tokenizer_backend": "huggingface",
         "tokenizer": tokenizer,
+        "add_bos_token": True,  # the models were trained with one before every text
         "num_concurrent": AT_ONCE,
         "max_retries": 1,
     }
