@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,9 @@ context 64, batch 2: prefill N s
   none           N      N              N        N         N            -
   prompt-lookup  N      N              N        N         N            -
 pick: prompt-lookup
+
+Chance that a drafted token is right: prompt-lookup 0.70. ASSUMED, not measured: open chat without a trained drafter \
+has much less, and gains little. --prompts FILE measures it on your own prompts.
 """
 
 
@@ -84,7 +88,7 @@ def test_nothing_right_means_that_nothing_is_drafted(cli: Cli) -> None:
     """Plain decoding is among the choices, also where it is not named."""
     for words in ((), ("--strategy", "prompt-lookup:policy=fixed")):
         result = cli("plan", "--device", "h200", "--acceptance", "0", *words)
-        assert result.out.endswith("pick: none\n")
+        assert "\npick: none\n" in result.out
 
 
 def test_the_default_draft_model_and_a_named_one_are_compared(cli: Cli, config_only: Path) -> None:
@@ -100,10 +104,8 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machine, "calibrate_here", partial(machine.calibrate_here, shapes=(TINY,), works=WORKS))
     words = ("plan", "--model", str(config_only), "--dtype", "float32")
-    before = cli(*words)
-    assert (before.code, before.out) == (2, "")
-    assert "not calibrated for float32: run with --calibrate" in before.err
-    first = cli(*words, "--calibrate")
+    first = cli(*words)
+    assert "not calibrated for float32 yet: measuring it" in first.err
     path = tmp_path / "parlay" / "calibration-float32.json"
     assert f"calibration kept in {path}" in first.err
     again = cli(*words)
@@ -113,11 +115,22 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
     wrong = cli("plan", "--calibration", str(path), "--dtype", "bfloat16")
     assert wrong.code == 2
     assert "measured for float32 weights, not bfloat16" in wrong.err
-    eight = cli(*words, "--quantize", "int8")
-    assert "not calibrated for int8" in eight.err
     assert cli(*words, "--quantize", "int8", "--calibrate").code == 0
     assert "in int8. Modelled" in cli(*words, "--quantize", "int8").out
     assert "in float32. Modelled" in cli("plan", "--model", str(config_only), "--calibration", str(path)).out
+
+
+def test_it_says_what_it_assumes_and_measures_it_on_prompts(cli: Cli, tmp_path: Path) -> None:
+    words = ("plan", "--device", "l4", "--strategy", "prompt-lookup:k=4")
+    assert "prompt-lookup:k=4 0.70. ASSUMED" in cli(*words).out
+    assert "as --acceptance says: prompt-lookup:k=4 0.50" in cli(*words, "--acceptance", "0.5").out
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Say: one two three, one two three, one two"}\n{"prompt": "Tell me a story."}\n')
+    result = cli(*words, "--prompts", str(prompts))
+    assert "measuring acceptance on 2 prompts" in result.err
+    (rate,) = re.findall(rf"measured on {re.escape(str(prompts))}: prompt-lookup:k=4 (\d\.\d\d)", result.out)
+    assert 0 <= float(rate) < 0.7
+    assert f"prompts {tmp_path / 'none'} can't be read" in cli(*words, "--prompts", str(tmp_path / "none")).err
 
 
 MISTAKES = {

@@ -19,7 +19,8 @@ from parlay.terminal import aligned
 if TYPE_CHECKING:
     from parlay.cost.roofline import Machine
     from parlay.plan.report import PlanCase
-    from parlay.plan.strategies import Models
+    from parlay.plan.strategies import Acceptance, Models
+    from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
 
@@ -60,6 +61,17 @@ def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     )
     cases.add_argument("--context", default="1024", metavar="N,...", help="tokens cached (default: 1024)")
     cases.add_argument("--batch", default="1", metavar="N,...", help="sequences at once (default: 1)")
+    _add_acceptance_flags(cases)
+    cases.add_argument(
+        "--strategy",
+        type=strategy,
+        action="append",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="strategy to compare with plain decoding; may be given several times",
+    )
+
+
+def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
     cases.add_argument(
         "--acceptance",
         action="append",
@@ -69,11 +81,10 @@ def _add_case_flags(parser: argparse.ArgumentParser) -> None:
         "guess and the second best (default: 0.7)",
     )
     cases.add_argument(
-        "--strategy",
-        type=strategy,
-        action="append",
-        metavar="NAME[:KEY=VALUE,...]",
-        help="strategy to compare with plain decoding; may be given several times",
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='measure that chance by decoding these prompts, a line each or {"prompt": TEXT} in a .jsonl file',
     )
 
 
@@ -86,10 +97,11 @@ def run(options: argparse.Namespace) -> int:
     from parlay.plan.strategies import compared, plan, read_acceptance
 
     threads.settle(options.threads)
-    acceptance = read_acceptance(options.acceptance)
+    told, prompts = read_acceptance(options.acceptance), _prompts(options)
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
     names = compared(options.strategy or (), DEFAULT_STRATEGY, models)
+    acceptance = _measured(options, names, prompts) if prompts else told
     plans = [plan(name, models, acceptance) for name in names]
     cases = [
         case(ground.machine, models.target, context=context, batch=batch, rows=rows, plans=plans)
@@ -99,10 +111,50 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_document(options.model, models, ground, cases), indent=2))
     else:
-        size = models.target.parameters / 1e6
-        header = f"{options.model}: {size:,.0f} million parameters in {ground.weights}. Modelled for {ground.source}."
-        print("\n\n".join([header, *map(_tables, cases)]))
+        parts = [_header(options, models, ground), *map(_tables, cases), _assumed(options, names, acceptance)]
+        print("\n\n".join(parts))
     return 0
+
+
+def _header(options: argparse.Namespace, models: Models, ground: _Ground) -> str:
+    size = models.target.parameters / 1e6
+    return f"{options.model}: {size:,.0f} million parameters in {ground.weights}. Modelled for {ground.source}."
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+    """Those of --prompts; none without it."""
+    from parlay.plan.acceptance import read_prompts
+
+    if options.prompts and options.acceptance:
+        raise ValueError("--prompts measures what --acceptance says: leave out one of them")
+    return read_prompts(options.prompts) if options.prompts else []
+
+
+def _measured(options: argparse.Namespace, strategies: Sequence[StrategySpec], prompts: Sequence[str]) -> Acceptance:
+    """The acceptance of each strategy on these prompts, decoded here."""
+    from parlay.llm import LLM
+    from parlay.plan.acceptance import measured
+
+    _say(f"measuring acceptance on {len(prompts)} prompts")
+    load = LoadOptions(quantize=options.quantize, threads=options.threads)
+    with LLM(options.model, draft_model=options.draft_model, load=load) as llm:
+        return measured(llm, strategies, prompts)
+
+
+def _assumed(options: argparse.Namespace, strategies: Sequence[StrategySpec], acceptance: Acceptance) -> str:
+    """Where the chances come from on which the tables stand."""
+    from parlay.strategies.catalogue import find
+
+    drafting = [spec for spec in strategies if find(spec.name).factory]
+    chances = ", ".join(f"{spec} {'+'.join(f'{rate:.2f}' for rate in acceptance.of(spec.name))}" for spec in drafting)
+    if options.prompts:
+        return f"Chance that a drafted token is right, measured on {options.prompts}: {chances}."
+    if options.acceptance:
+        return f"Chance that a drafted token is right, as --acceptance says: {chances}."
+    return (
+        f"Chance that a drafted token is right: {chances or 'none'}. ASSUMED, not measured: open chat without a "
+        "trained drafter has much less, and gains little. --prompts FILE measures it on your own prompts."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +251,18 @@ def _wanted_weights(options: argparse.Namespace) -> str:
 
 
 def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
-    """Where the calibration is, made first if that is asked for."""
+    """Where the calibration is, made first if that is asked for, or if there is none yet."""
     from parlay.plan import machine
 
     path: Path = options.calibration or machine.calibration_path(weights)
-    if options.calibrate:
+    if options.calibrate or (options.calibration is None and not path.is_file()):
         dtype = machine.dtype_here(options.model) if options.dtype == "auto" else options.dtype
         load = LoadOptions(dtype=dtype, quantize=options.quantize, threads=options.threads)
+        if not options.calibrate:
+            _say(f"this machine is not calibrated for {weights} yet: measuring it, which takes about a minute")
         measured = machine.calibrate_here(load, log=_say)
         measured.save(path)
         _say(f"calibration kept in {path}")
-    elif options.calibration is None and not path.is_file():
-        raise ValueError(
-            f"this machine is not calibrated for {weights}: run with --calibrate (a minute), or name one of the known "
-            f"devices with --device: {', '.join(DEVICES)}"
-        )
     return path
 
 
