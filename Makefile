@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check types tests check-browser conformance proof bench-smoke bench-figures docs wheel release clean
+.PHONY: help demo check types tests check-browser check-arm conformance proof bench-smoke bench-figures docs wheel release clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -30,6 +30,10 @@ tests: $(VENV)/.dev  ## the tests alone
 check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
 	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'
 	$(BIN)/pytest tests/serve/page
+
+check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an emulator; installs Debian's and a cross compiler
+	command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross'
+	$(BIN)/pytest tests/models/test_arm.py
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow

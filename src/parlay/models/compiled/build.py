@@ -26,7 +26,9 @@ _X86: dict[str, tuple[str, ...]] = {
     "avx512_vnni": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
-NAMES = (*_EVERYWHERE, *_X86)
+_ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod",)}  # NEON itself is in all of AArch64
+_OF_MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM}
+NAMES = (*_EVERYWHERE, *_X86, *_ARM)
 """Instruction sets, from the least to the widest. A library has those that its compiler knows."""
 
 
@@ -47,20 +49,25 @@ def build(library: Path = LIBRARY) -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise CannotBuild("there is no C compiler")
-    sets = _EVERYWHERE | (_X86 if platform.machine() in ("x86_64", "AMD64") else {})
     with tempfile.TemporaryDirectory() as folder:
-        known = {name: flags for name, flags in sets.items() if _knows(compiler, flags)}
-        jobs = [job for name, flags in known.items() for job in _objects(compiler, Path(folder), name, flags)]
-        for name in ("choose", "pool"):
-            jobs.append(_command(compiler, SOURCES / f"{name}.c", Path(folder) / f"{name}.o", f"-DSOURCES={digest()}"))
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, jobs))
+        build_objects(compiler, platform.machine(), Path(folder))
         objects = sorted(str(path) for path in Path(folder).glob("*.o"))
         made = Path(folder) / library.name
         _run([compiler, "-shared", "-pthread", "-o", str(made), *objects])
         shutil.copyfile(made, library.with_suffix(".new"))
     library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
     return library
+
+
+def build_objects(compiler: str, machine: str, folder: Path) -> None:
+    """Compile all that the library is made of into ``folder``, for a machine of that kind; raises CannotBuild."""
+    sets = _EVERYWHERE | _OF_MACHINES.get(machine, {})
+    known = {name: flags for name, flags in sets.items() if _knows(compiler, flags)}
+    jobs = [job for name, flags in known.items() for job in _objects(compiler, folder, name, flags)]
+    for name in ("choose", "pool"):
+        jobs.append(_command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", f"-DSOURCES={digest()}"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_run, jobs))
 
 
 def _knows(compiler: str, flags: tuple[str, ...]) -> bool:

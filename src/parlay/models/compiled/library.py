@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ SWITCH = "PARLAY_COMPILED"
 """Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""
 
 _WIDEST = {"DEFAULT": "plain", "AVX2": "avx_vnni", "AVX512": "avx512_bf16"}
-"""By what torch allows itself, which heeds ATEN_CPU_CAPABILITY."""
+"""On x86, by what torch allows itself, which heeds ATEN_CPU_CAPABILITY."""
 
 
 class NotLoaded(Exception):
@@ -30,10 +31,16 @@ class NotBuilt(NotLoaded):
 
 def load() -> structs.Core:
     """What the compiled decoder offers on this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
-    wanted = os.environ.get(SWITCH) or _WIDEST.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    wanted = os.environ.get(SWITCH) or _widest()
     if wanted == "0":
         raise NotLoaded(f"{SWITCH}=0")
     return _load(LIBRARY, wanted)
+
+
+def _widest() -> str:
+    if platform.machine() == "aarch64":
+        return "dotprod"
+    return _WIDEST.get(torch.backends.cpu.get_cpu_capability(), "plain")
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 #ifndef PARLAY_BLOCKS_H
 #define PARLAY_BLOCKS_H
 
-#include "codes.h"
+#include "dots.h"
 #include "formats.h"
 
 #define AHEAD 4096 /* bytes of weights fetched before they are needed */
@@ -15,6 +15,8 @@ INLINE vf multiply_add(vf a, vf b, vf c)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #elif defined(__FP_FAST_FMAF)
     for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;

@@ -2,6 +2,8 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "core.h"
@@ -32,20 +34,23 @@ static Registers ask(unsigned leaf, unsigned subleaf)
 #define HAS_AVX_VNNI ASKED(7, 1, a, 4)
 #define HAS_AVX512_VNNI ASKED(7, 0, c, 11)
 #define HAS_AVX512_BF16 ASKED(7, 1, a, 5)
-#define X86(ENTRY)                                                                                                   \
+#define WIDER(ENTRY)                                                                                                 \
     ENTRY(avx2, HAS_AVX2)                                                                                            \
     ENTRY(avx_vnni, HAS_AVX2 && HAS_AVX_VNNI)                                                                        \
     ENTRY(avx512, HAS_AVX512)                                                                                        \
     ENTRY(avx512_vnni, HAS_AVX512 && HAS_AVX512_VNNI)                                                                \
     ENTRY(avx512_bf16, HAS_AVX512 && HAS_AVX512_VNNI && HAS_AVX512_BF16)
+#elif defined(__aarch64__)
+#define HAS_DOTPROD (getauxval(AT_HWCAP) >> 20 & 1) /* HWCAP_ASIMDDP, for which older headers have no name */
+#define WIDER(ENTRY) ENTRY(dotprod, HAS_DOTPROD)
 #else
-#define X86(ENTRY)
+#define WIDER(ENTRY)
 #endif
 
 /* Null where the compiler does not know the instructions. */
 #define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME __attribute__((weak));
 PLAIN(DECLARE)
-X86(DECLARE)
+WIDER(DECLARE)
 
 /* `widest`: the table that may be chosen at most, by name; null where there is none of that name. */
 const Core *parlay_core(const char *widest)
@@ -58,7 +63,7 @@ const Core *parlay_core(const char *widest)
     if (&parlay_##NAME && (NEEDS)) best = &parlay_##NAME;                                                            \
     if (!strcmp(#NAME, widest)) return best;
     PLAIN(OFFER)
-    X86(OFFER)
+    WIDER(OFFER)
     return 0;
 }
 

@@ -16,6 +16,9 @@
 #define LANES 8
 #define TILE 6
 #else
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 #define LANES 4
 #define TILE 6
 #endif
@@ -44,6 +47,8 @@ INLINE vf load_halves(const char *at) /* numbers of half precision */
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 #elif defined(__F16C__)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)at)));
 #else
     vh half;
     memcpy(&half, at, sizeof half);

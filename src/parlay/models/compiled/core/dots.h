@@ -1,0 +1,195 @@
+/* Sums of codes times the codes of rows over some groups, for each output; exact, as floating-point numbers. */
+#ifndef PARLAY_DOTS_H
+#define PARLAY_DOTS_H
+
+#include "codes.h"
+
+/* Rows and strips whose codes are multiplied at once. Where registers hold few codes, these stay in memory beside them,
+ * and what is loaded must serve several products. */
+#if LANES == 8
+#define ROWS_AT_ONCE 4
+#define STRIPS_AT_ONCE 2
+#define SETTLE(X) __asm__("" : "+x"(X)) /* else a compiler makes all products first, and has no registers for them */
+#define KEEP_IN_MEMORY(X) __asm__("" : "+m"(X)) /* else it holds codes in registers that sums need */
+#elif defined(__aarch64__)
+#define ROWS_AT_ONCE 4
+#define STRIPS_AT_ONCE 2
+#define SETTLE(X) ((void)0)
+#define KEEP_IN_MEMORY(X) ((void)0)
+#else
+#define ROWS_AT_ONCE 1
+#define STRIPS_AT_ONCE 1
+#define SETTLE(X) ((void)0)
+#define KEEP_IN_MEMORY(X) ((void)0)
+#endif
+
+/* What the instruction sets offer: `value_of` stored codes as they are multiplied, `start_of` a sum, which makes up for
+ * stored codes that are `zero` too large, and `add_products` of four inputs for every output. Sums of up to
+ * `groups_of_sum` groups may be of fewer bits than their `total`. Instructions that stop at the largest number are never
+ * used, but where they can't reach it. */
+#if defined(__AVX2__) || defined(__AVX512F__)
+
+#if defined(__AVX512F__)
+#define OPERATION(NAME) _mm512_##NAME
+typedef __m512i Whole;
+#else
+#define OPERATION(NAME) _mm256_##NAME
+typedef __m256i Whole;
+#endif
+
+INLINE Whole splat_whole(int32_t x) { return OPERATION(set1_epi32)(x); }
+INLINE vf to_floats(Whole x) { return (vf)OPERATION(cvtepi32_ps)(x); }
+
+INLINE Whole start_of_codes(const int zero, const InputBlock *x, const int from, const int to)
+{
+    if (!zero) return (Whole){0};
+    int32_t start = to - from == GROUPS ? x->start : from ? x->second : x->start - x->second;
+    return OPERATION(srai_epi32)(splat_whole(start), zero == 8 ? 4 : zero == 16 ? 3 : zero == 32 ? 2 : 0);
+}
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+INLINE Whole value_of(const Form form, Whole stored) { return stored; }
+
+INLINE Whole start_of(const Form form, const InputBlock *x, const int from, const int to)
+{
+    return start_of_codes(form.zero, x, from, to);
+}
+
+INLINE int groups_of_sum(const Form form) { return GROUPS; }
+INLINE Whole first_sum(Whole total) { return total; }
+INLINE Whole add_sum(Whole total, Whole sum) { return sum; }
+
+INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
+{
+#if defined(__AVX512VNNI__)
+    return _mm512_dpbusd_epi32(sum, code, input);
+#else
+    return _mm256_dpbusd_avx_epi32(sum, code, input);
+#endif
+}
+
+#else
+
+/* Whether codes are multiplied with their signs: sizes of codes times inputs that have taken these signs. */
+INLINE int is_signed(const Form form) { return form.bits == 8 || form.table; }
+
+INLINE Whole value_of(const Form form, Whole stored)
+{
+    return is_signed(form) ? OPERATION(sub_epi8)(stored, OPERATION(set1_epi8)(-128)) : stored;
+}
+
+INLINE Whole start_of(const Form form, const InputBlock *x, const int from, const int to)
+{
+    return is_signed(form) ? (Whole){0} : start_of_codes(form.zero, x, from, to);
+}
+
+/* Sums have sixteen bits. Pairs of products fit them: of codes below 16 eight pairs (8 * 2 * 15 * 127), below 32 four,
+ * below 64 two, and of any code one, if the sign moves to the input (2 * 128 * 127). */
+INLINE int groups_of_sum(const Form form) { return is_signed(form) ? 1 : 32 >> (form.bits - 2); }
+INLINE Whole first_sum(Whole total) { return (Whole){0}; }
+
+INLINE Whole add_sum(Whole total, Whole sum)
+{
+    return OPERATION(add_epi32)(total, OPERATION(madd_epi16)(sum, OPERATION(set1_epi16)(1)));
+}
+
+/* x, with the sign of the code that it meets. */
+INLINE Whole signed_like(Whole code, Whole x)
+{
+#if defined(__AVX512F__)
+    return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(code), (Whole){0}, x);
+#else
+    return _mm256_sign_epi8(x, code);
+#endif
+}
+
+INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
+{
+    if (is_signed(form)) input = signed_like(code, input), code = OPERATION(abs_epi8)(code);
+    return OPERATION(add_epi16)(sum, OPERATION(maddubs_epi16)(code, input));
+}
+
+#endif
+#elif defined(__aarch64__)
+
+typedef int32x4_t Whole;
+
+INLINE Whole splat_whole(int32_t x) { return vdupq_n_s32(x); }
+INLINE vf to_floats(Whole x) { return (vf)vcvtq_f32_s32(x); }
+
+INLINE Whole value_of(const Form form, Whole stored) /* of -128 to 127 */
+{
+    return form.zero ? (Whole)vsubq_s8((int8x16_t)stored, vdupq_n_s8((int8_t)form.zero)) : stored;
+}
+
+INLINE Whole start_of(const Form form, const InputBlock *x, const int from, const int to) { return (Whole){0}; }
+INLINE int groups_of_sum(const Form form) { return GROUPS; }
+INLINE Whole first_sum(Whole total) { return total; }
+INLINE Whole add_sum(Whole total, Whole sum) { return sum; }
+
+INLINE Whole add_products(const Form form, Whole sum, Whole code, Whole input)
+{
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(sum, (int8x16_t)code, (int8x16_t)input);
+#else /* pairs of products fit sixteen bits: 2 * 128 * 127 */
+    int16x8_t low = vmull_s8(vget_low_s8((int8x16_t)code), vget_low_s8((int8x16_t)input));
+    return vpadalq_s16(sum, vpaddq_s16(low, vmull_high_s8((int8x16_t)code, (int8x16_t)input)));
+#endif
+}
+
+#endif
+
+#if defined(__AVX2__) || defined(__AVX512F__) || defined(__aarch64__)
+
+/* `rows` rows, a block of each, times `strips` strips. A code that is loaded serves all rows, an input all strips. */
+INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
+                      const int from, const int to, vf (*dots)[BLOCKS])
+{
+    const int together = groups_of_sum(form);
+    Whole total[ROWS_AT_ONCE][BLOCKS], sum[ROWS_AT_ONCE][BLOCKS];
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) total[i][s] = start_of(form, x + i, from, to);
+    UNROLL for (int g = from; g < to; g++) {
+        Whole code[BLOCKS];
+        UNROLL for (int s = 0; s < strips; s++) {
+            code[s] = value_of(form, (Whole)codes[s].of[g]);
+            SETTLE(code[s]);
+        }
+        UNROLL for (int i = 0; i < rows; i++) {
+            int32_t word; /* four inputs, for every output */
+            memcpy(&word, x[i].codes + 4 * g, 4);
+            Whole input = splat_whole(word);
+            UNROLL for (int s = 0; s < strips; s++) {
+                if ((g - from) % together == 0) sum[i][s] = first_sum(total[i][s]);
+                sum[i][s] = add_products(form, sum[i][s], code[s], input);
+                SETTLE(sum[i][s]);
+                if ((g - from) % together < together - 1 && g < to - 1) continue;
+                total[i][s] = add_sum(total[i][s], sum[i][s]);
+                SETTLE(total[i][s]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int s = 0; s < strips; s++) dots[i][s] = to_floats(total[i][s]);
+}
+
+#else
+
+/* One row times one strip, in floating-point numbers, where all of these sums are exact: below 2^24. */
+INLINE void dot_codes(const Form form, const int strips, const int rows, const Codes *codes, const InputBlock *x,
+                      const int from, const int to, vf (*dots)[BLOCKS])
+{
+    vf total = {0};
+    for (int g = from; g < to; g++) {
+        vi word = (vi)codes->of[g];
+        for (int i = 0; i < 4; i++) {
+            vi code = (word >> (8 * i) & 255) - form.zero;
+            total += __builtin_convertvector(code, vf) * (float)x->codes[4 * g + i];
+        }
+    }
+    dots[0][0] = total;
+}
+
+#endif
+#endif
