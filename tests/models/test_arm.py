@@ -16,7 +16,6 @@ import torch
 
 from parlay.models.compiled import build
 from parlay.models.dequantize import dense
-from parlay.models.stored import Format
 from tests.models.test_formats import BLOCKS, assert_product, rows, stored
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"

@@ -29,7 +29,7 @@ _X86: dict[str, tuple[str, ...]] = {
 _ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod",)}  # NEON itself is in all of AArch64
 _OF_MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM}
 NAMES = (*_EVERYWHERE, *_OF_MACHINES.get(platform.machine(), {}))
-"""Instruction sets of this kind of machine, from the least to the widest. A library has those that its compiler knows."""
+"""Instruction sets of this kind of machine, from the least to the widest; a library has those its compiler knows."""
 
 
 class CannotBuild(Exception):
