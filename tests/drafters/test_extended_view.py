@@ -20,7 +20,12 @@ class Layers:
         self.calls: list[tuple[list[SequenceView], list[list[int]], int]] = []
 
     def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+        self,
+        views: Sequence[SequenceView],
+        paths: Sequence[Sequence[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs_KH: Tensor | None = None,
     ) -> Tensor:
         self.calls.append((list(views), [list(path) for path in paths], rows))
         return torch.zeros(len(views) * rows, 4)
