@@ -13,7 +13,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.sampling.rules.rejection import Rejection
 from parlay.sampling.rules.threshold import Threshold
 from parlay.sampling.rules.typical import Typical
-from parlay.strategies.accept_rules import DRAWN, GUESSED, RULES
+from parlay.strategies.accept_rules import DRAWN, GUESSED, RULES, UNVERIFIED
 from parlay.strategies.building import build_rule
 from parlay.strategies.cache import StrategyCache
 from parlay.strategies.catalogue import catalogue
@@ -25,7 +25,8 @@ from parlay.types import Exactness
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_what_its_entry_says(name: str) -> None:
-    strategy = "draft-model" if RULES[name].kind != "point" else "prompt-lookup"
+    takers = [entry for entry in catalogue().values() if entry.factory and name in entry.parameters["rule"].choices]
+    strategy = takers[0].name
     rule = build_rule(parse(f"{strategy}:rule={name}"))
     assert rule.kinds == {RULES[name].kind}
     assert rule.exactness is RULES[name].exactness
@@ -39,7 +40,7 @@ def test_every_strategy_that_drafts_takes_the_rules_for_fixed_guesses_or_says_wh
             assert choices[0] == entry.parameters["rule"].default
             assert set(choices) >= set(GUESSED) or set(choices) <= set(DRAWN), name
     assert GUESSED[0] == "shared-noise"
-    assert set(DRAWN) | set(GUESSED) == set(RULES)
+    assert {*DRAWN, *GUESSED, UNVERIFIED.name} == set(RULES)
 
 
 def test_every_rule_has_a_toy() -> None:

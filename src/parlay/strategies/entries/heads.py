@@ -214,6 +214,6 @@ ENTRIES = (
         k=16,
         rules=(*accept_rules.GUESSED, accept_rules.UNVERIFIED.name),
         factory="parlay.drafters.heads.dynamo:Dynamo",
-        toys=("min_p=0,lattice=4",),
+        toys=("min_p=0,lattice=4", "lattice=4,rule=unverified"),
     ),
 )
