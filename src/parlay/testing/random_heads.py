@@ -9,21 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parlay.drafters.heads.options import (
-    BLOCK_DRAFTER,
-    BLOCKWISE,
-    DYNAMO,
-    EAGLE,
-    EAGLE3,
-    HYDRA,
-    KANGAROO,
-    MEDUSA,
-    MLP_SPECULATOR,
-    MTP,
-    PASS,
-    PPD,
-    REDRAFTER,
-)
+from parlay.drafters.heads import options as methods
 from parlay.heads import ngrams
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.block import BlockConfig, BlockHead
@@ -142,23 +128,23 @@ def _dynamo(target: RunnerSpec, method: str) -> HeadArtefact:
 
 
 PLUS, PARALLEL = "plus", "parallel"
-_NAMED = {(HYDRA, PLUS): _hydra_plus, (MTP, PARALLEL): _parallel}
+_NAMED = {(methods.HYDRA, PLUS): _hydra_plus, (methods.MTP, PARALLEL): _parallel}
 _MAKERS = {
-    BLOCK_DRAFTER: _block,
-    BLOCKWISE: _blockwise,
-    DYNAMO: _dynamo,
-    EAGLE: _next_states,
-    EAGLE3: _eagle3,
-    KANGAROO: _kangaroo,
-    MTP: _next_states,
-    PASS: _probes,
-    PPD: _probes,
+    methods.BLOCK_DRAFTER: _block,
+    methods.BLOCKWISE: _blockwise,
+    methods.DYNAMO: _dynamo,
+    methods.EAGLE: _next_states,
+    methods.EAGLE3: _eagle3,
+    methods.KANGAROO: _kangaroo,
+    methods.MTP: _next_states,
+    methods.PASS: _probes,
+    methods.PPD: _probes,
 }
 _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
-    HYDRA: HydraHeads,
-    MEDUSA: MedusaHeads,
-    MLP_SPECULATOR: MlpSpeculator,
-    REDRAFTER: ReDrafterHead,
+    methods.HYDRA: HydraHeads,
+    methods.MEDUSA: MedusaHeads,
+    methods.MLP_SPECULATOR: MlpSpeculator,
+    methods.REDRAFTER: ReDrafterHead,
 }
 _ACCEPTANCE = [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1], [0.3, 0.2, 0.1]]
 _LARGE = 64.0  # toys' taps are large numbers
@@ -196,7 +182,7 @@ def random_block(target: RunnerSpec) -> BlockHead:
 
 def random_next_states(target: RunnerSpec, method: str) -> EagleHead | MtpModule:
     """Its weights are PyTorch's usual ones."""
-    made = EagleHead if method == EAGLE else MtpModule
+    made = EagleHead if method == methods.EAGLE else MtpModule
     head = made(_layer(target), _draft_vocab(target))
     head.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
     return head

@@ -13,21 +13,7 @@ from typing import Any
 import torch
 
 from parlay import models
-from parlay.drafters.heads.options import (
-    BLOCK_DRAFTER,
-    BLOCKWISE,
-    DYNAMO,
-    EAGLE,
-    EAGLE3,
-    HYDRA,
-    KANGAROO,
-    MEDUSA,
-    MLP_SPECULATOR,
-    MTP,
-    PASS,
-    PPD,
-    REDRAFTER,
-)
+from parlay.drafters.heads import options as methods
 from parlay.drafters.self_speculation.options import EARLY_EXIT
 from parlay.heads import artefact
 from parlay.llm import LLM
@@ -89,30 +75,30 @@ class Method:
 
 
 METHODS = {
-    BLOCK_DRAFTER: Method(
+    methods.BLOCK_DRAFTER: Method(
         "train a head that drafts a block in one forward for a target model", BlockTrainOptions, block.start
     ),
-    BLOCKWISE: Method(
+    methods.BLOCKWISE: Method(
         "train the heads of blockwise parallel decoding for a target model", BlockwiseTrainOptions, blockwise.start
     ),
-    DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, dynamo.start),
+    methods.DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, dynamo.start),
     EARLY_EXIT: Method(
         "train a target model so that it can draft with its first layers", EarlyExitTrainOptions, early_exit.start
     ),
-    EAGLE: Method(
+    methods.EAGLE: Method(
         "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start
     ),
-    EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
-    HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
-    KANGAROO: Method("train Kangaroo's adapter for a target model", KangarooTrainOptions, kangaroo.start),
-    MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
-    MLP_SPECULATOR: Method(
+    methods.EAGLE3: Method("train an methods.EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
+    methods.HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
+    methods.KANGAROO: Method("train Kangaroo's adapter for a target model", KangarooTrainOptions, kangaroo.start),
+    methods.MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
+    methods.MLP_SPECULATOR: Method(
         "train IBM's MLP speculator for a target model", MlpSpeculatorTrainOptions, mlp_speculator.start
     ),
-    MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
-    PASS: Method("train PaSS's look-ahead embeddings for a target model", ProbeTrainOptions, probes.start_pass),
-    PPD: Method("train PPD's probes for a target model", ProbeTrainOptions, probes.start_ppd),
-    REDRAFTER: Method("train a recurrent drafter for a target model", ReDrafterTrainOptions, redrafter.start),
+    methods.MTP: Method("train a module of multi-token prediction for a target model", MtpTrainOptions, mtp.start),
+    methods.PASS: Method("train PaSS's look-ahead embeddings for a target model", ProbeTrainOptions, probes.start_pass),
+    methods.PPD: Method("train PPD's probes for a target model", ProbeTrainOptions, probes.start_ppd),
+    methods.REDRAFTER: Method("train a recurrent drafter for a target model", ReDrafterTrainOptions, redrafter.start),
 }
 """By the name of the strategy that drafts with them."""
 

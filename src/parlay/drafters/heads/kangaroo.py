@@ -82,11 +82,10 @@ class Kangaroo:
             min(budget, self._options.length, most - len(view.tokens))
             for view, budget in zip(views, budgets, strict=True)
         ]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0]
-        found = self._rows.waiting([views[place] for place in wanted], [limits[place] + 1 for place in wanted])
+        found = self._rows.waiting(views, [limit + 1 if limit > 0 else None for limit in limits])
         return {
-            wanted[at]: _Job(text, ChainDraft(text.view, limits[wanted[at]], self._options.threshold))
-            for at, text in found.items()
+            place: _Job(text, ChainDraft(text.view, limits[place], self._options.threshold))
+            for place, text in found.items()
         }
 
     def _step(self, jobs: list[_Job]) -> list[_Job]:

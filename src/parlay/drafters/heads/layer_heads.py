@@ -96,12 +96,13 @@ class LayerHeadDrafter(ABC):
         """What can be drafted now, by place."""
         most, rows = self._runner.spec.max_context, self._growth.rows
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
-        wanted = [place for place, limit in enumerate(limits) if limit > 0]
-        room = [budgets[place] if rows is None else rows for place in wanted]
-        found = self._rows.waiting([views[place] for place in wanted], room)
+        room = [
+            (budget if rows is None else rows) if limit > 0 else None
+            for budget, limit in zip(budgets, limits, strict=True)
+        ]
         return {
-            wanted[at]: _Job(text, limits[wanted[at]], self._tree(limits[wanted[at]]), text.inputs_KH)
-            for at, text in found.items()
+            place: _Job(text, limits[place], self._tree(limits[place]), text.inputs_KH)
+            for place, text in self._rows.waiting(views, room).items()
         }
 
     def _grow(self, jobs: list[_Job]) -> None:

@@ -28,13 +28,12 @@ class _LayerRows(ABC):
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
         """None where the text is its root alone, features can't be had now, or there is no room."""
         most, more = self._runner.spec.max_context, len(self._extra)
-        places = [place for place, view in enumerate(views) if len(view.tokens) + more <= most]
-        found = self._rows.waiting([views[place] for place in places], [more] * len(places))
+        found = self._rows.waiting(views, [more if len(view.tokens) + more <= most else None for view in views])
         states: list[Tensor | None] = [None] * len(views)
         if found:
-            for at, state in zip(found, self._run(list(found.values())), strict=True):
-                states[places[at]] = state
-                self._rows.keep(found[at])
+            for place, state in zip(found, self._run(list(found.values())), strict=True):
+                states[place] = state
+                self._rows.keep(found[place])
         return states
 
     def take(self, observation: Observation) -> None:

@@ -43,16 +43,19 @@ class TextRows:
         """Unknown names are ignored."""
         self._sequences.release(sequence)
 
-    def waiting(self, views: Sequence[SequenceView], rows: Sequence[int]) -> dict[int, Waiting]:
+    def waiting(self, views: Sequence[SequenceView], rows: Sequence[int | None]) -> dict[int, Waiting]:
         """What can run now, by place; all but the last chunk of its rows has run.
 
-        Each sequence needs room for so many ``rows`` beside those of its text.
+        Each sequence needs room for so many ``rows`` beside those of its text; with None it is left out.
         """
-        wanted = [place for place, view in enumerate(views) if len(view.tokens) > 1]
-        busy = {views[place].sequence for place in wanted}
-        self._catch_up([views[place] for place in wanted])
-        room = {place: len(views[place].tokens) + rows[place] for place in wanted}
-        ready = [place for place in wanted if self._sequences.reserve(views[place], room[place], busy)]
+        room = {
+            place: len(view.tokens) + more
+            for place, (view, more) in enumerate(zip(views, rows, strict=True))
+            if more is not None and len(view.tokens) > 1
+        }
+        busy = {views[place].sequence for place in room}
+        self._catch_up([views[place] for place in room])
+        ready = [place for place in room if self._sequences.reserve(views[place], room[place], busy)]
         return {place: self._waiting(views[place]) for place in ready}
 
     def keep(self, waiting: Waiting) -> None:
