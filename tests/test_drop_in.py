@@ -98,6 +98,11 @@ def test_parameters_may_be_changed_and_are_checked_when_they_are_used(llm: LLM) 
         ({"text": "x"}, "text"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": ""}, "empty"),
+        ({"prompt_token_ids": "abc"}, "token ids.*'abc'"),
+        ([["a"]], "token ids"),
+        ([1.5], "token ids.*1.5"),
+        ([None], "token ids.*None"),
+        (5, "token ids.*5"),
     ],
 )
 def test_prompts_that_cannot_be_honoured_are_refused(llm: LLM, prompt: Any, words: str) -> None:

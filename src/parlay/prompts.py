@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeVar, cast
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypedDict, TypeVar, cast
 
 from parlay.chat_template import Messages
 from parlay.reasoning import Thoughts
@@ -34,7 +36,9 @@ T = TypeVar("T")
 
 def is_prompt(asked: Prompts | Messages) -> TypeIs[Prompt]:
     """Whether this is one prompt, and neither several prompts nor a conversation."""
-    return isinstance(asked, str | Mapping) or (len(asked) > 0 and not isinstance(asked[0], str | Mapping | Sequence))
+    if isinstance(asked, str | Mapping) or not isinstance(asked, Sized):
+        return True
+    return len(asked) > 0 and isinstance(asked[0], SupportsIndex)
 
 
 def listed(prompts: Prompts) -> list[Prompt]:
@@ -60,17 +64,25 @@ def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -
 
 
 def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
-    """What the prompt says, and whether its answer has reasoning. Raises ValueError for a dict that says neither."""
+    """What the prompt says, and whether its answer has reasoning. Raises ValueError for what is no prompt."""
     if isinstance(prompt, str):
         return prompt, "none"
     if not isinstance(prompt, Mapping):
-        return tuple(int(token) for token in prompt), "none"
+        return _ids(prompt), "none"
     said: Mapping[str, Any] = prompt
     others = [name for name in said if name not in ("prompt", "prompt_token_ids", "thoughts")]
     if others:
         raise ValueError(f"{others[0]} can't be part of a prompt here: give prompt or prompt_token_ids alone")
     if said.get("prompt_token_ids") is not None:
-        return tuple(int(token) for token in said["prompt_token_ids"]), said.get("thoughts", "none")
+        return _ids(said["prompt_token_ids"]), said.get("thoughts", "none")
     if not isinstance(said.get("prompt"), str):
         raise ValueError("a prompt that is a dict needs prompt, a text, or prompt_token_ids, a list")
     return said["prompt"], "none"
+
+
+def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    try:
+        return tuple([operator.index(token) for token in tokens])
+    except TypeError:
+        said = reprlib.repr(tokens)
+        raise ValueError(f"a prompt is a text, a list of token ids or a dict of either, not {said}") from None
