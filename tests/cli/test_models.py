@@ -1,4 +1,4 @@
-"""Models on this machine are listed and removed, what can't be found or used is told at once, and shells complete."""
+"""Models on this machine are listed and removed, what can't be found or used is said at once, and shells complete."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def test_models_are_listed_and_pulled_ones_removed(cli: Cli, pulled: Path) -> No
     assert "removed smollm2-135m" in cli("rm", "smollm2-135m").out
     assert not pulled.exists()
     assert "smollm2-135m" not in cli("models").out
+
+
+def test_a_model_from_the_hub_is_removed_with_all_its_revisions(cli: Cli, pulled: Path, tmp_path: Path) -> None:
+    place = tmp_path / "hub" / "models--someone--small"
+    for revision in ("1" * 40, "2" * 40):
+        (place / "snapshots" / revision).mkdir(parents=True)
+        (place / "snapshots" / revision / "model.safetensors").write_bytes(revision.encode())
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("2" * 40)
+    assert "someone/small" in cli("models").out
+    assert "removed someone/small" in cli("rm", "someone/small").out
+    assert not place.exists()
+    assert pulled.exists()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.models.resolving import resolve
 
     options.model = options.model or usual()
-    resolve(options.model)  # a model that is not there is told before torch is loaded
+    resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 
     settings = ChatSettings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))

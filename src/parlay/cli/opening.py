@@ -35,7 +35,7 @@ def open_llm(options: argparse.Namespace) -> LLM:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
     from parlay.models.resolving import resolve
 
-    resolve(options.model)  # a model that is not there is told before torch is loaded
+    resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     with uncollected():
         from parlay.llm import DEFAULT_STRATEGY, LLM
 

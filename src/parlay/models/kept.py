@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from parlay.models import pulled
 from parlay.models.pulled import WHEELS
 from parlay.models.resolving import BUILT_IN, resolve_config
 from parlay.options import nearest
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +42,17 @@ def remove(name: str) -> KeptModel:
     model = found[name]
     if model.source == "built-in":
         raise ValueError(f"{name} is part of Parlay: only models that were pulled can be removed")
-    shutil.rmtree(model.place if model.source == "hub" else model.place.parent)
+    if model.source == "hub":
+        _remove_from_hub(model.place)
+    else:
+        shutil.rmtree(model.place.parent)
     return model
 
 
 def _from_hub() -> list[KeptModel]:
     """Repositories in the Hub's cache that hold a model."""
-    from huggingface_hub import constants, scan_cache_dir  # here, because only this needs it
-
-    if not Path(constants.HF_HUB_CACHE).is_dir():
-        return []
-    repositories = [each for each in scan_cache_dir().repos if each.repo_type == "model"]
+    cache = _hub_cache()
+    repositories = [each for each in cache.repos if each.repo_type == "model"] if cache else []
     return sorted(
         (
             KeptModel(each.repo_id, "hub", each.size_on_disk, each.repo_path)
@@ -57,6 +61,20 @@ def _from_hub() -> list[KeptModel]:
         ),
         key=lambda model: model.name,
     )
+
+
+def _remove_from_hub(place: Path) -> None:
+    """Every revision of the repository, so that nothing of it is left."""
+    cache = _hub_cache()
+    assert cache is not None, "the repository was found there"
+    revisions = [each.commit_hash for repo in cache.repos if repo.repo_path == place for each in repo.revisions]
+    cache.delete_revisions(*revisions).execute()
+
+
+def _hub_cache() -> HFCacheInfo | None:
+    from huggingface_hub import constants, scan_cache_dir  # here, because only this needs it
+
+    return scan_cache_dir(constants.HF_HUB_CACHE) if Path(constants.HF_HUB_CACHE).is_dir() else None
 
 
 def _size(folder: Path) -> int:

@@ -58,9 +58,9 @@ def load(
 
     ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
     Runners with the same ``budget`` share its memory; the target has precedence. A model that runs through
-    transformers has memory of its own. ``packed`` is told how many of the compiled decoder's matrices are ready, of
-    how many. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for
-    a device that is not there, and for options that a loaded model can't honour.
+    transformers has memory of its own. ``packed`` is called with how many of the compiled decoder's matrices are
+    ready, and of how many. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run,
+    ValueError for a device that is not there, and for options that a loaded model can't honour.
     """
     threads.settle(options.threads)
     if not isinstance(model, str):

@@ -59,7 +59,7 @@ class SamplingParams:
     ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
     ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1 keeps as many
     as leave room for one token of output. ``logprobs`` and ``prompt_logprobs`` are how many of the likeliest tokens
-    are told beside each token; -1: all. ``structured_outputs`` may also be a dict of its fields. Fields may be set
+    are listed for each token; -1: all. ``structured_outputs`` may also be a dict of its fields. Fields may be set
     later: a request uses what they are when it is made. Raises ValueError for a value out of range, here or when the
     request is made.
     """
