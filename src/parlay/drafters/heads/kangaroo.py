@@ -14,12 +14,12 @@ from parlay.drafters.heads.guessing import Guessing, draft_ids
 from parlay.drafters.heads.options import KANGAROO as SOURCE
 from parlay.drafters.heads.options import KangarooOptions
 from parlay.drafters.heads.text_rows import TextRows, Waiting
-from parlay.drafters.heads.watch import AcceptanceWatch
+from parlay.drafters.heads.watch import Watched
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, layers_of, skippable
 from parlay.heads.native import kangaroo_decoder
 from parlay.heads.opening import opened
-from parlay.types import NO_DRAFT, Draft, Features, Needs, Observation, Segment, SequenceView
+from parlay.types import NO_DRAFT, Draft, Features, Needs, Segment, SequenceView
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Job:
         return Segment(self.text.name, self.text.pending, rows, first, base, Features(inputs_KH))
 
 
-class Kangaroo:
+class Kangaroo(Watched):
     """Kangaroo (Liu et al. 2024, arXiv:2404.18911), for all sequences together.
 
     The target runs its first layers over a drafted token, and the adapter says what comes next. A chain ends after the
@@ -54,7 +54,7 @@ class Kangaroo:
         self.needs = Needs(taps=(self._exit,), layers=True)
         self._runner = head.make_runner(*kangaroo_decoder(held.layer, held.tensors, head.embedding))
         self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
-        self._watch = AcceptanceWatch(SOURCE, held)
+        super().__init__(SOURCE, held, self._rows)
         self._guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
         self._options = options
 
@@ -66,14 +66,6 @@ class Kangaroo:
         for job in jobs.values():
             self._rows.keep(job.text)
         return [jobs[place].chain.chain(SOURCE) if place in jobs else NO_DRAFT for place in range(len(views))]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for observation in observations:
-            self._watch.see(observation)
-            self._rows.take(observation)
-
-    def release(self, sequence: int) -> None:
-        self._rows.release(sequence)
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
         """What can be drafted now, by place."""

@@ -12,9 +12,9 @@ from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.level_trees import LevelTree
 from parlay.drafters.heads.text_rows import TextRows, Waiting
-from parlay.drafters.heads.watch import AcceptanceWatch
+from parlay.drafters.heads.watch import Watched
 from parlay.heads.artefact import HeadArtefact
-from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Observation, Runner, Segment, SequenceView
+from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Runner, Segment, SequenceView
 
 _LAST = 1  # the tap behind the head's one layer
 
@@ -48,7 +48,7 @@ class _Job:
         return Segment(self.text.name, self.text.pending, rows, end - count, base, Features(self.inputs_KH))
 
 
-class LayerHeadDrafter(ABC):
+class LayerHeadDrafter(Watched, ABC):
     """The head continues from the target's features of the committed text, then from its own hidden states.
 
     Each level of a tree is one forward of the head, for all sequences together. Rows of drafted tokens are dropped from
@@ -60,8 +60,8 @@ class LayerHeadDrafter(ABC):
         taps: list[int] = held.settings["taps"]
         self._source, self._runner, self._guessing, self._growth = source, runner, guessing, growth
         self.needs = Needs(taps=tuple(taps))
-        self._watch = AcceptanceWatch(source, held)
         self._rows = TextRows(runner, taps, self._from_target)
+        super().__init__(source, held, self._rows)
 
     @abstractmethod
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -83,14 +83,6 @@ class LayerHeadDrafter(ABC):
             jobs[place].tree.draft(jobs[place].budget, self._source) if place in jobs else NO_DRAFT
             for place in range(len(views))
         ]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for observation in observations:
-            self._watch.see(observation)
-            self._rows.take(observation)
-
-    def release(self, sequence: int) -> None:
-        self._rows.release(sequence)
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
         """What can be drafted now, by place."""

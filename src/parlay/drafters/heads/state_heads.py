@@ -19,24 +19,16 @@ from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing, draft_ids
 from parlay.drafters.heads.latest_states import LatestStates
 from parlay.drafters.heads.level_trees import LevelTree, RankTree
-from parlay.drafters.heads.watch import AcceptanceWatch
+from parlay.drafters.heads.watch import Kept, Watched
 from parlay.heads.artefact import HeadArtefact
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Needs, SequenceView
 
 
-class States(Protocol):
+class States(Kept, Protocol):
     """Where the states come from."""
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
         """One for each; None where it can't be had now."""
-        ...
-
-    def take(self, observation: Observation) -> None:
-        """What a step shows."""
-        ...
-
-    def release(self, sequence: int) -> None:
-        """Unknown names are ignored."""
         ...
 
 
@@ -59,7 +51,7 @@ class StateJob:
         return [self.tree.token(node) if node >= 0 else self.view.tokens[-1] for node in self.tree.newest]
 
 
-class StateHeadDrafter(ABC):
+class StateHeadDrafter(Watched, ABC):
     """Where a request samples, candidates are ranked by its own noise. Scores are the heads' probabilities."""
 
     def __init__(
@@ -81,7 +73,7 @@ class StateHeadDrafter(ABC):
         taps: list[int] = held.settings["taps"]
         self.needs = Needs(taps=tuple(taps))
         self._states = LatestStates(taps[0]) if states is None else states
-        self._watch = AcceptanceWatch(held.method, held)
+        super().__init__(held.method, held, self._states)
         self._guessing = Guessing(draft_ids_D, vocab_size)
 
     @abstractmethod
@@ -105,14 +97,6 @@ class StateHeadDrafter(ABC):
             jobs[place].tree.draft(budget, self._source) if place in jobs else NO_DRAFT
             for place, budget in enumerate(budgets)
         ]
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for observation in observations:
-            self._watch.see(observation)
-            self._states.take(observation)
-
-    def release(self, sequence: int) -> None:
-        self._states.release(sequence)
 
     def _grow(self, jobs: list[StateJob]) -> None:
         active = jobs

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Protocol
 
 from parlay.heads.artefact import HeadArtefact
 from parlay.types import Observation
@@ -45,3 +47,30 @@ class AcceptanceWatch:
                 100 * self._right / ENOUGH,
                 100 * self._expected,
             )
+
+
+class Kept(Protocol):
+    """What a drafter keeps of each sequence's steps."""
+
+    def take(self, observation: Observation) -> None:
+        """What a step shows."""
+        ...
+
+    def release(self, sequence: int) -> None:
+        """Unknown names are ignored."""
+        ...
+
+
+class Watched:
+    """The part of a drafter that sees steps: it keeps what they show, and how often the head was right."""
+
+    def __init__(self, source: str, held: HeadArtefact, kept: Kept) -> None:
+        self._watch, self._kept = AcceptanceWatch(source, held), kept
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            self._watch.see(observation)
+            self._kept.take(observation)
+
+    def release(self, sequence: int) -> None:
+        self._kept.release(sequence)
