@@ -10,8 +10,17 @@ import pytest
 from parlay.cost.roofline import ForwardShape
 from parlay.models.resolving import resolve_config
 from parlay.options import LoadOptions
-from parlay.plan.machine import cache_bytes, calibrate_here, calibration_path, config_of, read_model, shape_of
+from parlay.plan.machine import (
+    cache_bytes,
+    calibrate_here,
+    calibration_path,
+    config_of,
+    load_here,
+    read_model,
+    shape_of,
+)
 from parlay.types import ParlayError
+from tests.models import gguf_files
 from tests.plan.conftest import TINY, WORKS
 
 
@@ -28,6 +37,17 @@ def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     assert {"device", "processor", "dtype", "threads", "kernels", "torch", "date"} <= made.provenance.keys()
     assert (made.provenance["device"], made.provenance["dtype"]) == ("cpu", "float32")
     assert lines[-1] == "timing steps of the engine"
+
+
+def test_a_file_with_weights_in_blocks_is_modelled_with_weights_of_eight_bits(tmp_path: Path) -> None:
+    """And not with those of a plain checkpoint, whose forwards move several times as many bytes."""
+    mini = resolve_config("parlay-mini")
+    blocks = gguf_files.write(tmp_path / "blocks.gguf", mini, kind=gguf_files.Kind.Q8_0)
+    plain = gguf_files.write(tmp_path / "plain.gguf", mini, kind=gguf_files.Kind.BF16)
+    usual = LoadOptions(threads=2)
+    assert load_here(str(blocks), usual) == LoadOptions(dtype="bfloat16", quantize="int8", threads=2)
+    assert load_here(str(plain), usual) == load_here("parlay-mini", usual)
+    assert load_here(str(blocks), LoadOptions(dtype="float32")) == LoadOptions(dtype="float32")
 
 
 def test_a_shape_is_the_config_it_came_from() -> None:

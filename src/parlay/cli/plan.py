@@ -118,7 +118,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _header(options: argparse.Namespace, models: Models, ground: _Ground) -> str:
     size = models.target.parameters / 1e6
-    return f"{options.model}: {size:,.0f} million parameters in {ground.weights}. Modelled for {ground.source}."
+    why = ", which stands for the blocks of its file" if _stands_for_blocks(options) else ""
+    return f"{options.model}: {size:,.0f} million parameters in {ground.weights}{why}. Modelled for {ground.source}."
+
+
+def _stands_for_blocks(options: argparse.Namespace) -> bool:
+    from parlay.plan.machine import in_blocks
+
+    asked = options.device or options.calibration or options.quantize or options.dtype != "auto"
+    return not asked and in_blocks(options.model)
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
@@ -242,12 +250,17 @@ def _this_machine(options: argparse.Namespace) -> _Ground:
 
 def _wanted_weights(options: argparse.Namespace) -> str:
     """The type of the weights; ``auto``: as the named calibration says."""
-    from parlay.plan.machine import dtype_here
+    if options.calibration is not None and not options.calibrate:
+        return str(options.quantize or options.dtype)
+    load = _load(options)
+    return str(load.quantize or load.dtype)
 
-    if options.quantize:
-        return str(options.quantize)
-    found = options.calibration is not None and not options.calibrate
-    return dtype_here(options.model) if options.dtype == "auto" and not found else str(options.dtype)
+
+def _load(options: argparse.Namespace) -> LoadOptions:
+    from parlay.plan.machine import load_here
+
+    asked = LoadOptions(dtype=options.dtype, quantize=options.quantize, threads=options.threads)
+    return load_here(options.model, asked)
 
 
 def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
@@ -256,11 +269,9 @@ def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
 
     path: Path = options.calibration or machine.calibration_path(weights)
     if options.calibrate or (options.calibration is None and not path.is_file()):
-        dtype = machine.dtype_here(options.model) if options.dtype == "auto" else options.dtype
-        load = LoadOptions(dtype=dtype, quantize=options.quantize, threads=options.threads)
         if not options.calibrate:
             _say(f"this machine is not calibrated for {weights} yet: measuring it, which takes about a minute")
-        measured = machine.calibrate_here(load, log=_say)
+        measured = machine.calibrate_here(_load(options), log=_say)
         measured.save(path)
         _say(f"calibration kept in {path}")
     return path

@@ -17,8 +17,9 @@ from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
 from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.models.config import DecoderConfig
+from parlay.models.fused import stored_as
 from parlay.models.kernels import choose_dtype
-from parlay.models.loading import read_config
+from parlay.models.loading import load_weights, read_config
 from parlay.models.resolving import resolve_config
 from parlay.models.user_cache import user_cache
 from parlay.options import LoadOptions
@@ -53,11 +54,23 @@ def read_model(model: str) -> DecoderConfig:
     return read_config(resolve_config(model))
 
 
-def dtype_here(model: str) -> str:
-    """The dtype that the model would run in on this machine, by `parlay.models.load`'s rule."""
-    device = models.default_device()
-    dtype, _ = choose_dtype(read_model(model), device)
-    return str(dtype).removeprefix("torch.")
+def in_blocks(model: str) -> bool:
+    """Whether its file stores weights in blocks of few bits, which are multiplied as they are."""
+    found = resolve_config(model)
+    return found.is_file() and bool(stored_as(load_weights(found, read_config(found))))
+
+
+def load_here(model: str, asked: LoadOptions) -> LoadOptions:
+    """How random weights are loaded whose forwards cost what the model's do, as `parlay.models.load` loads it.
+
+    Eight bits stand for weights in blocks of a file.
+    """
+    if asked.dtype != "auto":
+        return asked
+    if not asked.quantize and in_blocks(model):
+        return replace(asked, dtype="bfloat16", quantize="int8")
+    dtype, _ = choose_dtype(read_model(model), models.default_device())
+    return replace(asked, dtype=str(dtype).removeprefix("torch."))
 
 
 def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> ModelShape:
