@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class Ppd:
         self._acceptance: list[list[float]] = held.settings["acceptance"]
         self._most = options.probes
         self._watch = AcceptanceWatch(PPD, held)
-        self._reach = _products([min(1.0, sum(ranks)) for ranks in self._acceptance])
+        self._reach = list(accumulate((min(1.0, sum(ranks)) for ranks in self._acceptance), operator.mul))
         self.needs = Needs(choices=len(self._acceptance[0]))
         self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
 
@@ -177,11 +179,3 @@ def _probes_for(source: str, resources: Resources, name: str) -> HeadArtefact:
         called = "there is no target" if target is None else f"the runner of {target.name} reads tokens alone"
         raise UsageError(f"strategy {source} gives its target inputs in place of tokens, but {called}")
     return opened(source, resources.find_head, name).artefact
-
-
-def _products(factors: Sequence[float]) -> list[float]:
-    """Of the first, the first two, and so on."""
-    found: list[float] = []
-    for factor in factors:
-        found.append(factor * (found[-1] if found else 1.0))
-    return found
