@@ -88,7 +88,7 @@ METHODS = {
     methods.EAGLE: Method(
         "train EAGLE's draft head for a target model; eagle2 drafts with it too", EagleTrainOptions, eagle.start
     ),
-    methods.EAGLE3: Method("train an methods.EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
+    methods.EAGLE3: Method("train an EAGLE-3 draft head for a target model", Eagle3TrainOptions, eagle3.start),
     methods.HYDRA: Method("train Hydra's draft heads for a target model", HydraTrainOptions, hydra.start),
     methods.KANGAROO: Method("train Kangaroo's adapter for a target model", KangarooTrainOptions, kangaroo.start),
     methods.MEDUSA: Method("train Medusa's draft heads for a target model", MedusaTrainOptions, medusa.start),
