@@ -150,7 +150,7 @@ def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None
 def test_every_metric_is_named_and_explained_alike(recorder: Recorder) -> None:
     for family in text_string_to_metric_families(recorder.render().decode()):
         if not family.name.endswith("_created"):
-            assert family.name.startswith(("parlay_", "vllm:", "http_request"))
+            assert family.name.startswith(("parlay_", "vllm:", "http_request", "process_"))
             assert family.documentation.endswith(".")
 
 
@@ -160,6 +160,11 @@ DASHBOARDS = (
     "http_request_duration_seconds_count",
     "http_request_duration_seconds_sum",
     "http_requests_total",
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
     "vllm:e2e_request_latency_seconds_bucket",
     "vllm:e2e_request_latency_seconds_count",
     "vllm:e2e_request_latency_seconds_sum",
@@ -168,6 +173,9 @@ DASHBOARDS = (
     "vllm:inter_token_latency_seconds_bucket",
     "vllm:inter_token_latency_seconds_count",
     "vllm:inter_token_latency_seconds_sum",
+    "vllm:iteration_tokens_total_bucket",
+    "vllm:iteration_tokens_total_count",
+    "vllm:iteration_tokens_total_sum",
     "vllm:kv_cache_usage_perc",
     "vllm:num_preemptions_total",
     "vllm:num_requests_running",
@@ -184,6 +192,7 @@ DASHBOARDS = (
     "vllm:request_generation_tokens_count",
     "vllm:request_generation_tokens_sum",
     "vllm:request_max_num_generation_tokens_sum",
+    "vllm:request_prefill_kv_computed_tokens_bucket",
     "vllm:request_prefill_time_seconds_count",
     "vllm:request_prefill_time_seconds_sum",
     "vllm:request_prompt_tokens_bucket",
@@ -204,8 +213,8 @@ DASHBOARDS = (
     "vllm:time_to_first_token_seconds_count",
     "vllm:time_to_first_token_seconds_sum",
 )
-"""What the panels of vLLM's Grafana dashboards ask for, those of ``vllm:`` with ``model_name`` and ``engine``. Left out
-are tokens per step, and what a server without connectors, pictures and adapters has nothing to tell of."""
+"""What the panels of vLLM's Grafana dashboards ask for, those of ``vllm:`` with ``model_name`` and ``engine``. Left out is
+what a server without connectors, pictures, adapters and blocks on a GPU has nothing to tell of."""
 NOWHERE = ("none", "none", "4xx")
 BOUNDS = {
     "vllm:time_to_first_token_seconds_bucket": (0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
@@ -232,6 +241,8 @@ def test_every_panel_of_the_dashboards_finds_its_numbers(make_app: Callable[...,
 
 
 def _whose(name: str, labels: frozenset[tuple[str, str]]) -> bool:
+    if name.startswith("process_"):
+        return not labels
     if not name.startswith("vllm:"):
         return dict(labels)["handler"] == "/v1/completions"
     return {("model_name", "parlay-mini"), ("engine", "0")} <= labels
@@ -293,3 +304,22 @@ def test_a_request_counts_under_both_kinds_of_names(make_app: Callable[..., Fast
         assert told[("vllm:request_prefill_time_seconds_sum", labels)] > 0
         assert 0 <= told[("vllm:kv_cache_usage_perc", labels)] <= 1
         assert told[("vllm:num_requests_running", labels)] == 0
+
+
+def test_steps_are_counted_by_their_tokens(make_app: Callable[..., FastAPI]) -> None:
+    """One step computes the prompt and writes a token; plain decoding writes one more in each of the others."""
+    with TestClient(make_app()) as client:
+        before = steps(client)
+        body = {"prompt": [5] * 33, "max_tokens": 9, "ignore_eos": True, "strategy": "none", "cache_salt": "own"}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        told = {name: count - before[name] for name, count in steps(client).items()}
+    assert (told["bucket1.0"], told["bucket32.0"], told["bucket64.0"], told["bucket+Inf"]) == (8, 8, 9, 9)
+    assert (told["count"], told["sum"]) == (9, 33 + 9)
+
+
+def steps(client: TestClient) -> dict[str, float]:
+    return {
+        name.removeprefix("vllm:iteration_tokens_total_") + dict(labels).get("le", ""): count
+        for (name, labels), count in samples(client.get("/metrics").text).items()
+        if name.startswith("vllm:iteration_tokens_total_")
+    }

@@ -83,6 +83,8 @@ class Engine:
         self._next_sequence = 0
         self._finished: Counter[FinishReason] = Counter()
         self._drafter_faults = 0
+        self._step_tokens = 0
+        self._steps: Counter[int] = Counter()
 
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
@@ -148,6 +150,8 @@ class Engine:
             prefix_tokens_asked=scheduler.prefix_tokens_asked,
             prefix_tokens_found=scheduler.prefix_tokens_found,
             drafter_faults=self._drafter_faults + sum(s.tally.drafter_faults for s in self._sequences.values()),
+            step_tokens=self._step_tokens,
+            steps=dict(self._steps),
         )
 
     def step(self) -> list[Event]:
@@ -195,6 +199,13 @@ class Engine:
                 self._commit_one(turn)
             except Exception as error:  # a stop checker, for example: only its own request ends
                 turn.fail(named(error), error)
+        self._count_tokens(_without_fault(turns))
+
+    def _count_tokens(self, turns: list[Turn]) -> None:
+        tokens = sum((len(turn.pending) if turn.prefill else 0) + len(turn.done.committed) for turn in turns)
+        if tokens:
+            self._step_tokens += tokens
+            self._steps[1 << (tokens - 1).bit_length()] += 1
 
     def _commit_one(self, turn: Turn) -> None:
         """The one place where tokens join a sequence and rows join the cache."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -63,6 +63,7 @@ class Recorder:
         self._vllm = VllmNames(self._registry)
         self.http = HttpRequests(self._registry)
         self._registry.register(_Engines(models))
+        ProcessCollector(registry=self._registry)
 
     def finished(self, request: Finished) -> None:
         """Count one request that is over, whatever its end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from parlay.outputs import CompletionOutput
 from parlay.serve.finished import Finished
@@ -22,6 +22,7 @@ _GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
 """Dashboards compare with some of vLLM's own bounds, so those are among them."""
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _SAMPLES = (1, 2, 4, 8, 16)
+_STEP_SIZES = tuple(2**power for power in range(15))
 
 _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm:prompt_tokens": ("Tokens of prompts.", ()),
@@ -44,6 +45,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "vllm:inter_token_latency_seconds": ("Mean time between two tokens of a request, after the first.", _GAPS),
     "vllm:request_time_per_output_token_seconds": ("The same, once for each request.", _GAPS),
     "vllm:request_prompt_tokens": ("Tokens of a request's prompt.", _SIZES),
+    "vllm:request_prefill_kv_computed_tokens": ("Tokens of a request's prompt that were not in the cache.", _SIZES),
     "vllm:request_generation_tokens": ("Tokens of a request's output.", _SIZES),
     "vllm:request_max_num_generation_tokens": ("Tokens of a request's longest sample.", _SIZES),
     "vllm:request_params_max_tokens": ("Most tokens of output that a request asked for.", _SIZES),
@@ -67,10 +69,10 @@ class VllmNames:
     def finished(self, request: Finished) -> None:
         for name, value in _observations(request).items():
             self._histograms[name].labels(request.model, ENGINE).observe(value)
-        tokens, cached = len(request.output.prompt_token_ids), request.output.outputs[0].metrics.cached_tokens
-        self._count("vllm:prompt_tokens", request.model, tokens)
+        cached, computed = request.output.outputs[0].metrics.cached_tokens, _computed(request)
+        self._count("vllm:prompt_tokens", request.model, cached + computed)
         self._count("vllm:prompt_tokens_cached", request.model, cached)
-        for source, count in (("local_compute", tokens - cached), ("local_cache_hit", cached)):
+        for source, count in (("local_compute", computed), ("local_cache_hit", cached)):
             self._count("vllm:prompt_tokens_by_source", request.model, count, source)
         self._count("vllm:generation_tokens", request.model, request.tokens)
         for sample in request.output.outputs:
@@ -89,8 +91,8 @@ class VllmNames:
         self._counters[name].labels(model, ENGINE, *labels).inc(count)
 
 
-def states(stats: Mapping[str, EngineStats]) -> Iterator[GaugeMetricFamily]:
-    """What the engines of the models do now, where vLLM tells of it by a further label. None sleeps or defers here."""
+def states(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """What the engines of the models tell of themselves in more than one number. None sleeps or defers here."""
     waiting = GaugeMetricFamily(
         "vllm:num_requests_waiting_by_reason", "Samples that wait, by what for.", labels=(*WHOSE, "reason")
     )
@@ -104,6 +106,20 @@ def states(stats: Mapping[str, EngineStats]) -> Iterator[GaugeMetricFamily]:
             awake.add_metric([model, ENGINE, state], state == "awake")
     yield waiting
     yield awake
+    yield _steps(stats)
+
+
+def _steps(stats: Mapping[str, EngineStats]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(
+        "vllm:iteration_tokens_total", "Tokens that a step computed of prompts and committed.", labels=WHOSE
+    )
+    for model, now in stats.items():
+        bounds = [
+            (str(float(bound)), sum(count for size, count in now.steps.items() if size <= bound))
+            for bound in _STEP_SIZES
+        ]
+        family.add_metric([model, ENGINE], [*bounds, ("+Inf", sum(now.steps.values()))], now.step_tokens)
+    return family
 
 
 def _observations(request: Finished) -> dict[str, float]:
@@ -114,6 +130,7 @@ def _observations(request: Finished) -> dict[str, float]:
         "vllm:request_decode_time_seconds": request.decode_seconds,
         "vllm:request_inference_time_seconds": request.prefill_seconds + request.decode_seconds,
         "vllm:request_prompt_tokens": len(request.output.prompt_token_ids),
+        "vllm:request_prefill_kv_computed_tokens": _computed(request),
         "vllm:request_generation_tokens": request.tokens,
         "vllm:request_max_num_generation_tokens": request.longest,
         "vllm:request_params_n": request.params.n,
@@ -126,3 +143,8 @@ def _observations(request: Finished) -> dict[str, float]:
         found["vllm:inter_token_latency_seconds"] = request.seconds_per_token
         found["vllm:request_time_per_output_token_seconds"] = request.seconds_per_token
     return found
+
+
+def _computed(request: Finished) -> int:
+    """How many tokens of the prompt were not in the cache."""
+    return len(request.output.prompt_token_ids) - request.output.outputs[0].metrics.cached_tokens

@@ -93,7 +93,8 @@ class EngineStats:
     Finished texts that could be reused count as free. ``prefix_tokens_asked`` are prompt tokens of samples that were
     admitted, less those that must all be computed (prompt logprobs), and ``prefix_tokens_found`` those of them that
     were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
-    raised and were dropped for their sample.
+    raised and were dropped for their sample. ``step_tokens`` are tokens of prompts that steps computed and tokens that
+    they committed; ``steps`` counts the steps by that number, rounded up to a power of two.
     """
 
     waiting: int
@@ -105,6 +106,8 @@ class EngineStats:
     prefix_tokens_asked: int
     prefix_tokens_found: int
     drafter_faults: int
+    step_tokens: int
+    steps: Mapping[int, int]
 
 
 class Committed(NamedTuple):
