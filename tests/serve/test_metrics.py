@@ -213,8 +213,8 @@ DASHBOARDS = (
     "vllm:time_to_first_token_seconds_count",
     "vllm:time_to_first_token_seconds_sum",
 )
-"""What the panels of vLLM's Grafana dashboards ask for, those of ``vllm:`` with ``model_name`` and ``engine``. Left out is
-what a server without connectors, pictures, adapters and blocks on a GPU has nothing to tell of."""
+"""What the panels of vLLM's Grafana dashboards ask for, those of ``vllm:`` with ``model_name`` and ``engine``. Left out
+is what a server without connectors, pictures, adapters and blocks on a GPU has nothing to tell of."""
 NOWHERE = ("none", "none", "4xx")
 BOUNDS = {
     "vllm:time_to_first_token_seconds_bucket": (0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
