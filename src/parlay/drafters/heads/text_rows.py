@@ -69,7 +69,7 @@ class TextRows:
             return
         layers = lacking[0].layers
         assert layers is not None, "the needs name taps"
-        starts = [len(self._sequences.aligned(view).text.tokens) for view in lacking]
+        starts = [self._sequences.aligned(view).known for view in lacking]
         for view, start, taps in zip(lacking, starts, layers.states(lacking, starts, self._taps), strict=True):
             if taps:
                 self._sequences.take(view, start, taps)
