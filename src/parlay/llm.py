@@ -131,7 +131,7 @@ class LLM:
             tokenizer=self.tokenizer,
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=target,
-            find_head=heads_of(model, target, self._budget),
+            find_head=heads_of(model, target, self._budget, self.runner),
         )
 
     def generate(

@@ -1,7 +1,9 @@
 """A trained head on disk: a folder of config.json, model.safetensors and README.md (its card). Never pickle.
 
-The head's config says for which shape of target it was trained. Some rows of the target's embedding are kept as
-witnesses: a target whose rows point elsewhere is another model. Quantisation turns them by a few degrees at most.
+The head's config says for which shape of target it was trained, where it comes from, and the SHA-256 of its weights.
+Some rows of the target's embedding are kept as witnesses: a target whose rows point elsewhere is another model.
+Quantisation turns them by a few degrees at most. A `Proof` shows at first use that target and head compute here what
+they computed there. Folders of the first format say less, and still open.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,37 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.hub import hash_of
 from parlay.models.user_cache import written_whole
 from parlay.types import ParlayError
 
 WITNESSES = 32
 LEAST_COSINE = 0.95
+FORMAT = 2
 _WITNESS = "target.witness"
-_CONFIG, _WEIGHTS, _CARD = "config.json", "model.safetensors", "README.md"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+GENERAL = "general"
+"""The domain of drafters for texts of all kinds."""
 
 
 class BadHead(ParlayError):
     """A head that is damaged, or was trained for another target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """For which target and for which texts a head was trained. What is empty is not known.
+
+    ``target`` is the model's name or Hub id, ``target_sha256`` the hash of its file of weights, where that is one file.
+    ``domain`` says what texts it was trained on, ``licence`` is an SPDX name.
+    """
+
+    target: str = ""
+    target_sha256: str = ""
+    domain: str = GENERAL
+    licence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +66,25 @@ class HeadArtefact:
     settings: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     witness_WH: Tensor
+    origin: Origin = field(default_factory=Origin)
+    proof: Proof | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What a head's config says, read without its weights. ``sha256`` is empty in the first format."""
+
+    method: str
+    layer: DecoderConfig
+    settings: Mapping[str, Any]
+    origin: Origin
+    sha256: str
+
+    @property
+    def expected(self) -> float | None:
+        """The share of first guesses that were right on held-out texts."""
+        said = self.settings.get("expected")
+        return None if said is None else float(said)
 
 
 def witness_ids(vocab_size: int) -> Tensor:
@@ -55,28 +95,53 @@ def witness_ids(vocab_size: int) -> Tensor:
 def save(folder: Path, head: HeadArtefact, card: str) -> None:
     """Writes the folder, bfloat16; what was there is replaced file by file, the weights last."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"method": head.method, "settings": dict(head.settings), "layer": _plain(head.layer)}
-    tensors = {name: _stored(tensor) for name, tensor in head.tensors.items()}
-    tensors[_WITNESS] = head.witness_WH.to(torch.bfloat16).contiguous()
-    (folder / _CARD).write_text(card, encoding="utf-8")
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    with written_whole(folder / _WEIGHTS) as part:
+    tensors = {**as_stored(head).tensors, _WITNESS: head.witness_WH.to(torch.bfloat16).contiguous()}
+    tensors |= head.proof.tensors() if head.proof else {}
+    (folder / CARD).write_text(card, encoding="utf-8")
+    with written_whole(folder / WEIGHTS) as part:
         save_file(tensors, part)
+        said = {
+            "format": FORMAT,
+            "method": head.method,
+            "origin": asdict(head.origin),
+            "sha256": hash_of(part),
+            "settings": dict(head.settings),
+            "layer": _plain(head.layer),
+        }
+        (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+
+
+def read_facts(folder: Path) -> HeadFacts:
+    """What the config of a folder says. Raises BadHead for one that is missing, damaged, or of a later format."""
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if said.get("format", 1) > FORMAT:
+            raise BadHead(f"{folder} was written by a later version of Parlay: upgrade with pip install -U parlay")
+        origin = Origin(**said.get("origin", {}))
+        return HeadFacts(said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, BadHead):
+            raise
+        raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
 
 
 def load(folder: Path) -> HeadArtefact:
-    """Raises BadHead for files that are missing, damaged, or hold numbers that are not finite."""
+    """Raises BadHead for files that are missing, damaged, replaced, or hold numbers that are not finite."""
+    facts = read_facts(folder)
     try:
-        said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(folder / _WEIGHTS)
-        layer = _layer(said["layer"])
-        head = HeadArtefact(said["method"], layer, said["settings"], tensors, tensors.pop(_WITNESS))
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if facts.sha256 and hash_of(folder / WEIGHTS) != facts.sha256:
+            raise BadHead(
+                f"{folder / WEIGHTS} is not the file that {CONFIG} names by its SHA-256: "
+                "it was damaged or replaced, so get the folder again"
+            )
+        tensors = load_file(folder / WEIGHTS)
+        witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors)
+    except (OSError, KeyError, SafetensorError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise BadHead(f"{folder}: {name} holds numbers that are not finite: the file is damaged")
-    return head
+    return HeadArtefact(facts.method, facts.layer, facts.settings, tensors, witness_WH, facts.origin, proof)
 
 
 def check_target(where: str, head: HeadArtefact, rows_WH: Tensor, vocab_size: int) -> None:
@@ -94,9 +159,14 @@ def check_target(where: str, head: HeadArtefact, rows_WH: Tensor, vocab_size: in
         )
 
 
+def as_stored(head: HeadArtefact) -> HeadArtefact:
+    """The head as `load` gives it after `save`: floating-point numbers in bfloat16."""
+    return replace(head, tensors={name: _stored(tensor) for name, tensor in head.tensors.items()})
+
+
 def _stored(tensor: Tensor) -> Tensor:
-    """``tensor`` of any shape as it is written: floating-point numbers in bfloat16, contiguous."""
-    return (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
+    """``tensor`` of any shape as it is written, contiguous."""
+    return (tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
 
 
 def _plain(layer: DecoderConfig) -> dict[str, Any]:

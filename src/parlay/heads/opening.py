@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Budget
-from parlay.heads.artefact import HeadArtefact, check_target, load, witness_ids
+from parlay.heads.artefact import HeadArtefact, check_target, load, read_facts, witness_ids
+from parlay.heads.proof import target_states
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand, as_tensor
 from parlay.models.loading import load_weights, read_config
@@ -36,16 +37,22 @@ _DTYPES = {
     "float16": torch.float16,
 }
 MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], Runner]
+StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
+"""The target's states ``[T, F]`` of a text that enter some layers, side by side; None if they can't be had now."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenHead:
-    """A head, the target's embedding ``[V, H]``, and what runs its layers. ``dtype`` is that of its products."""
+    """A head, the target's embedding ``[V, H]``, and what runs its layers. ``dtype`` is that of its products.
+
+    ``states`` runs the target itself, so that nothing else may run it meanwhile.
+    """
 
     artefact: HeadArtefact
     embedding: Operand
     make_runner: MakeRunner
     dtype: torch.dtype
+    states: StatesOf | None = None
 
 
 FindHead = Callable[[str, str], OpenHead | None]
@@ -69,10 +76,13 @@ def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -
     return head
 
 
-def heads_of(model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | None) -> FindHead:
+def heads_of(
+    model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | None, runner: Runner | None = None
+) -> FindHead:
     """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
 
-    Heads run on the target's device. On CPU weights have eight bits, because reading them is the cost there.
+    With its ``runner`` heads can be proved in it. Heads run on the target's device. On CPU weights have eight bits,
+    because reading them is the cost there.
     """
     dtype = _DTYPES[target.dtype]
 
@@ -81,7 +91,17 @@ def heads_of(model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | 
         return _embedding(model)
 
     make_runner = partial(_head_runner, dtype=dtype, device=torch.device(target.device), budget=budget)
-    return TargetHeads(target.vocab_size, embedding, make_runner, dtype)
+    return TargetHeads(
+        target.vocab_size, embedding, make_runner, dtype, partial(target_states, runner) if runner else None
+    )
+
+
+def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
+    """A head that is in memory, for a target of whose model only the embedding ``[V, H]`` is there; float32 on CPU."""
+    dtype = torch.float32
+    return OpenHead(
+        artefact, embedding, partial(_head_runner, dtype=dtype, device=torch.device("cpu"), budget=None), dtype
+    )
 
 
 def _embedding(model: str | PreTrainedModel) -> Operand:
@@ -121,16 +141,21 @@ class TargetHeads:
     """Finds heads for one target. ``embedding`` gives its matrix ``[V, H]``, which is read when a head is opened."""
 
     def __init__(
-        self, vocab_size: int, embedding: Callable[[], Operand], make_runner: MakeRunner, dtype: torch.dtype
+        self,
+        vocab_size: int,
+        embedding: Callable[[], Operand],
+        make_runner: MakeRunner,
+        dtype: torch.dtype,
+        states: StatesOf | None = None,
     ) -> None:
         self._vocab_size, self._embedding = vocab_size, embedding
-        self._make_runner, self._dtype = make_runner, dtype
+        self._make_runner, self._dtype, self._states = make_runner, dtype, states
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
         if name:
             return self._open(Path(name))
         for folder in sorted((SHIPPED / method).glob("*/")):
-            layer = load(folder).layer
+            layer = read_facts(folder).layer
             if layer.vocab_size == self._vocab_size and layer.hidden_size == self._embedding().shape[1]:
                 return self._open(folder)
         return None
@@ -139,4 +164,4 @@ class TargetHeads:
         artefact, embedding = load(folder), self._embedding()
         rows_WH = as_tensor(embedding, torch.float32)[witness_ids(self._vocab_size)]
         check_target(str(folder), artefact, rows_WH, self._vocab_size)
-        return OpenHead(artefact, embedding, self._make_runner, self._dtype)
+        return OpenHead(artefact, embedding, self._make_runner, self._dtype, self._states)

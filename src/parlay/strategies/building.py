@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+from parlay.drafters.heads.proving import ProvedHeads
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import Options, options_of
 from parlay.strategies import accept_rules
@@ -22,9 +23,13 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
     if not entry.factory:
         return None
     nested = tuple(_nested(member, resources) for member in spec.members)
-    own = replace(resources, rule=accept_rules.name_in(spec.settings), nested=nested)
+    heads = ProvedHeads(resources.find_head) if resources.find_head else None
+    own = replace(resources, rule=accept_rules.name_in(spec.settings), nested=nested, find_head=heads)
     factory = resolve(entry.factory)
-    return factory(own) if entry.options is Options else factory(own, options(spec))
+    drafter = factory(own) if entry.options is Options else factory(own, options(spec))
+    if heads is not None:
+        heads.prove(str(spec), drafter)
+    return drafter
 
 
 def options(spec: StrategySpec) -> Options:

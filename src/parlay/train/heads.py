@@ -15,14 +15,12 @@ import torch
 from parlay import models
 from parlay.drafters.heads import options as methods
 from parlay.drafters.self_speculation.options import EARLY_EXIT
-from parlay.heads import artefact
 from parlay.llm import LLM
-from parlay.train.data.batches import in_order
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.given import save_given
 from parlay.train.data.prompts import read_conversations, read_prompts
 from parlay.train.data.writing import Writer, WritingPlan
-from parlay.train.loop import Loop, Progress
+from parlay.train.loop import Loop
 from parlay.train.options import (
     BlockTrainOptions,
     BlockwiseTrainOptions,
@@ -57,6 +55,7 @@ from parlay.train.recipes import (
 from parlay.train.recipes.early_exit import EarlyExitRecipe
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
+from parlay.train.saving import origin_of, save_head, written_card
 from parlay.types import ParlayError, Runner
 
 HELD_OUT = 10
@@ -136,15 +135,11 @@ def fit(method: str, options: HeadTrainOptions, target: Target, texts: Sequence[
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
     reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], lambda each: print(each, flush=True))
-    card = _card(method, options, reached, trained)
+    card = written_card(method, options, reached, trained, origin_of(options))
     if isinstance(recipe, EarlyExitRecipe):
         recipe.save(options.out, card)
     else:
-        expected = {"expected": round(reached.acceptance[0], 4)}
-        settings = {**recipe.settings(in_order(heldout, options.batch_tokens, options.longest)), **expected}
-        witness_WH = target.embedding_VH[artefact.witness_ids(target.config.vocab_size)]
-        made = artefact.HeadArtefact(method, target.config, settings, recipe.tensors(), witness_WH)
-        artefact.save(options.out, made, card)
+        save_head(method, options, target, recipe, heldout=heldout, expected=reached.acceptance[0], card=card)
     return f"{options.out}: {reached}"
 
 
@@ -153,18 +148,3 @@ def whole(texts: Sequence[Featured]) -> list[Featured]:
     first, last = texts[0].ids_T.tolist(), texts[-1].ids_T.tolist()
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
     return [replace(text, answer=max(1, min(text.answer, shared))) for text in texts]
-
-
-def _card(method: str, options: HeadTrainOptions, reached: Progress, texts: Sequence[Featured]) -> str:
-    source = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"
-    shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
-    tokens, answers = sum(len(text.ids_T) for text in texts), sum(len(text.ids_T) - text.answer for text in texts)
-    return (
-        f"# Trained for {options.model}, strategy {method}\n\n"
-        f"- Target: {options.model}. Its licence holds for this too.\n"
-        f"- Data: {len(texts)} conversations of {tokens:,} tokens; the target's answers to {source} "
-        f"(seed {options.seed}) are {answers:,} of these.\n"
-        f"- Training: {reached.tokens:,} rows in {reached.step} steps, {reached.seconds:.0f} s; "
-        f"loss {reached.loss:.3f}.\n"
-        f"- Held-out drafts that are right up to each depth, best guess alone: {shares}.\n"
-    )

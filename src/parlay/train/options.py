@@ -27,6 +27,10 @@ class HeadTrainOptions(LoopOptions):
     shards: int = option(16, "shards of 128 conversations that the target writes", low=1)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
     draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
+    domain: str = option(
+        "general", "kind of texts it is trained on, say code or dialogue: the name under which strategies find it"
+    )
+    licence: str = option("", "licence of what is trained, as SPDX names it; empty: the target's")
     whole: bool = option(True, "learn from the prompts too, not from answers alone")
 
 

@@ -1,0 +1,155 @@
+"""Proves at first use that a head and its target compute here what they computed where the head was trained.
+
+A head that does not changes no text, but it only costs time. So it is named in the log, and drafts all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.heads.modules import check_tensors
+from parlay.heads.opening import FindHead, OpenHead
+from parlay.heads.proof import GUESSES, LENGTH, Proof, agreement
+from parlay.types import Drafter, NoiseKey, Request, SamplingParams, SequenceView, Skip
+
+LEAST_AGREEMENT = 0.7
+"""Of the target's states. Files of one model in four and in sixteen bits agree to more."""
+LEAST_RIGHT = 0.75
+"""Of the head's guesses. Kernels of another precision change one now and then."""
+
+_log = logging.getLogger(__name__)
+
+
+class ProvedHeads:
+    """Finds heads as ``find`` does, refuses those with wrong tensors, and proves the others in a drafter."""
+
+    def __init__(self, find: FindHead) -> None:
+        self._find = find
+        self._found: list[OpenHead] = []
+
+    def __call__(self, method: str, name: str) -> OpenHead | None:
+        """See `FindHead`. Raises BadHead for tensors that are missing, left over, or of another shape."""
+        head = self._find(method, name)
+        if head is not None:
+            check_tensors(head.artefact)
+            self._found.append(head)
+        return head
+
+    def prove(self, strategy: str, drafter: Drafter) -> None:
+        """Logs a warning for each proof of the heads found so far that does not hold for ``drafter``."""
+        for head in self._found:
+            proof = head.artefact.proof
+            if proof is not None:
+                _prove_target(strategy, proof, head)
+                _prove_guesses(strategy, proof, drafter)
+
+
+def prove(drafter: Drafter, ids: Sequence[int], states: Mapping[int, Tensor]) -> Proof:
+    """A proof for the head of ``drafter``, which was just trained.
+
+    ``states`` ``[T, H]`` are the target's of this text, by layer.
+    """
+    layers = tuple(drafter.needs.taps) or (max(states),)
+    count = min(LENGTH, len(ids))
+    states_TF = torch.cat([states[layer][:count] for layer in layers], -1).to(torch.bfloat16)
+    unsaid = Proof(torch.tensor(ids[:count]), layers, states_TF, torch.zeros(max(min(GUESSES, count - 2), 0)).long())
+    own = drafter.needs.layers or not drafter.needs.taps  # it drafts with the target itself
+    guesses = [] if own else first_guesses(drafter, unsaid)
+    return Proof(unsaid.ids_T, layers, states_TF, torch.tensor(guesses, dtype=torch.int64))
+
+
+def first_guesses(drafter: Drafter, proof: Proof) -> list[int]:
+    """What ``drafter`` drafts first after each of the proof's beginnings, from the proof's states; -1 for nothing."""
+    ids = proof.ids_T.tolist()
+    lent = _StoredStates(proof)
+    ends = range(len(ids) - len(proof.guesses_P), len(ids))
+    views = [_Beginning(-1 - place, ids[:end], lent) for place, end in enumerate(ends)]
+    try:
+        drafts = drafter.propose(views, [1] * len(views))
+    finally:
+        for view in views:
+            drafter.release(view.sequence)
+    return [draft.tree.tokens[0] if len(draft) else -1 for draft in drafts]
+
+
+def _prove_target(strategy: str, proof: Proof, head: OpenHead) -> None:
+    states_TF = head.states(proof.ids_T.tolist(), proof.layers) if head.states else None
+    reached = 1.0 if states_TF is None else agreement(proof, states_TF)
+    if not reached >= LEAST_AGREEMENT:
+        _log.warning(
+            "strategy %s: this target's hidden states agree to %.2f with those that the head was trained on, and %.2f "
+            "is asked. Most likely this is another fine-tune of the same base model, or its file is damaged. The "
+            "output is not affected, but most drafts will be wrong: choose a head that was trained for this model",
+            strategy,
+            reached,
+            LEAST_AGREEMENT,
+        )
+
+
+def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> None:
+    if not len(proof.guesses_P):
+        return
+    pairs = zip(first_guesses(drafter, proof), proof.guesses_P.tolist(), strict=True)
+    judged = [here == there for here, there in pairs if here >= 0]  # where its cache has no room, it can't be judged
+    if sum(judged) < LEAST_RIGHT * len(judged):
+        _log.warning(
+            "strategy %s: the head guesses %d of %d tokens as it did where it was trained. Most likely its weights or "
+            "settings were changed, or the kernels of this machine compute it wrongly. The output is not affected, "
+            "but most drafts will be wrong: get the head again, or train one here",
+            strategy,
+            sum(judged),
+            len(judged),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """A `SequenceView` of the first tokens of a proof's text."""
+
+    sequence: int
+    tokens: list[int]
+    layers: _StoredStates
+
+    @property
+    def request(self) -> Request:
+        return Request(
+            id="proof", prompt=(self.tokens[0],), params=SamplingParams(temperature=0), key=NoiseKey(0), salt="proof"
+        )
+
+    @property
+    def prompt_length(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredStates:
+    """`Layers` that know the states of one text and run nothing."""
+
+    proof: Proof
+
+    def forward(
+        self,
+        views: Sequence[SequenceView],
+        paths: Sequence[Sequence[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs_KH: Tensor | None = None,
+    ) -> Tensor:
+        raise NotImplementedError("heads that run the target's layers have no guesses in their proof")
+
+    def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
+        raise NotImplementedError("heads that run the target's layers have no guesses in their proof")
+
+    def states(
+        self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
+    ) -> list[Mapping[int, Tensor]]:
+        """See `Layers`."""
+        return [
+            {layer: self.proof.state_of(layer)[start : len(view.tokens) - 1] for layer in taps}
+            for view, start in zip(views, starts, strict=True)
+        ]

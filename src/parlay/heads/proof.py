@@ -1,0 +1,90 @@
+"""What target and head computed where the head was trained: at first use both must compute it here.
+
+A proof holds a short text, the target's states of it, and the head's best guess after each of its last beginnings.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.types import OutOfRoom, Runner, Segment
+
+LENGTH = 32
+"""Tokens of a proof's text."""
+GUESSES = 16
+"""Of so many beginnings the head's guess is kept: the text without its last token, and shorter ones."""
+_IDS, _LAYERS, _STATES, _GUESSES = "proof.ids", "proof.layers", "proof.states", "proof.guesses"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """``ids_T`` int64, ``states_TF`` bfloat16 the states that enter ``layers``, side by side.
+
+    ``guesses_P`` int64 are the tokens that the head drafts first after the first T - P, ..., T - 1 tokens. It is empty
+    for heads that draft with the target's own layers.
+    """
+
+    ids_T: Tensor
+    layers: tuple[int, ...]
+    states_TF: Tensor
+    guesses_P: Tensor
+
+    @staticmethod
+    def taken(tensors: dict[str, Tensor]) -> Proof | None:
+        """The proof among an artefact's tensors, from which it is removed. Raises KeyError if parts are missing."""
+        if _IDS not in tensors:
+            return None
+        ids_T, layers_L, states_TF, guesses_P = (tensors.pop(each) for each in (_IDS, _LAYERS, _STATES, _GUESSES))
+        return Proof(ids_T, tuple(layers_L.tolist()), states_TF, guesses_P)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they stand in an artefact."""
+        layers_L = torch.tensor(self.layers)
+        states_TF = self.states_TF.to(torch.bfloat16).contiguous()
+        return {_IDS: self.ids_T, _LAYERS: layers_L, _STATES: states_TF, _GUESSES: self.guesses_P}
+
+    def state_of(self, layer: int) -> Tensor:
+        """The states ``[T, H]`` that enter one of the layers."""
+        place = self.layers.index(layer)
+        return self.states_TF.chunk(len(self.layers), -1)[place]
+
+
+def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> Tensor | None:
+    """The states ``[T, F]`` of a text that enter ``layers``, side by side; None where the cache has no room now."""
+    name = uuid.uuid4().int >> 66
+    runner.open(name, (), salt=f"proof {name}")
+    try:
+        if not runner.reserve(name, len(ids)):
+            return None
+        out = runner.forward([Segment(name, tuple(ids), logits_from=len(ids))], layers)
+        return torch.cat([out.taps[layer] for layer in layers], -1)
+    except OutOfRoom:
+        return None
+    finally:
+        runner.truncate(name, 0)
+        runner.release(name)
+
+
+def agreement(proof: Proof, states_TF: Tensor) -> float:
+    """How alike the target's states are to those of the proof: 1 for the same, near 0 for those of another model.
+
+    The least over layers of the median cosine of rows, less their mean: some numbers are large in every row, and the
+    first row is unlike all others.
+    """
+    pairs = zip(
+        proof.states_TF.float().chunk(len(proof.layers), -1),
+        states_TF.float().to(proof.states_TF.device).chunk(len(proof.layers), -1),
+        strict=True,
+    )
+    return min(float(F.cosine_similarity(_varied(then), _varied(now), dim=-1).median()) for then, now in pairs)
+
+
+def _varied(states_TH: Tensor) -> Tensor:
+    rest_TH = states_TH[1:]
+    return rest_TH - rest_TH.mean(0)

@@ -1,0 +1,122 @@
+"""Saves a head that was trained: where it comes from, the proof that it computes alike elsewhere, and its card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NoReturn
+
+from torch import Tensor
+
+from parlay.drafters.heads.proving import prove
+from parlay.drafters.resources import Resources
+from parlay.heads import artefact
+from parlay.heads.artefact import HeadArtefact, Origin
+from parlay.heads.card import front_matter
+from parlay.heads.opening import held_open
+from parlay.models.origin import licence, public_name, weights_sha256
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
+from parlay.train.data.batches import in_order
+from parlay.train.data.features import Featured
+from parlay.train.loop import Progress
+from parlay.train.options import HeadTrainOptions
+from parlay.train.recipes.recipe import HeadRecipe
+from parlay.train.recipes.target import Target
+from parlay.types import Exactness, ParlayError, RunnerSpec
+
+
+def origin_of(options: HeadTrainOptions) -> Origin:
+    """Of what is trained with these options. Its licence is the target's unless they name another."""
+    model = options.model
+    return Origin(public_name(model), weights_sha256(model), options.domain, options.licence or licence(model))
+
+
+def save_head(
+    method: str,
+    options: HeadTrainOptions,
+    target: Target,
+    recipe: HeadRecipe,
+    *,
+    heldout: Sequence[Featured],
+    expected: float,
+    card: str,
+) -> None:
+    """Writes the folder. ``expected`` is the share of held-out first guesses that are right."""
+    settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
+    witness_WH = target.embedding_VH[artefact.witness_ids(target.config.vocab_size)]
+    made = HeadArtefact(
+        method,
+        target.config,
+        {**settings, "expected": round(expected, 4)},
+        recipe.tensors(),
+        witness_WH,
+        origin_of(options),
+    )
+    artefact.save(options.out, _proved(made, target, heldout), card)
+
+
+def written_card(
+    method: str, options: HeadTrainOptions, reached: Progress, trained: Sequence[Featured], origin: Origin
+) -> str:
+    """The card of a drafter that was trained on ``trained``."""
+    source = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"
+    shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
+    tokens, answers = sum(len(text.ids_T) for text in trained), sum(len(text.ids_T) - text.answer for text in trained)
+    data = {"loss": round(reached.loss, 4), "rows": reached.tokens, "conversations": len(trained), "tokens": tokens}
+    return (
+        f"{front_matter(method, origin, reached.acceptance, data)}\n"
+        f"# {method} for {origin.target}\n\n"
+        f"- Target: {origin.target}. It drafts for that model alone, and no text depends on it.\n"
+        f"- Licence: {origin.licence or 'not known: that of the target holds for this too'}.\n"
+        f"- Texts: {origin.domain}. {len(trained)} conversations of {tokens:,} tokens; the target's answers to "
+        f"{source} (seed {options.seed}) are {answers:,} of these.\n"
+        f"- Training: {reached.tokens:,} rows in {reached.step} steps, {reached.seconds:.0f} s; "
+        f"loss {reached.loss:.3f}.\n"
+        f"- Held-out drafts that are right up to each depth, best guess alone: {shares}.\n"
+    )
+
+
+def _proved(made: HeadArtefact, target: Target, heldout: Sequence[Featured]) -> HeadArtefact:
+    """With a proof on the longest of the held-out texts."""
+    text = max(heldout, key=lambda each: len(each.ids_T))
+    layers = target.stored_layers()
+    states = dict(zip(layers, text.states_TF.chunk(len(layers), -1), strict=True))
+    return with_proof(made, target, text.ids_T.tolist(), states)
+
+
+def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: Mapping[int, Tensor]) -> HeadArtefact:
+    """The head with what its drafter guesses now in a text. ``states`` ``[T, H]`` are the target's, by layer."""
+    stored = artefact.as_stored(made)
+    resources = Resources(
+        vocab_size=target.config.vocab_size,
+        open_runner=_no_model,
+        find_head=lambda method, name: held_open(stored, target.embedding_VH),
+        target=_spec(target),
+    )
+    drafter = build(parse(made.method), resources)
+    assert drafter is not None, "methods draft"
+    return replace(made, proof=prove(drafter, ids, states))
+
+
+def _spec(target: Target) -> RunnerSpec:
+    """A runner that could do all that drafters ask for: none runs."""
+    config = target.config
+    return RunnerSpec(
+        name="target",
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        tree="tree",
+        exactness=Exactness.SEED,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        device="cpu",
+        dtype="float32",
+        kernels="none",
+        layer_skip=True,
+        features=True,
+    )
+
+
+def _no_model(name: str) -> NoReturn:
+    raise ParlayError(f"a head drafts without the model {name}")

@@ -1,0 +1,161 @@
+"""A head's folder proves itself: damage is refused by name, and what computes otherwise than in training is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parlay import models
+from parlay.drafters.heads.modules import check_tensors
+from parlay.drafters.heads.options import EAGLE3, MEDUSA
+from parlay.heads import artefact
+from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
+from parlay.heads.card import front_matter, read_card
+from parlay.heads.proof import LENGTH, Proof, target_states
+from parlay.llm import LLM
+from parlay.options import LoadOptions
+from parlay.prompts import TokensPrompt
+from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.random_heads import random_heads
+from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.train.recipes.target import Target
+from parlay.train.saving import with_proof
+from parlay.types import SamplingParams
+
+LOAD = LoadOptions(dtype="float32", device="cpu")
+Edit = Callable[[HeadArtefact, Proof], HeadArtefact]
+Use = Callable[[Path], str]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_random("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def head(model: Path) -> HeadArtefact:
+    """With a proof that was made here."""
+    runner, target = models.load(str(model), LOAD), Target.named(str(model))
+    opened = random_heads(runner.spec)(EAGLE3, "")
+    assert opened is not None
+    witness_WH = target.embedding_VH[artefact.witness_ids(VOCAB_SIZE)]
+    origin = Origin("someone/toy", "ab" * 32, "code", "apache-2.0")
+    made = replace(opened.artefact, witness_WH=witness_WH, origin=origin)
+    torch.manual_seed(0)
+    ids = torch.randint(VOCAB_SIZE, (LENGTH,)).tolist()
+    taps = made.settings["taps"]
+    states_TF = target_states(runner, ids, taps)
+    assert states_TF is not None
+    return with_proof(made, target, ids, dict(zip(taps, states_TF.chunk(len(taps), -1), strict=True)))
+
+
+@pytest.fixture
+def use(model: Path, caplog: pytest.LogCaptureFixture) -> Use:
+    """What is logged where a strategy drafts with the head of a folder; its text is plain decoding's."""
+
+    def logged(folder: Path) -> str:
+        prompt, greedy = TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(temperature=0, max_tokens=8)
+        with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+            plain, drafted = (
+                llm.generate([prompt], greedy, strategy=strategy)[0].outputs[0]
+                for strategy in ("none", f"{EAGLE3}:head={folder},policy=fixed")
+            )
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.metrics.draft_tokens > 0
+        return caplog.text
+
+    return logged
+
+
+def test_what_is_saved_is_loaded_and_drafts_without_a_warning(use: Use, head: HeadArtefact, tmp_path: Path) -> None:
+    artefact.save(tmp_path, head, "")
+    loaded, facts = artefact.load(tmp_path), artefact.read_facts(tmp_path)
+    assert (loaded.method, loaded.origin, loaded.settings) == (EAGLE3, head.origin, head.settings)
+    assert loaded.proof is not None
+    assert len(loaded.proof.guesses_P) == LENGTH // 2
+    assert facts.sha256 == json.loads((tmp_path / CONFIG).read_text())["sha256"]
+    assert "strategy" not in use(tmp_path)
+
+
+def test_a_folder_of_the_first_format_still_opens(use: Use, head: HeadArtefact, tmp_path: Path) -> None:
+    artefact.save(tmp_path, replace(head, proof=None), "")
+    said = json.loads((tmp_path / CONFIG).read_text())
+    old = {name: said[name] for name in ("method", "settings", "layer")}
+    (tmp_path / CONFIG).write_text(json.dumps(old))
+    assert artefact.load(tmp_path).origin == Origin()
+    assert "strategy" not in use(tmp_path)
+
+
+def another_target(head: HeadArtefact, proof: Proof) -> HeadArtefact:
+    return replace(head, proof=replace(proof, states_TF=torch.randn(proof.states_TF.shape).bfloat16()))
+
+
+def other_guesses(head: HeadArtefact, proof: Proof) -> HeadArtefact:
+    return replace(head, proof=replace(proof, guesses_P=(proof.guesses_P + 1) % VOCAB_SIZE))
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [(another_target, "another fine-tune of the same base"), (other_guesses, "guesses 0 of 16 tokens as it did")],
+    ids=["target", "guesses"],
+)
+def test_what_computes_otherwise_than_in_training_is_named_and_drafts_all_the_same(
+    use: Use, head: HeadArtefact, tmp_path: Path, edit: Edit, told: str
+) -> None:
+    assert head.proof is not None
+    artefact.save(tmp_path, edit(head, head.proof), "")
+    assert told in use(tmp_path)
+
+
+def test_weights_that_were_changed_or_poisoned_are_refused(head: HeadArtefact, tmp_path: Path) -> None:
+    artefact.save(tmp_path / "good", head, "")
+    shutil.copytree(tmp_path / "good", tmp_path / "changed")
+    tensors = load_file(tmp_path / "good" / WEIGHTS)
+    tensors["fc.weight"][0, 0] += 1
+    save_file(tensors, tmp_path / "changed" / WEIGHTS)
+    with pytest.raises(BadHead, match=r"is not the file that config\.json names by its SHA-256"):
+        artefact.load(tmp_path / "changed")
+
+    poisoned = {**head.tensors, "fc.weight": torch.full_like(head.tensors["fc.weight"], torch.inf)}
+    artefact.save(tmp_path / "poisoned", replace(head, tensors=poisoned), "")
+    with pytest.raises(BadHead, match=r"fc\.weight holds numbers that are not finite"):
+        artefact.load(tmp_path / "poisoned")
+
+    said = json.loads((tmp_path / "good" / CONFIG).read_text())
+    (tmp_path / "good" / CONFIG).write_text(json.dumps({**said, "format": artefact.FORMAT + 1}))
+    with pytest.raises(BadHead, match="later version of Parlay: upgrade"):
+        artefact.load(tmp_path / "good")
+
+
+@pytest.mark.parametrize("method", [EAGLE3, MEDUSA])
+def test_tensors_that_are_missing_left_over_or_misshapen_are_named(method: str, model: Path) -> None:
+    opened = random_heads(models.load(str(model), LOAD).spec)(method, "")
+    assert opened is not None
+    held = opened.artefact
+    check_tensors(held)
+    name = next(name for name in held.tensors if name.endswith("weight") and name != "lm_head.weight")
+    fewer = {key: each for key, each in held.tensors.items() if key != name}
+    for tensors, told in (
+        (fewer, f"lacks {name}"),
+        ({**held.tensors, "stray.weight": torch.zeros(2)}, "does not know stray.weight"),
+        ({**held.tensors, name: torch.zeros(3, 3)}, f"has in another shape {name}"),
+    ):
+        with pytest.raises(BadHead, match=told):
+            check_tensors(replace(held, tensors=tensors))
+
+
+def test_a_card_has_front_matter_that_the_hub_reads(head: HeadArtefact, tmp_path: Path) -> None:
+    artefact.save(tmp_path, head, front_matter(EAGLE3, head.origin, (0.51, 0.26), {"loss": 8.3}) + "\n# Text\n")
+    said, text = read_card(tmp_path)
+    assert (said["license"], said["base_model"], text) == ("apache-2.0", "someone/toy", "# Text")
+    assert {"parlay-drafter", EAGLE3} <= set(said["tags"])
+    assert said["parlay"]["acceptance"] == [0.51, 0.26]
