@@ -13,10 +13,11 @@ from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
-from parlay.train.data.features import FeatureStore
+from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.given import save_given
 from parlay.train.data.prompts import ChatFrame, read_conversations
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
+from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
 
 
@@ -56,3 +57,14 @@ def test_features_are_the_same_in_any_company(tmp_path: Path, monkeypatch: pytes
     for (one, other), length in zip(pairs, lengths, strict=True):
         assert len(one.states_TF) == length
         assert torch.equal(one.states_TF, other.states_TF)
+
+
+def test_heads_start_from_the_best_linear_guess_of_states_to_come() -> None:
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0))).Q
+    states = [torch.randn(4, generator=torch.Generator().manual_seed(1))]
+    for _ in range(200):
+        states.append(turn @ states[-1])
+    text = Featured(torch.zeros(201, dtype=torch.int64), 1, torch.stack(states))
+    one, two = states_ahead(4, [text], 2)
+    assert torch.allclose(one, turn, atol=0.02)
+    assert torch.allclose(two, turn @ turn, atol=0.02)

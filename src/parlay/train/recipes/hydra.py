@@ -47,6 +47,6 @@ class HydraRecipe(SeveralHeads):
 
 
 def start(options: HydraTrainOptions, target: Target, texts: Sequence[Featured]) -> HydraRecipe:
-    """Heads that guess like the target's LM head."""
+    """From the best linear guess on."""
     make = partial(HydraHeads, plus=target.config if options.plus else None)
     return HydraRecipe(first_heads(make, target, texts, options.draft_vocab, options.heads), target)

@@ -64,17 +64,38 @@ class LinearGuess:
     size: float
 
 
+def states_ahead(size: int, texts: Sequence[Featured], count: int) -> list[Tensor]:
+    """For 1 to ``count`` tokens ahead the matrix ``[H, H]`` that best guesses the state there from a token's state.
+
+    States are those that the LM head reads: the last ``size`` numbers stored.
+    """
+    states: list[Tensor] = []
+    for text in texts:
+        states.append(text.states_TF[text.answer - 1 :, -size:].float())
+        if sum(map(len, states)) >= _ROWS:
+            break
+    return [
+        _ridge(*(torch.cat(part) for part in zip(*((of[:-ahead], of[ahead:]) for of in states), strict=True))).T
+        for ahead in range(1, count + 1)
+    ]
+
+
 def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, normed: bool) -> LinearGuess:
     """From these columns of the stored states. ``normed``: embeddings are read with a root mean square of 1."""
     inputs_NF, embedded_NH, wanted_NH = _rows(target, texts, columns, normed)
-    x_NX = torch.cat((inputs_NF, embedded_NH), -1)
+    found_XH = _ridge(torch.cat((inputs_NF, embedded_NH), -1), wanted_NH)
+    features = inputs_NF.shape[1]
+    return LinearGuess(found_XH[:features].T, found_XH[features:].T, float(wanted_NH.square().mean().sqrt()))
+
+
+def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
+    """The matrix ``[X, H]`` by which ``x_NX`` guesses ``wanted_NH`` best, by ridge regression on scaled inputs."""
     scale_X = x_NX.square().mean(0).sqrt().clamp(min=1e-6)
     x_NX = x_NX / scale_X
     gram_XX = (x_NX.T @ x_NX).double()
-    gram_XX += _RIDGE * len(x_NX) * torch.eye(len(gram_XX), dtype=torch.float64)
-    found_XH = torch.linalg.solve(gram_XX, (x_NX.T @ wanted_NH).double()).float() / scale_X[:, None]
-    features = inputs_NF.shape[1]
-    return LinearGuess(found_XH[:features].T, found_XH[features:].T, float(wanted_NH.square().mean().sqrt()))
+    gram_XX += _RIDGE * max(len(x_NX), 1) * torch.eye(len(gram_XX), dtype=torch.float64)
+    found_XH: Tensor = torch.linalg.solve(gram_XX, (x_NX.T @ wanted_NH).double()).float() / scale_X[:, None]
+    return found_XH
 
 
 def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,5 +27,5 @@ class MedusaRecipe(SeveralHeads):
 
 
 def start(options: MedusaTrainOptions, target: Target, texts: Sequence[Featured]) -> MedusaRecipe:
-    """Heads that guess like the target's LM head."""
+    """From the best linear guess on."""
     return MedusaRecipe(first_heads(MedusaHeads, target, texts, options.draft_vocab, options.heads), target)

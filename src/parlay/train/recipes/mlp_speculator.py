@@ -32,7 +32,7 @@ class MlpSpeculatorRecipe(SeveralHeads):
 
 
 def start(options: MlpSpeculatorTrainOptions, target: Target, texts: Sequence[Featured]) -> MlpSpeculatorRecipe:
-    """With the target's embedding and the target's LM head."""
+    """With the target's embedding; see `first_heads`."""
     speculator = first_heads(MlpSpeculator, target, texts, options.draft_vocab, options.heads)
     with torch.no_grad():
         speculator.emb.weight.copy_(target.embedding_VH.float())

@@ -12,6 +12,7 @@ from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.recipes.by_depth import ByDepth
+from parlay.train.recipes.linear_start import states_ahead
 from parlay.train.recipes.target import Target, common_tokens
 
 
@@ -45,12 +46,16 @@ Heads = TypeVar("Heads", bound=SeveralHeadsModule)
 def first_heads(
     make: Callable[[SeveralHeadsConfig], Heads], target: Target, texts: Sequence[Featured], vocab: int, count: int
 ) -> Heads:
-    """``count`` heads over the ``vocab`` commonest tokens of the texts, which guess like the target's LM head."""
+    """``count`` heads over the ``vocab`` commonest tokens of the texts.
+
+    Each begins as the target's LM head behind the best linear guess of the state that it has to read.
+    """
     draft_ids_D = common_tokens(texts, vocab, target.config.vocab_size)
     config = SeveralHeadsConfig(target.config.hidden_size, target.config.vocab_size, len(draft_ids_D), count)
     heads = make(config)
     heads.set_draft_vocab(draft_ids_D)
+    head_DH, ahead = target.head_VH[draft_ids_D].float(), states_ahead(config.hidden_size, texts, count)
     with torch.no_grad():
-        for weight in heads.lm_head_weights:
-            weight.copy_(target.head_VH[draft_ids_D].float())
+        for weight, guess_HH in zip(heads.lm_head_weights, ahead, strict=True):
+            weight.copy_(head_DH @ guess_HH)
     return heads
