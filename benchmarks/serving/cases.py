@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from benchmarks.strategies.__main__ import everything
 from parlay import SamplingParams
@@ -15,6 +15,7 @@ from parlay.requests import RequestOptions
 
 Kind = Literal["complete", "cancelled", "malformed", "failing"]
 Leave = Literal["close", "cancel", "forget", "timeout"]
+K = TypeVar("K", bound=str)
 
 FAILING = "benchmarks.serving.failing:Failing"
 SHARES: dict[Kind, float] = {"cancelled": 0.10, "malformed": 0.05, "failing": 0.01}
@@ -63,13 +64,16 @@ SAMPLING = (
 def cases(count: int, seed: int, texts: Sequence[str], sampling: Sequence[SamplingParams]) -> list[Case]:
     """That many requests; every strategy comes in turn, so that each has its share."""
     chance = random.Random(seed)
-    kinds = _kinds(count, chance)
+    kinds = drawn_kinds(count, chance, SHARES)
     turn = itertools.cycle([*everything(), *INEXACT])
     return [_case(kind, next(turn), chance.choice(texts), chance.choice(sampling), chance) for kind in kinds]
 
 
-def _kinds(count: int, chance: random.Random) -> list[Kind]:
-    kinds: list[Kind] = [kind for kind, share in SHARES.items() for _ in range(max(1, round(share * count)))]
+def drawn_kinds(count: int, chance: random.Random, shares: Mapping[K, float]) -> list[K | Literal["complete"]]:
+    """One for each request: every kind as often as its share says, in any order."""
+    kinds: list[K | Literal["complete"]] = [
+        kind for kind, share in shares.items() for _ in range(max(1, round(share * count)))
+    ]
     kinds += ["complete"] * (count - len(kinds))
     chance.shuffle(kinds)
     return kinds

@@ -202,11 +202,8 @@ async def soak(count: int, concurrency: int, seed: int, quick: bool) -> dict[str
         await run.run(concurrency)
         result = summary(run.tally, Counter(case.kind for case in planned), time.perf_counter() - began)
         stats = service.stats()
-    result["stats"] = {
-        "finished": dict(stats.finished),
-        "preemptions": stats.preemptions,
-        "drafter_faults": stats.drafter_faults,
-    }
+    result["stats"] = {"finished": dict(stats.finished), "preemptions": stats.preemptions}
+    result["drafter_faults"] = stats.drafter_faults
     result["provenance"] = provenance(f"python -m benchmarks.serving.soak --requests {count}")
     return result
 
@@ -231,7 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(json.dumps(result), flush=True)
     out = options.out or (None if options.quick else RESULTS / "soak.md")
     if out is not None:
-        out.write_text(report(result), encoding="utf-8")
+        checks = {"checks of the cache's invariants": str(result["checks"])}
+        out.write_text(report("Soak", result, checks), encoding="utf-8")
         out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if result["passed"] else 1
 

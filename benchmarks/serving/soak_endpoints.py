@@ -1,131 +1,227 @@
-"""Every endpoint that answers in text, mixed, over HTTP: whole and streamed, by many strategies; nothing may differ.
+"""Every endpoint mixed, over HTTP, by every strategy, whole and streamed; clients and drafters fail: nothing may be
+lost, leak or differ.
 
-    python -m benchmarks.serving.soak_endpoints --model smollm2-135m --requests 600
+    python -m benchmarks.serving.soak_endpoints                            # 2,000 requests, and the report
+    python -m benchmarks.serving.soak_endpoints --model smollm2-135m
+    python -m benchmarks.serving.soak_endpoints --requests 100             # does it work?
 
-Each answer at temperature 0 is held against that of plain decoding, asked for alone before the others came.
+Each answer of an exact strategy is held against that of plain decoding, asked for alone before the others came.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import itertools
 import json
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.served import served
+from prometheus_client.parser import text_string_to_metric_families
 
-STRATEGIES = ("none", "prompt-lookup", "suffix-decoding", "trie-lookahead", "token-recycling", "adaptive-ngram")
+from benchmarks.commands import RESULTS
+from benchmarks.serving.cases import FAILING, INEXACT, SHARES, drawn_kinds
+from benchmarks.serving.endpoints import ENDPOINTS, OTHERS, SAMPLING, WRONG, Endpoint, Json, continued
+from benchmarks.serving.served import served
+from benchmarks.serving.soak import CHECK_EVERY, MEMORY
+from benchmarks.serving.soak_client import Leave, Refused, ask, call, leave
+from benchmarks.serving.tally import Tally, report, summary
+from parlay.bench.provenance import provenance
+
+KINDS: dict[str, float] = dict(SHARES) | {"slow": 0.05, "other": 0.05}
 PROMPTS = tuple(f"Repeat line {number}: the ferry leaves at ten past {number}." for number in range(1, 7))
-TOKENS = 24
+EXACT = ("bits", "seed")
+_REST = 30.0
+"""Seconds in which the engine must come to rest after the last request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """``body`` asks for an answer to a prompt; ``text`` is that of an object of the answer: whole, event or line."""
+class Case:
+    """One request. With a strategy of None it is the server's own, whose drafter fails."""
 
-    path: str
-    body: Callable[[str], dict[str, Any]]
-    text: Callable[[dict[str, Any]], str]
+    kind: str
+    endpoint: Endpoint
+    body: Json
+    strategy: str | None
+    stream: bool
+    how: Leave
+    patience: int
 
+    @property
+    def key(self) -> str:
+        """What its plain text hangs on."""
+        return self.endpoint.path + json.dumps(self.body)
 
-def _said(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
-def _completion(told: dict[str, Any]) -> str:
-    return "".join(choice["text"] for choice in told["choices"])
-
-
-def _chat(told: dict[str, Any]) -> str:
-    choices = (choice.get("message") or choice["delta"] for choice in told["choices"])
-    return "".join(choice.get("content") or "" for choice in choices)
-
-
-def _response(told: dict[str, Any]) -> str:
-    if told.get("object") == "response":
-        return "".join(part["text"] for item in told["output"] for part in item["content"])
-    return str(told["delta"]) if told["type"] == "response.output_text.delta" else ""
+    def sent(self) -> Json:
+        strategy = {} if self.strategy is None else {"strategy": self.strategy}
+        return {**self.body, **strategy, "stream": self.stream}
 
 
-def _message(told: dict[str, Any]) -> str:
-    if told["type"] == "message":
-        return "".join(block["text"] for block in told["content"])
-    return str(told["delta"]["text"]) if told["type"] == "content_block_delta" else ""
+def cases(count: int, seed: int, endpoints: Sequence[Endpoint], strategies: Sequence[str]) -> list[Case]:
+    """That many requests; every strategy comes in turn, so that each has its share."""
+    chance, turn = random.Random(seed), itertools.cycle(strategies)
+    return [_case(kind, next(turn), chance.choice(endpoints), chance) for kind in drawn_kinds(count, chance, KINDS)]
 
 
-_OPTIONS = {"temperature": 0, "num_predict": TOKENS}
-_SHORT = {"temperature": 0, "max_tokens": TOKENS}
-ENDPOINTS = (
-    Endpoint("/v1/completions", lambda prompt: {"prompt": prompt, **_SHORT}, _completion),
-    Endpoint("/v1/chat/completions", lambda prompt: {"messages": _said(prompt), **_SHORT}, _chat),
-    Endpoint(
-        "/v1/responses", lambda prompt: {"input": prompt, "temperature": 0, "max_output_tokens": TOKENS}, _response
-    ),
-    Endpoint("/v1/messages", lambda prompt: {"messages": _said(prompt), **_SHORT}, _message),
-    Endpoint(
-        "/api/chat",
-        lambda prompt: {"messages": _said(prompt), "options": _OPTIONS},
-        lambda told: str(told["message"]["content"]),
-    ),
-    Endpoint("/api/generate", lambda prompt: {"prompt": prompt, "options": _OPTIONS}, lambda told: told["response"]),
-)
+def _case(kind: str, strategy: str, endpoint: Endpoint, chance: random.Random) -> Case:
+    body = endpoint.body(chance.choice(PROMPTS), chance.choice(SAMPLING))
+    return Case(
+        kind,
+        endpoint,
+        {**body, **endpoint.form} if chance.random() < 0.2 else body,
+        None if kind == "failing" else strategy,
+        stream=kind == "slow" or chance.random() < 0.6,
+        how=chance.choice(("close", "close", "forget", "half")),
+        patience=chance.randrange(1, 6),
+    )
 
 
-def ask(address: str, endpoint: Endpoint, prompt: str, strategy: str, *, stream: bool) -> str:
-    """The text of the answer. Raises ValueError for a refusal, OSError for none."""
-    connection = http.client.HTTPConnection(address, timeout=300)
-    body = {**endpoint.body(prompt), "strategy": strategy, "stream": stream}
-    connection.request("POST", endpoint.path, json.dumps(body), {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    told = reply.read().decode()
-    connection.close()
-    if reply.status != 200:
-        raise ValueError(f"{reply.status} {told[:200]}")
-    lines = (line.removeprefix("data: ") for line in told.splitlines())
-    return "".join(endpoint.text(json.loads(line)) for line in lines if line.startswith("{"))
+@dataclass(slots=True)
+class Soak:
+    """Runs the cases against the server at ``address``. ``exact``: strategies that keep the text of plain decoding."""
 
+    address: str
+    exact: frozenset[str | None]
+    known: dict[str, str] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-def soak(address: str, requests: int, seed: int, clients: int) -> tuple[Counter[str], list[str]]:
-    """How many answers each endpoint gave as plain decoding does, and what was lost or different."""
-    pairs = list(itertools.product(ENDPOINTS, PROMPTS))
-    plain = {(one.path, prompt): ask(address, one, prompt, "none", stream=False) for one, prompt in pairs}
-    chance, same, wrong = random.Random(seed), Counter[str](), list[str]()
-    planned = [(*chance.choice(pairs), chance.choice(STRATEGIES), chance.random() < 0.5) for _ in range(requests)]
+    def learn(self, planned: Sequence[Case]) -> None:
+        """The plain text of every request there will be, each decoded alone."""
+        for case in planned:
+            if case.key not in self.known:
+                body = {**case.body, "strategy": "none", "stream": False}
+                self.known[case.key] = ask(self.address, case.endpoint, body)
 
-    def one(endpoint: Endpoint, prompt: str, strategy: str, stream: bool) -> None:
+    def run(self, planned: Sequence[Case], clients: int) -> None:
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(self._one, itertools.count(), planned))
+        self.check()
+        until = time.monotonic() + _REST
+        while (held := under_way(self.address)) and time.monotonic() < until:
+            time.sleep(0.1)
+        if held:
+            self.tally.wrong.append(f"at the end the engine still holds {held}")
+
+    def _one(self, number: int, case: Case) -> None:
         try:
-            text = ask(address, endpoint, prompt, strategy, stream=stream)
-        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
-            text = repr(error)
-        if text == plain[endpoint.path, prompt]:
-            same[endpoint.path] += 1
-        else:
-            wrong.append(f"{endpoint.path} {strategy} stream={stream}: {text!r}")
+            fate, wrong = self._fate(number, case)
+        except Exception as error:
+            fate, wrong = "lost", repr(error)
+        with self.lock:
+            if wrong:
+                place = f"{case.kind}, {case.endpoint.path}, {case.strategy}, stream={case.stream}"
+                self.tally.wrong.append(f"request {number} ({place}): {wrong}")
+            self.tally.fates[fate] += 1
+            self.tally.done += 1
+            due = self.tally.done % CHECK_EVERY == 0
+        if due:
+            self.check()
 
-    with ThreadPoolExecutor(clients) as pool:
-        list(pool.map(lambda planned: one(*planned), planned))
-    return same, wrong
+    def _fate(self, number: int, case: Case) -> tuple[str, str]:
+        """What became of a request, and what is wrong with that."""
+        if case.kind == "other":
+            call(self.address, *OTHERS[number % len(OTHERS)])
+            return "completed", ""
+        if case.kind == "malformed":
+            return "refused", self._refusal({**case.sent(), **WRONG[number % len(WRONG)]}, case)
+        if case.kind == "cancelled":
+            told = leave(self.address, case.endpoint, case.sent(), case.how, case.patience)
+            return "cancelled", self._compare(case, told, self.known[case.key][: len(told)])
+        pause = case.patience / 100 if case.kind == "slow" else 0.0
+        told = ask(self.address, case.endpoint, case.sent(), pause=pause)
+        return "completed", self._compare(case, told, self.known[case.key])
+
+    def _refusal(self, body: Json, case: Case) -> str:
+        try:
+            ask(self.address, case.endpoint, body)
+        except Refused as error:
+            return "" if error.status in (400, 404) else str(error)
+        return "a malformed request was taken"
+
+    def _compare(self, case: Case, told: str, plain: str) -> str:
+        exact = case.strategy in self.exact
+        with self.lock:
+            self.tally.strategies[str(case.strategy)] += 1
+            self.tally.exact += exact
+            self.tally.inexact += not exact
+        return f"{told!r} differs from plain decoding" if exact and told != plain else ""
+
+    def check(self) -> None:
+        """Note the server's memory."""
+        held = int(metrics(self.address)["process_resident_memory_bytes"])
+        with self.lock:
+            self.tally.checks += 1
+            self.tally.memory[self.tally.done] = held
+
+
+def metrics(address: str) -> dict[str, float]:
+    """What the server counts, labels added up."""
+    told = defaultdict[str, float](float)
+    for family in text_string_to_metric_families(call(address, "GET", "/metrics").decode()):
+        for sample in family.samples:
+            told[sample.name] += sample.value
+    return told
+
+
+def under_way(address: str) -> dict[str, float]:
+    """What the engine holds for requests now."""
+    told = metrics(address)
+    names = ("parlay_samples_running", "parlay_samples_waiting", "parlay_cache_used_tokens")
+    return {name: told[name] for name in names if told[name]}
+
+
+def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
+    """Run that many requests, and tell what was found."""
+    offered = json.loads(call(address, "GET", "/choices"))["strategies"]
+    exact = frozenset(one["name"] for one in offered if one["exactness"] in EXACT)
+    first = json.loads(call(address, "POST", "/v1/responses", {"input": "Good morning.", "max_output_tokens": 8}))
+    planned = cases(count, seed, (*ENDPOINTS, continued(first["id"])), [*(one["name"] for one in offered), *INEXACT])
+    run = Soak(address, exact | {None})
+    run.learn(planned)
+    before, began = metrics(address), time.perf_counter()
+    run.run(planned, clients)
+    seconds, after = time.perf_counter() - began, metrics(address)
+    run.tally.tokens = int(after["parlay_completion_tokens_total"] - before["parlay_completion_tokens_total"])
+    result = summary(run.tally, Counter(case.kind for case in planned), seconds)
+    faults = after["parlay_drafter_faults_total"] - before["parlay_drafter_faults_total"]
+    return {**result, "drafter_faults": int(faults), "endpoints": Counter(case.endpoint.path for case in planned)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it; 1 when anything was lost or different."""
+    """Run the soak; 1 when a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.soak_endpoints", description=__doc__)
     parser.add_argument("--model", default="parlay-mini", help="what is served (default: parlay-mini)")
     parser.add_argument("--requests", type=int, default=2000, help="how many (default: 2,000)")
-    parser.add_argument("--clients", type=int, default=8, help="how many at once (default: 8)")
+    parser.add_argument("--clients", type=int, default=16, help="how many at once (default: 16)")
     parser.add_argument("--seed", type=int, default=0, help="draws the requests (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the report, and .json beside it")
     options = parser.parse_args(arguments)
-    with served(options.model) as url:
-        same, wrong = soak(url.removeprefix("http://"), options.requests, options.seed, options.clients)
-    print(json.dumps({"same": dict(sorted(same.items())), "wrong": wrong[:20], "wrong in all": len(wrong)}, indent=1))
-    return 1 if wrong else 0
+    failing = f"{FAILING}:policy=fixed,after=3"
+    with served(options.model, "--memory", MEMORY, "--strategy", failing, "--log-level", "error") as url:
+        result = soak(url.removeprefix("http://"), options.requests, options.seed, options.clients)
+    command = f"python -m benchmarks.serving.soak_endpoints --model {options.model} --requests {options.requests}"
+    result["provenance"] = provenance(command)
+    print(json.dumps(result), flush=True)
+    out = options.out or (RESULTS / "soak-endpoints.md" if options.requests >= 2000 else None)
+    if out is not None:
+        out.write_text(page(result), encoding="utf-8")
+        out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if result["passed"] else 1
+
+
+def page(result: dict[str, Any]) -> str:
+    """The result for people."""
+    mixed = ", ".join(f"{count} to `{path}`" for path, count in sorted(result["endpoints"].items()))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in result["planned"].items())
+    return report("Soak over all endpoints", result, {"requests": mixed, "kinds": kinds})
 
 
 if __name__ == "__main__":

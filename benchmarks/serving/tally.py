@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,12 +62,12 @@ def summary(tally: Tally, planned: Counter[str], seconds: float) -> dict[str, An
     }
 
 
-def report(result: dict[str, Any]) -> str:
-    """The result for people."""
+def report(title: str, result: dict[str, Any], more: Mapping[str, str]) -> str:
+    """The result for people. ``more`` are further rows of its table."""
     fates = ", ".join(f"{count} {fate}" for fate, count in result["fates"].items())
     grown = "too few requests to tell" if result["growth"] is None else f"{result['growth']:+.2%}"
     lines = [
-        "# Soak",
+        f"# {title}",
         "",
         f"{'Passed' if result['passed'] else 'FAILED'}: {result['requests']} requests, {fates}, in "
         f"{result['seconds']:.0f} s.",
@@ -75,9 +76,9 @@ def report(result: dict[str, Any]) -> str:
         "|---|---|",
         f"| exact samples equal to plain decoding | {result['samples_equal_to_plain']} of {result['samples_exact']} |",
         f"| samples that promise less, not compared | {result['samples_not_exact']} |",
-        f"| checks of the cache's invariants | {result['checks']} |",
-        f"| drafters that failed | {result['stats']['drafter_faults']} |",
+        f"| drafters that failed | {result['drafter_faults']} |",
         f"| resident memory, first quarter to end | {grown} |",
+        *(f"| {name} | {found} |" for name, found in more.items()),
         "",
         *(f"- {line}" for line in result["wrong"]),
         "",
