@@ -18,44 +18,17 @@ from parlay.drafters.heads.options import EAGLE3, MEDUSA
 from parlay.heads import artefact
 from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
 from parlay.heads.card import front_matter, read_card
-from parlay.heads.proof import LENGTH, Proof, target_states
+from parlay.heads.proof import LENGTH, Proof
 from parlay.llm import LLM
-from parlay.options import LoadOptions
 from parlay.prompts import TokensPrompt
-from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toy_tokenizers import toy_tokenizer
-from parlay.train.recipes.target import Target
-from parlay.train.saving import with_proof
 from parlay.types import SamplingParams
+from tests.heads.conftest import LOAD
 
-LOAD = LoadOptions(dtype="float32", device="cpu")
 Edit = Callable[[HeadArtefact, Proof], HeadArtefact]
 Use = Callable[[Path], str]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_random("llama", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def head(model: Path) -> HeadArtefact:
-    """With a proof that was made here."""
-    runner, target = models.load(str(model), LOAD), Target.named(str(model))
-    opened = random_heads(runner.spec)(EAGLE3, "")
-    assert opened is not None
-    witness_WH = target.embedding_VH[artefact.witness_ids(VOCAB_SIZE)]
-    origin = Origin("someone/toy", "ab" * 32, "code", "apache-2.0")
-    made = replace(opened.artefact, witness_WH=witness_WH, origin=origin)
-    torch.manual_seed(0)
-    ids = torch.randint(VOCAB_SIZE, (LENGTH,)).tolist()
-    taps = made.settings["taps"]
-    states_TF = target_states(runner, ids, taps)
-    assert states_TF is not None
-    return with_proof(made, target, ids, dict(zip(taps, states_TF.chunk(len(taps), -1), strict=True)))
 
 
 @pytest.fixture

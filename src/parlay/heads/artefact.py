@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -144,14 +144,27 @@ def load(folder: Path) -> HeadArtefact:
     return HeadArtefact(facts.method, facts.layer, facts.settings, tensors, witness_WH, facts.origin, proof)
 
 
-def check_target(where: str, head: HeadArtefact, rows_WH: Tensor, vocab_size: int) -> None:
-    """Raises BadHead unless the target's embedding has these witnesses: ``rows_WH`` are its rows of `witness_ids`."""
-    if vocab_size != head.layer.vocab_size or rows_WH.shape != head.witness_WH.shape:
+def read_witness(folder: Path) -> Tensor:
+    """The witnesses ``[W, H]`` alone. Raises BadHead where they can't be read."""
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            found: Tensor = file.get_tensor(_WITNESS)
+            return found
+    except (OSError, SafetensorError) as error:
+        raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
+
+
+def check_target(where: str, layer: DecoderConfig, witness_WH: Tensor, rows_WH: Tensor, vocab_size: int) -> None:
+    """Raises BadHead unless the target's embedding has these witnesses: ``rows_WH`` are its rows of `witness_ids`.
+
+    ``layer`` is what the head's config says of the target.
+    """
+    if vocab_size != layer.vocab_size or rows_WH.shape != witness_WH.shape:
         raise BadHead(
-            f"{where} was trained for a target of {head.layer.vocab_size} tokens and {head.layer.hidden_size} numbers, "
+            f"{where} was trained for a target of {layer.vocab_size} tokens and {layer.hidden_size} numbers, "
             f"not {vocab_size} and {rows_WH.shape[-1]}: choose a head that was trained for this model"
         )
-    cosine = float(F.cosine_similarity(rows_WH.float(), head.witness_WH.float(), dim=-1).median())
+    cosine = float(F.cosine_similarity(rows_WH.float(), witness_WH.float(), dim=-1).median())
     if not cosine >= LEAST_COSINE:
         raise BadHead(
             f"{where} was trained for another model of this shape (its embeddings agree to {cosine:.2f}, and "

@@ -12,22 +12,21 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Budget
-from parlay.heads.artefact import HeadArtefact, check_target, load, read_facts, witness_ids
+from parlay.heads import store
+from parlay.heads.artefact import CONFIG, BadHead, HeadArtefact, check_target, load, read_witness, witness_ids
 from parlay.heads.proof import target_states
+from parlay.heads.store import StoredDrafter
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand, as_tensor
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
 from parlay.models.quantize import Int8Weight
 from parlay.models.resolving import resolve
-from parlay.options import UsageError
+from parlay.options import UsageError, nearest
 from parlay.types import Runner, RunnerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
-"""Heads that come with the package: a folder for each method, in it a folder for each target."""
 
 _EMBEDDING = "model.embed_tokens.weight"
 _DTYPES = {
@@ -69,7 +68,7 @@ def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -
     if head is None:
         raise UsageError(
             f"strategy {source}: no head goes with this target; train one with parlay train {method}, "
-            "and name its folder by head=FOLDER"
+            "and name its folder by head=FOLDER, or add it with parlay drafters add FOLDER"
         )
     if head.artefact.method != method:
         raise UsageError(f"strategy {source}: {name} is a head for strategy {head.artefact.method}")
@@ -78,7 +77,7 @@ def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -
 
 def heads_of(
     model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | None, runner: Runner | None = None
-) -> FindHead:
+) -> TargetHeads:
     """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
 
     With its ``runner`` heads can be proved in it. Heads run on the target's device. On CPU weights have eight bits,
@@ -152,16 +151,40 @@ class TargetHeads:
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
+        """``name``: a folder, or a name or domain of the store. Without one, the general head of store or package."""
+        if name and (Path(name).expanduser() / CONFIG).is_file():
+            return self._open(Path(name).expanduser())
+        found = store.candidates(method, name)
+        fitting = [each for each in found if self.fits(each)]
+        if fitting:
+            return self._open(fitting[0].folder)
+        if name and found:
+            return self._open(found[0].folder)  # which says why it does not fit
         if name:
-            return self._open(Path(name))
-        for folder in sorted((SHIPPED / method).glob("*/")):
-            layer = read_facts(folder).layer
-            if layer.vocab_size == self._vocab_size and layer.hidden_size == self._embedding().shape[1]:
-                return self._open(folder)
+            raise UsageError(f"head={name}: no folder of a head, and {_nothing_called(method, name)}")
         return None
+
+    def fits(self, drafter: StoredDrafter) -> bool:
+        """Whether it was trained for this target."""
+        layer = drafter.facts.layer
+        if layer.vocab_size != self._vocab_size:
+            return False  # most do not fit, and that is quickly seen
+        try:
+            self._check(drafter.name, layer, read_witness(drafter.folder))
+        except BadHead:
+            return False
+        return True
 
     def _open(self, folder: Path) -> OpenHead:
         artefact, embedding = load(folder), self._embedding()
-        rows_WH = as_tensor(embedding, torch.float32)[witness_ids(self._vocab_size)]
-        check_target(str(folder), artefact, rows_WH, self._vocab_size)
+        self._check(str(folder), artefact.layer, artefact.witness_WH)
         return OpenHead(artefact, embedding, self._make_runner, self._dtype, self._states)
+
+    def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor) -> None:
+        rows_WH = as_tensor(self._embedding(), torch.float32)[witness_ids(self._vocab_size)]
+        check_target(where, layer, witness_WH, rows_WH, self._vocab_size)
+
+
+def _nothing_called(method: str, name: str) -> str:
+    known = [each.name for each in store.drafters() if each.facts.method == method]
+    return f"no drafter for {method} has that name or domain: {nearest(name, known)}"

@@ -32,7 +32,7 @@ def fetch_folder(repo: str, patterns: Sequence[str]) -> Path:
     """The folder of the files of ``repo`` that match. Raises NotOnHub."""
     import huggingface_hub  # here, because a local folder needs no network code
 
-    return Path(_asked(repo, lambda: huggingface_hub.snapshot_download(repo, allow_patterns=list(patterns))))
+    return Path(asked(repo, lambda: huggingface_hub.snapshot_download(repo, allow_patterns=list(patterns))))
 
 
 def fetch_gguf(repo: str, quantization: str) -> Path:
@@ -95,13 +95,14 @@ def gguf_names(repo: str) -> str:
     import huggingface_hub
 
     try:
-        names = _asked(repo, lambda: huggingface_hub.list_repo_files(repo))
+        names = asked(repo, lambda: huggingface_hub.list_repo_files(repo))
     except NotOnHub:
         return ""
     return ", ".join(sorted({_whole(Path(name)).stem for name in names if name.endswith(".gguf")}))
 
 
-def _asked(repo: str, request: Callable[[], T]) -> T:
+def asked(repo: str, request: Callable[[], T]) -> T:
+    """What the request to the Hub gives. Raises NotOnHub, in one line, where it fails."""
     import huggingface_hub
 
     try:

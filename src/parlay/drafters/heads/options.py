@@ -11,12 +11,19 @@ BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
 DYNAMO, PASS, PPD = "dynamo", "pass", "ppd"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
+HEADS_OF_OTHERS = {EAGLE2: EAGLE}
+"""Strategies that draft with another one's heads, and whose."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(Options):
     """Which head drafts, or which heads."""
 
-    head: str = option("", "folder of the head; empty: the one that goes with the target", opens=True)
+    head: str = option(
+        "",
+        "folder of the head, or its name or domain in parlay drafters; empty: the general one for the target",
+        opens=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

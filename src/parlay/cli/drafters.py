@@ -1,0 +1,194 @@
+"""`parlay drafters`: the trained drafters on this machine, and those on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parlay.cli import drafters_recommend
+from parlay.terminal import aligned
+
+if TYPE_CHECKING:
+    from parlay.heads.artefact import HeadFacts
+    from parlay.heads.hub import OfferedDrafter
+    from parlay.heads.store import StoredDrafter
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    listing = _action(actions, "list", "list the drafters on this machine")
+    listing.add_argument("--json", action="store_true", help="print one JSON array")
+    info = _action(actions, "info", "check a drafter and print its card")
+    info.add_argument("drafter", metavar="NAME", help="a name that parlay drafters list prints, or a folder")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    adding = _action(actions, "add", "check a trained drafter and copy it into the store")
+    adding.add_argument("folder", type=Path, metavar="FOLDER", help="what parlay train wrote")
+    _add_key_flags(adding)
+    removal = _action(actions, "remove", "remove a drafter from the store")
+    removal.add_argument("drafter", metavar="NAME")
+    _add_hub_actions(actions)
+    drafters_recommend.add_arguments(
+        _action(actions, "recommend", "measure drafters on your own prompts and rank them by speed")
+    )
+
+
+def _add_hub_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    push = _action(actions, "push", "upload a drafter to the Hugging Face Hub")
+    push.add_argument("drafter", metavar="NAME", help="a name that parlay drafters list prints, or a folder")
+    push.add_argument("repo", metavar="REPO", help="repository, as in user/name; it is made if it isn't there")
+    push.add_argument("--private", action="store_true", help="make the repository private")
+    pull = _action(actions, "pull", "download a drafter from the Hugging Face Hub into the store")
+    pull.add_argument("repo", metavar="REPO", help="repository, as in user/name")
+    pull.add_argument("--revision", help="branch, tag or commit (default: main)")
+    pull.add_argument("--yes", action="store_true", help="agree to its licence without being asked")
+    _add_key_flags(pull)
+
+
+def _add_key_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--domain", default="", help="kind of texts it is for (default: what its config says)")
+    parser.add_argument("--name", default="", help="name in the store (default: TARGET-METHOD-DOMAIN)")
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
+) -> argparse.ArgumentParser:
+    return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+
+
+def run(options: argparse.Namespace) -> int:
+    calls = {"list": _list, "info": _info, "add": _add, "remove": _remove, "push": _push, "pull": _pull}
+    return calls.get(options.action, drafters_recommend.run)(options)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from parlay.heads.store import drafters  # here, because help needs none of it
+
+    found = drafters()
+    if options.json:
+        print(json.dumps([_row(each) for each in found]))
+        return 0
+    rows = [["name", "method", "target", "texts", "right", "licence", "source"]]
+    for each in found:
+        origin, source = each.facts.origin, each.pulled.repo if each.pulled else "shipped" if each.shipped else "added"
+        rows.append(
+            [each.name, each.facts.method, origin.target, origin.domain, _right(each.facts), origin.licence, source]
+        )
+    print("\n".join(aligned(rows, 7)))
+    return 0
+
+
+def _row(each: StoredDrafter) -> dict[str, Any]:
+    return {
+        "name": each.name,
+        **_facts(each.facts),
+        "bytes": each.size,
+        "folder": str(each.folder),
+        "shipped": each.shipped,
+        "repo": each.pulled.repo if each.pulled else None,
+        "commit": each.pulled.commit if each.pulled else None,
+    }
+
+
+def _facts(facts: HeadFacts) -> dict[str, Any]:
+    origin = facts.origin
+    return {
+        "method": facts.method,
+        "target": origin.target,
+        "target_sha256": origin.target_sha256,
+        "domain": origin.domain,
+        "licence": origin.licence,
+        "sha256": facts.sha256,
+        "expected": facts.expected,
+    }
+
+
+def _right(facts: HeadFacts) -> str:
+    """The expected share of first guesses that are right."""
+    return "-" if facts.expected is None else f"{100 * facts.expected:.0f} %"
+
+
+def _info(options: argparse.Namespace) -> int:
+    from parlay.drafters.heads.modules import check_tensors
+    from parlay.heads.artefact import load, read_facts
+    from parlay.heads.card import read_card
+
+    folder = _folder(options.drafter)
+    facts, (_, text) = read_facts(folder), read_card(folder)
+    check_tensors(load(folder))
+    said = {"folder": str(folder), **_facts(facts), "checked": "ok"}
+    if options.json:
+        print(json.dumps({**said, "card": text}))
+        return 0
+    for name, value in said.items():
+        print(f"{name:14} {_right(facts) if name == 'expected' else value or '-'}")
+    print(f"\n{text}" if text else "\nIt has no card.")
+    return 0
+
+
+def _folder(drafter: str) -> Path:
+    """That of a name of the store, or a folder."""
+    from parlay.heads.artefact import CONFIG
+    from parlay.heads.store import find
+
+    path = Path(drafter).expanduser()
+    return path if (path / CONFIG).is_file() else find(drafter).folder
+
+
+def _add(options: argparse.Namespace) -> int:
+    from parlay.drafters.heads.modules import check_tensors
+    from parlay.heads import store
+    from parlay.heads.artefact import load
+
+    check_tensors(load(options.folder))
+    _say_added(store.add(options.folder, domain=options.domain, name=options.name))
+    return 0
+
+
+def _say_added(added: StoredDrafter) -> None:
+    print(
+        f"added {added.name} ({added.size / 1e6:,.1f} MB, SHA-256 {added.facts.sha256})\n"
+        f"Use it: parlay generate --model {added.facts.origin.target or 'MODEL'} "
+        f"--strategy {added.facts.method}:head={added.name}"
+    )
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from parlay.heads.store import remove
+
+    print(f"removed {options.drafter} from {remove(options.drafter)}")
+    return 0
+
+
+def _push(options: argparse.Namespace) -> int:
+    from parlay.drafters.heads.modules import check_tensors
+    from parlay.heads.artefact import load
+    from parlay.heads.hub import push
+
+    folder = _folder(options.drafter)
+    check_tensors(load(folder))
+    print(push(folder, options.repo, private=options.private))
+    return 0
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from parlay.heads.hub import look, pull
+
+    offer = look(options.repo, options.revision)
+    facts, origin = offer.facts, offer.facts.origin
+    print(f"{offer.repo} at {offer.commit[:12]}: {facts.method} for {origin.target or 'a target without a name'}")
+    print(f"licence: {offer.licence or 'not stated'}")
+    if not (options.yes or _agreed(offer)):
+        print("nothing was downloaded")
+        return 1
+    _say_added(pull(offer, domain=options.domain, name=options.name))
+    return 0
+
+
+def _agreed(offer: OfferedDrafter) -> bool:
+    """Asks in a terminal. Raises ValueError where nobody can answer."""
+    if not sys.stdin.isatty():
+        raise ValueError(f"{offer.repo}: add --yes to agree to its licence ({offer.licence or 'not stated'})")
+    return input("Use it under this licence? [y/N] ").strip().lower() in ("y", "yes")

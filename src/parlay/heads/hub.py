@@ -1,0 +1,76 @@
+"""Drafters on the Hugging Face Hub: a repository holds config, safetensors and card. No code of it is ever run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parlay.heads import store
+from parlay.heads.artefact import CARD, CONFIG, WEIGHTS, HeadFacts, read_facts
+from parlay.heads.card import TAG, front_matter, read_card
+from parlay.heads.store import Pulled, StoredDrafter
+from parlay.models.hub import asked, check_hashes, without_address
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDrafter:
+    """What a repository says of its drafter, before its weights are fetched. ``commit`` names its files for good."""
+
+    repo: str
+    commit: str
+    facts: HeadFacts
+    card: dict[str, Any]
+
+    @property
+    def licence(self) -> str:
+        """As the config says, else the card; empty where neither does."""
+        said = self.card.get("license")
+        return self.facts.origin.licence or (str(said) if said else "")
+
+
+def look(repo: str, revision: str | None = None) -> OfferedDrafter:
+    """Fetches config and card. Raises NotOnHub for what can't be had, BadHead for a repository without a drafter."""
+    repo = without_address(repo)
+    folder = _fetch(repo, revision, [CONFIG, CARD])
+    return OfferedDrafter(repo, folder.name, read_facts(folder), read_card(folder)[0])
+
+
+def pull(offer: OfferedDrafter, *, domain: str = "", name: str = "") -> StoredDrafter:
+    """Fetches the weights at the commit that was looked at, compares hashes, and adds the drafter to the store."""
+    folder = _fetch(offer.repo, offer.commit, [CONFIG, CARD, WEIGHTS])
+    check_hashes([path for path in (folder / WEIGHTS,) if path.exists()])
+    return store.add(folder, domain=domain, name=name, pulled=Pulled(offer.repo, offer.commit))
+
+
+def push(folder: Path, repo: str, *, private: bool = False) -> str:
+    """Uploads a drafter's three files; returns the address. The login is the Hub library's own.
+
+    A card without front matter gets one, so that the Hub finds the drafter by its tag. Raises NotOnHub.
+    """
+    import huggingface_hub  # here, because listing drafters needs no network code
+
+    facts, (said, text) = read_facts(folder), read_card(folder)
+    head = "" if TAG in said.get("tags", ()) else front_matter(facts.method, facts.origin, _expected(facts), {}) + "\n"
+    card = (head + (text if head else (folder / CARD).read_text(encoding="utf-8"))).encode()
+    files: list[tuple[str, str | bytes]] = [(CARD, card), *((file, str(folder / file)) for file in (CONFIG, WEIGHTS))]
+    operations = [huggingface_hub.CommitOperationAdd(path_in_repo=file, path_or_fileobj=held) for file, held in files]
+    api = huggingface_hub.HfApi()
+
+    def send() -> str:
+        made = api.create_repo(repo, private=private, exist_ok=True)
+        api.create_commit(made.repo_id, operations, commit_message=f"Drafter for {facts.origin.target}")
+        return str(made)
+
+    return asked(repo, send)
+
+
+def _expected(facts: HeadFacts) -> tuple[float, ...]:
+    return () if facts.expected is None else (facts.expected,)
+
+
+def _fetch(repo: str, revision: str | None, files: list[str]) -> Path:
+    import huggingface_hub
+
+    fetched = asked(repo, lambda: huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=files))
+    return Path(fetched)

@@ -1,0 +1,152 @@
+"""The drafters on this machine: those that come with the package, and a store of others in the user's cache folder.
+
+A name says target, method and domain: the kind of texts it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from parlay.heads.artefact import CARD, CONFIG, FORMAT, GENERAL, WEIGHTS, BadHead, HeadFacts, load, read_facts
+from parlay.models.hub import hash_of
+from parlay.models.user_cache import user_cache
+from parlay.options import nearest
+
+SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
+"""Drafters that come with the package: a folder for each method, in it a folder for each target."""
+
+_DOMAIN = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_UNFIT = re.compile(r"[^a-z0-9.]+")
+_PULLED = "pulled.json"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """From where on the Hugging Face Hub a drafter came: ``commit`` pins its files."""
+
+    repo: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDrafter:
+    """A drafter by name; ``shipped`` ones come with the package."""
+
+    name: str
+    folder: Path
+    facts: HeadFacts
+    shipped: bool = False
+    pulled: Pulled | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights."""
+        return (self.folder / WEIGHTS).stat().st_size
+
+
+def place() -> Path:
+    """The folder of the store; it need not exist."""
+    return user_cache() / "drafters"
+
+
+def drafters() -> list[StoredDrafter]:
+    """All that can be read, those of the store first."""
+    return [*_stored(), *_shipped()]
+
+
+def find(name: str) -> StoredDrafter:
+    """The drafter of this name. Raises ValueError where there is none."""
+    known = {each.name: each for each in reversed(drafters())}
+    if name not in known:
+        raise ValueError(f"no drafter {name} on this machine: {nearest(name, known)}")
+    return known[name]
+
+
+def candidates(method: str, name: str = "") -> list[StoredDrafter]:
+    """Those of a method that have this name or domain, the best match first; without a name the general ones."""
+    own = [each for each in drafters() if each.facts.method == method]
+    named = [each for each in own if name and each.name == name]
+    return [*named, *(each for each in own if each.facts.origin.domain == (name or GENERAL) and each not in named)]
+
+
+def usual_name(facts: HeadFacts) -> str:
+    """The name of a drafter that was given none."""
+    target = facts.origin.target.rpartition("/")[2] or "unknown"
+    return "-".join(_UNFIT.sub("-", part.lower()).strip("-.") for part in (target, facts.method, facts.origin.domain))
+
+
+def add(folder: Path, *, domain: str = "", name: str = "", pulled: Pulled | None = None) -> StoredDrafter:
+    """Copies a folder's drafter into the store, whole or not at all, and pins the hash of its weights.
+
+    Raises BadHead for one that can't be used, ValueError for a domain or name that can't be taken.
+    """
+    load(folder)
+    facts = read_facts(folder)
+    if domain:
+        facts = replace(facts, origin=replace(facts.origin, domain=_word(domain, "domain")))
+    name = _word(name, "name") if name else usual_name(facts)
+    if any(each.name == name for each in drafters() if not each.shipped):
+        raise ValueError(f"there is a drafter {name} already: remove it first, or give this one another --name")
+    place().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".adding-", dir=place()) as started:
+        part = Path(started) / name
+        _copy(folder, part, facts, pulled)
+        part.rename(place() / name)
+    return find(name)
+
+
+def remove(name: str) -> Path:
+    """The drafter's folder, which is gone now. Raises ValueError for one that is not in the store."""
+    if _DOMAIN.fullmatch(name) and (folder := place() / name).is_dir():  # damaged ones, too
+        shutil.rmtree(folder)
+        return folder
+    find(name)  # which is an error unless it is shipped
+    raise ValueError(f"{name} is part of Parlay: only drafters that were added or pulled can be removed")
+
+
+def _stored() -> Iterator[StoredDrafter]:
+    for path in sorted(place().glob(f"[!.]*/{CONFIG}")):
+        try:
+            yield StoredDrafter(path.parent.name, path.parent, read_facts(path.parent), pulled=_pulled(path.parent))
+        except BadHead as error:
+            _log.warning("%s: remove it with parlay drafters remove %s", error, path.parent.name)
+
+
+def _shipped() -> Iterator[StoredDrafter]:
+    for path in sorted(SHIPPED.glob(f"*/*/{CONFIG}")):
+        facts = read_facts(path.parent)
+        yield StoredDrafter(usual_name(facts), path.parent, facts, shipped=True)
+
+
+def _copy(folder: Path, part: Path, facts: HeadFacts, pulled: Pulled | None) -> None:
+    part.mkdir()
+    for file in (WEIGHTS, CARD):
+        if (folder / file).is_file():
+            shutil.copy(folder / file, part / file)
+    said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    said |= {"format": FORMAT, "origin": asdict(facts.origin), "sha256": hash_of(part / WEIGHTS)}
+    (part / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    if pulled is not None:
+        (part / _PULLED).write_text(json.dumps(asdict(pulled)) + "\n", encoding="utf-8")
+
+
+def _pulled(folder: Path) -> Pulled | None:
+    path = folder / _PULLED
+    try:
+        return Pulled(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    except (OSError, ValueError, TypeError) as error:
+        raise BadHead(f"{path} can't be read: {error}") from error
+
+
+def _word(text: str, what: str) -> str:
+    if not _DOMAIN.fullmatch(text):
+        raise ValueError(f"{what} {text!r}: take small letters, digits, points and hyphens, as in code")
+    return text
