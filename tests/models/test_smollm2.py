@@ -108,11 +108,12 @@ def test_strategies_write_what_plain_decoding_writes(
         assert other.outputs[0].exactness == Exactness.BITS
 
 
-def test_the_head_that_comes_with_the_package_drafts(
-    form: LLM, plain: Callable[[LLM, SamplingParams], list[RequestOutput]]
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_the_heads_that_come_with_the_package_draft(
+    form: LLM, plain: Callable[[LLM, SamplingParams], list[RequestOutput]], method: str
 ) -> None:
     """Without its path being named; a chain of random guesses would have 1.0 tokens per step."""
-    fast = form.chat([RENAME, QUESTION], GREEDY, strategy="eagle3:policy=fixed")
+    fast = form.chat([RENAME, QUESTION], GREEDY, strategy=f"{method}:policy=fixed")
     for one, other in zip(plain(form, GREEDY), fast, strict=True):
         assert other.outputs[0].token_ids == one.outputs[0].token_ids
     committed = sum(len(out.outputs[0].token_ids) for out in fast)
