@@ -12,23 +12,20 @@ from typing import Any
 
 import torch
 
-from parlay import models
 from parlay.drafters.heads import options as methods
 from parlay.drafters.self_speculation.options import EARLY_EXIT
-from parlay.llm import LLM
-from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.given import save_given
-from parlay.train.data.prompts import read_conversations, read_prompts
-from parlay.train.data.writing import Writer, WritingPlan
+from parlay.train.data.features import Featured
+from parlay.train.data.preparing import prepare, prepare_distill
 from parlay.train.loop import Loop
 from parlay.train.options import (
     BlockTrainOptions,
     BlockwiseTrainOptions,
+    DistillTrainOptions,
+    DrafterTrainOptions,
     DynamoTrainOptions,
     Eagle3TrainOptions,
     EagleTrainOptions,
     EarlyExitTrainOptions,
-    HeadTrainOptions,
     HydraTrainOptions,
     KangarooTrainOptions,
     MedusaTrainOptions,
@@ -40,6 +37,7 @@ from parlay.train.options import (
 from parlay.train.recipes import (
     block,
     blockwise,
+    distill,
     dynamo,
     eagle,
     eagle3,
@@ -52,12 +50,12 @@ from parlay.train.recipes import (
     probes,
     redrafter,
 )
-from parlay.train.recipes.early_exit import EarlyExitRecipe
-from parlay.train.recipes.recipe import HeadRecipe
+from parlay.train.recipes.recipe import HeadRecipe, ModelRecipe
 from parlay.train.recipes.target import Target
 from parlay.train.saving import origin_of, save_head, written_card
-from parlay.types import ParlayError, Runner
+from parlay.types import ParlayError
 
+DISTILL = "distill"
 HELD_OUT = 10
 """One text in so many is kept for measuring; it is never trained on."""
 MEASURED = 64
@@ -66,11 +64,15 @@ MEASURED = 64
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One kind of drafter. ``start`` is called with options of its own class, the target, and the texts to train on."""
+    """One kind of drafter. ``start`` is called with options of its own class, the target, and the texts to train on.
+
+    ``prepare`` writes these, with the same options.
+    """
 
     summary: str
-    options: type[HeadTrainOptions]
-    start: Callable[[Any, Target, Sequence[Featured]], HeadRecipe | EarlyExitRecipe]
+    options: type[DrafterTrainOptions]
+    start: Callable[[Any, Target, Sequence[Featured]], HeadRecipe | ModelRecipe]
+    prepare: Callable[[Any], list[Featured]] = prepare
 
 
 METHODS = {
@@ -79,6 +81,9 @@ METHODS = {
     ),
     methods.BLOCKWISE: Method(
         "train the heads of blockwise parallel decoding for a target model", BlockwiseTrainOptions, blockwise.start
+    ),
+    DISTILL: Method(
+        "train a small model that drafts for a target model", DistillTrainOptions, distill.start, prepare_distill
     ),
     methods.DYNAMO: Method("train DynaMo's heads for a target model", DynamoTrainOptions, dynamo.start),
     EARLY_EXIT: Method(
@@ -102,30 +107,12 @@ METHODS = {
 """By the name of the strategy that drafts with them."""
 
 
-def train(method: str, options: HeadTrainOptions) -> str:
+def train(method: str, options: DrafterTrainOptions) -> str:
     """Runs all stages, skipping what is there already; returns what was reached, in one line."""
-    target = Target.named(options.model)
-    texts = prepare(options, LLM(options.model, max_num_seqs=64))
-    return fit(method, options, target, texts)
+    return fit(method, options, Target.named(options.model), METHODS[method].prepare(options))
 
 
-def prepare(options: HeadTrainOptions, llm: LLM) -> list[Featured]:
-    """Texts and features, written where they are lacking; all methods read the same."""
-    given = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
-    plan = WritingPlan(given, 0.5 if given else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
-    with llm:
-        Writer(llm, plan).write(options.work, options.shards, lambda number: print(f"texts: shard {number} written"))
-        if options.texts:
-            read = read_conversations(options.texts, skip_broken=options.skip_broken)
-            assert llm.tokenizer is not None, "the writer has its chat template"
-            save_given(options.work, read, llm.tokenizer, plan.prompt_tokens, options.answer_tokens)
-    runner: Runner = models.load(options.model)
-    store = FeatureStore(options.work, Target.named(options.model).stored_layers())
-    store.compute(runner, lambda path: print(f"features: {path.name} written"))
-    return store.load()
-
-
-def fit(method: str, options: HeadTrainOptions, target: Target, texts: Sequence[Featured]) -> str:
+def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> str:
     """Trains a head on the texts but for one in ten, and saves it with its card."""
     heldout, trained = texts[::HELD_OUT], [text for place, text in enumerate(texts) if place % HELD_OUT]
     if not trained:
@@ -136,7 +123,7 @@ def fit(method: str, options: HeadTrainOptions, target: Target, texts: Sequence[
     learned = whole(trained) if options.whole else trained
     reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], lambda each: print(each, flush=True))
     card = written_card(method, options, reached, trained, origin_of(options))
-    if isinstance(recipe, EarlyExitRecipe):
+    if isinstance(recipe, ModelRecipe):
         recipe.save(options.out, card)
     else:
         save_head(method, options, target, recipe, heldout=heldout, expected=reached.acceptance[0], card=card)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.options import option
+from parlay.options import UsageError, option
+from parlay.train.divergences import DIVERGENCES, FORWARD
 from parlay.train.loop import LoopOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTrainOptions(LoopOptions):
-    """Which target, on what the head is trained, and how much it can draft."""
+class DrafterTrainOptions(LoopOptions):
+    """Which target, and on what its drafter is trained."""
 
     model: str = option("smollm2-135m", "the target, by name, folder or GGUF file")
-    out: Path = option(Path("head"), "folder of the finished head")
+    out: Path = option(Path("head"), "folder of the finished drafter")
     work: Path = option(Path("heads-work"), "folder of texts, features and checkpoints; a killed run goes on from it")
     prompts: Path | None = option(
         None, 'file of JSON lines {"prompt": TEXT}; the target writes half of its own besides'
@@ -26,12 +27,18 @@ class HeadTrainOptions(LoopOptions):
     skip_broken: bool = option(False, "leave broken lines of these files out")
     shards: int = option(16, "shards of 128 conversations that the target writes", low=1)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
-    draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
     domain: str = option(
         "general", "kind of texts it is trained on, say code or dialogue: the name under which strategies find it"
     )
     licence: str = option("", "licence of what is trained, as SPDX names it; empty: the target's")
     whole: bool = option(True, "learn from the prompts too, not from answers alone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTrainOptions(DrafterTrainOptions):
+    """How much the head can draft."""
+
+    draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +125,7 @@ class ProbeTrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyExitTrainOptions(HeadTrainOptions):
+class EarlyExitTrainOptions(DrafterTrainOptions):
     """Which exit is measured, and how exits are trained. ``out`` is a whole model, which is another than the target."""
 
     exit: int = option(0, "layers before the exit that is measured; 0: a quarter of them", low=0, high=1024)
@@ -134,3 +141,44 @@ class DynamoTrainOptions(HeadTrainOptions):
     """How many heads there are."""
 
     heads: int = option(2, "heads: tokens that are guessed beyond the next one", low=1, high=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillTrainOptions(DrafterTrainOptions):
+    """The student's shape, what it learns from, and how its distance from the target is measured."""
+
+    out: Path = option(Path("draft"), "folder of the finished model")
+    student: str = option("", "a model to train further, by folder or GGUF file; empty: a new one of these sizes")
+    hidden: int = option(192, "width of a new student", low=8, high=8192)
+    layers: int = option(4, "its layers", low=1, high=128)
+    heads: int = option(3, "its query heads", low=1, high=256)
+    kv_heads: int = option(1, "its key heads", low=1, high=256)
+    head_dim: int = option(64, "size of each", low=8, high=256)
+    ffn: int = option(512, "width of its feed-forward layers", low=8, high=65_536)
+    divergence: str = option(
+        FORWARD,
+        "forward or reverse Kullback-Leibler, Jensen-Shannon, or total variation from the target's distributions",
+        choices=tuple(DIVERGENCES),
+    )
+    text_share: float = option(0.0, "weight of the text itself, beside the target's distributions", low=0, high=1)
+    source: str = option(
+        "target",
+        "who writes the answers: the target, or the student as it is now (on-policy)",
+        choices=("target", "student"),
+    )
+    url: str = option("", "an OpenAI-compatible server that answers the prompts; only its text is learned from")
+    url_model: str = option("", "the model's name there")
+
+    def __post_init__(self) -> None:
+        DrafterTrainOptions.__post_init__(self)
+        if self.source == "student" and not self.student:
+            raise UsageError("source=student: name the student that writes, by student=FOLDER")
+        if self.url and (not self.url_model or self.prompts is None):
+            raise UsageError("url: name the model there by url_model, and the prompts to answer by prompts=FILE")
+        if self.url and self.source == "student":
+            raise UsageError("url: the server writes the answers, so source=student can't be asked for")
+
+    @property
+    def share_of_text(self) -> float:
+        """A server tells no distributions, so with it the text is all there is."""
+        return 1.0 if self.url else self.text_share

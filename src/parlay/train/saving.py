@@ -20,13 +20,13 @@ from parlay.strategies.spelling import parse
 from parlay.train.data.batches import in_order
 from parlay.train.data.features import Featured
 from parlay.train.loop import Progress
-from parlay.train.options import HeadTrainOptions
+from parlay.train.options import DrafterTrainOptions
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import Exactness, ParlayError, RunnerSpec
 
 
-def origin_of(options: HeadTrainOptions) -> Origin:
+def origin_of(options: DrafterTrainOptions) -> Origin:
     """Of what is trained with these options. Its licence is the target's unless they name another."""
     model = options.model
     return Origin(public_name(model), weights_sha256(model), options.domain, options.licence or licence(model))
@@ -34,7 +34,7 @@ def origin_of(options: HeadTrainOptions) -> Origin:
 
 def save_head(
     method: str,
-    options: HeadTrainOptions,
+    options: DrafterTrainOptions,
     target: Target,
     recipe: HeadRecipe,
     *,
@@ -57,7 +57,7 @@ def save_head(
 
 
 def written_card(
-    method: str, options: HeadTrainOptions, reached: Progress, trained: Sequence[Featured], origin: Origin
+    method: str, options: DrafterTrainOptions, reached: Progress, trained: Sequence[Featured], origin: Origin
 ) -> str:
     """The card of a drafter that was trained on ``trained``."""
     source = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"

@@ -6,61 +6,29 @@ Later layers are dropped more often, and exits at all layers learn the text thro
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from parlay.models.resolving import resolve
-from parlay.models.user_cache import written_whole
+from parlay.train.checkpoints import save_folder
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import EarlyExitTrainOptions
-from parlay.train.recipes.recipe import counted, right_tokens
+from parlay.train.recipes.recipe import ModelRecipe, counted, right_tokens
 from parlay.train.recipes.target import Target
-from parlay.train.recipes.torch_decoder import TorchTarget
+from parlay.train.recipes.torch_decoder import TorchModel
 from parlay.types import ParlayError
 
 _MEASURED = 3
 """Depths of which acceptance is measured."""
 _NONE = -100
-_COPIED = (".json", ".txt", ".jinja", ".model")
-"""Files of config and tokenizer."""
 
 
-class _Inner(TorchTarget):
-    """With its embedding."""
-
-    def __init__(self, target: Target) -> None:
-        super().__init__(target)
-        self.embed_tokens = nn.Embedding(target.config.vocab_size, target.config.hidden_size)
-        with torch.no_grad():
-            self.embed_tokens.weight.copy_(target.tensor("model.embed_tokens.weight"))
-
-
-class ExitingModel(nn.Module):
-    """The whole target. Without ``lm_head`` its embedding is read as such."""
-
-    def __init__(self, target: Target) -> None:
-        super().__init__()
-        self.model = _Inner(target)
-        self.lm_head: nn.Linear | None = None
-        if not target.tied:
-            self.lm_head = nn.Linear(target.config.hidden_size, target.config.vocab_size, bias=False)
-            with torch.no_grad():
-                self.lm_head.weight.copy_(target.tensor("lm_head.weight"))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., V]`` of the states ``hidden`` ``[..., H]`` that leave any layer."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(self.model.norm(hidden), head.weight)
-
-
-class EarlyExitRecipe:
+class EarlyExitRecipe(ModelRecipe):
     """Loss: cross-entropy of the text at the last layer and at one in ``apart`` of the others, by turns.
 
     What an exit counts grows with the square of its depth. Layer l of L is dropped, for whole texts, with
@@ -68,7 +36,7 @@ class EarlyExitRecipe:
     """
 
     def __init__(self, options: EarlyExitTrainOptions, target: Target) -> None:
-        self._exiting, self._options = ExitingModel(target), options
+        self._exiting, self._options = TorchModel.of(target), options
         self.module: nn.Module = self._exiting
         self._layers = target.config.num_layers
         self._exit = options.exit or max(1, self._layers // 4)
@@ -105,19 +73,8 @@ class EarlyExitRecipe:
 
     def save(self, folder: Path, card: str) -> None:
         """A checkpoint as the target's own, with its tokenizer."""
-        source = resolve(self._options.model)
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in source.iterdir():
-            if (
-                file.is_file()
-                and "safetensors" not in file.name
-                and file.suffix in (".json", ".txt", ".jinja", ".model")
-            ):
-                shutil.copyfile(file, folder / file.name)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        tensors = {name: weight.detach().to(torch.bfloat16) for name, weight in self.module.state_dict().items()}
-        with written_whole(folder / "model.safetensors") as part:
-            save_file(tensors, part, {"format": "pt"})
+        tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
+        save_folder(folder, tensors, like=resolve(self._options.model), card=card)
 
     def _weights(self) -> dict[int, float]:
         """What each exit counts in this turn, by the number of layers that have run; they add up to 1."""

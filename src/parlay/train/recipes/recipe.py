@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -49,6 +51,32 @@ class HeadRecipe(Recipe, Protocol):
     def tensors(self) -> dict[str, Tensor]:
         """The head's weights as the drafter reads them."""
         ...
+
+
+class ModelRecipe(ABC):
+    """A recipe whose module is a whole model."""
+
+    module: nn.Module
+
+    @property
+    @abstractmethod
+    def matrices(self) -> Sequence[nn.Parameter]: ...
+
+    @property
+    @abstractmethod
+    def slow(self) -> Sequence[nn.Parameter]: ...
+
+    @abstractmethod
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        """See `Recipe`."""
+
+    @abstractmethod
+    def right(self, batch: TrainingBatch) -> Tensor:
+        """See `Recipe`."""
+
+    @abstractmethod
+    def save(self, folder: Path, card: str) -> None:
+        """Writes the model, its tokenizer and the card."""
 
 
 class Teacher:

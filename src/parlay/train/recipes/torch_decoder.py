@@ -1,39 +1,36 @@
-"""The target as a torch module, for recipes whose gradients pass through its layers."""
+"""Decoders of the Llama lineage as torch modules, for recipes whose gradients pass through their layers.
+
+Parameter names are those of checkpoints. Shapes: B texts, T rows of each, R of them computed, H hidden, V tokens.
+"""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.layer import Block, RmsNorm, Steps
+from parlay.models.config import DecoderConfig
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError
 
 
-class TorchTarget(nn.Module):
-    """Layers and last norm of a Llama with its weights, float32. Raises ParlayError for other kinds of layers.
+class TorchDecoder(nn.Module):
+    """Layers and last norm, float32. Raises ParlayError for other kinds of layers than those of Llama and Mistral.
 
     Rows of later steps see the text up to their own place, and the rows of earlier steps there; see `Steps`.
-
-    Shapes: B texts, T rows of each, R of them computed, H hidden.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        config = target.config
         if config.qkv_bias or config.qk_norm or config.rope.kind == "yarn":
             raise ParlayError(f"{config.architecture}: this recipe trains through layers of Llama and Mistral alone")
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
-        with torch.no_grad():
-            for place, layer in enumerate(self.layers):
-                for name, weight in layer.named_parameters():
-                    weight.copy_(target.tensor(f"model.layers.{place}.{name}"))
-            self.norm.weight.copy_(target.tensor("model.norm.weight"))
 
-    def begin(self, padding_B: Tensor) -> list[Steps]:
-        """No step yet."""
-        return [Steps(padding_B) for _ in self.layers]
+    def begin(self, padding_B: Tensor, rows: int | None = None) -> list[Steps]:
+        """No step yet. Of the last layer the last ``rows`` rows are computed, or all."""
+        return [Steps(padding_B) for _ in self.layers[1:]] + [Steps(padding_B, rows)]
 
     def step(self, x_BTH: Tensor, steps: list[Steps]) -> Tensor:
         """What the LM head reads of the rows ``x_BTH``, ``[B, T, H]``."""
@@ -41,3 +38,56 @@ class TorchTarget(nn.Module):
             x_BTH = layer(x_BTH, own)
         out: Tensor = self.norm(x_BTH)
         return out
+
+
+class TorchTarget(TorchDecoder):
+    """With the weights of a target."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.config)
+        _fill(self, target)
+
+
+class _Embedded(TorchDecoder):
+    """With its embedding."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+
+
+class TorchModel(nn.Module):
+    """A whole model. Without ``lm_head`` its embedding is read as such."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.model = _Embedded(config)
+        self.lm_head: nn.Linear | None = None
+        if not config.tie_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @classmethod
+    def of(cls, target: Target) -> TorchModel:
+        """With the weights of a target."""
+        made = cls(target.config)
+        _fill(made.model, target)
+        if made.lm_head is not None:
+            with torch.no_grad():
+                made.lm_head.weight.copy_(target.tensor("lm_head.weight"))
+        return made
+
+    @property
+    def head_VH(self) -> Tensor:
+        """The LM head's weight."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return head.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., V]`` of the states ``hidden`` ``[..., H]`` that leave any layer."""
+        return F.linear(self.model.norm(hidden), self.head_VH)
+
+
+def _fill(decoder: TorchDecoder, target: Target) -> None:
+    with torch.no_grad():
+        for name, weight in decoder.named_parameters():
+            weight.copy_(target.tensor(f"model.{name}"))

@@ -1,0 +1,74 @@
+"""Writes a model that was trained in the form of the target's files, so that what opens one opens the other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.gguf import writing
+from parlay.models.gguf.file import read_parts
+from parlay.models.user_cache import written_whole
+
+GGUF_NAME = "model.gguf"
+_COPIED = (".json", ".txt", ".jinja", ".model")
+"""Files of config and tokenizer."""
+_KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""What a student's config.json takes over from the target's."""
+
+
+def save_student(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
+    """A student of the target at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
+
+    Both carry the target's tokenizer.
+    """
+    if like.is_dir():
+        save_folder(folder, tensors, like=like, card=card)
+        said = json.loads((like / "config.json").read_text())
+        described = {**{key: said[key] for key in _KEPT if key in said}, **_described(config)}
+        (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    writing.write(folder / GGUF_NAME, config, tensors, read_parts(like)[0].keys)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
+    """The tensors in bfloat16, beside config and tokenizer of the folder ``like``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in like.iterdir():
+        if file.is_file() and "safetensors" not in file.name and file.suffix in _COPIED:
+            shutil.copyfile(file, folder / file.name)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    stored = {name: weight.to(torch.bfloat16).contiguous() for name, weight in tensors.items()}
+    with written_whole(folder / "model.safetensors") as part:
+        save_file(stored, part, {"format": "pt"})
+
+
+def _described(config: DecoderConfig) -> dict[str, object]:
+    """The keys of config.json that say a Llama's shape."""
+    return {
+        "architectures": [config.architecture],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rope_theta": config.rope.theta,
+        "max_position_embeddings": config.max_context,
+        "rms_norm_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "dtype": "bfloat16",
+    }

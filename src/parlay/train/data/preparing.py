@@ -1,0 +1,100 @@
+"""What drafters learn from, written where it is lacking: texts, and the target's states of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from parlay import models
+from parlay.llm import LLM
+from parlay.models.loading import load_tokenizer
+from parlay.models.origin import weights_sha256
+from parlay.models.resolving import resolve
+from parlay.prompts import TokensPrompt
+from parlay.train.data.asked import Teacher, ask
+from parlay.train.data.features import Featured, FeatureStore
+from parlay.train.data.given import save_given
+from parlay.train.data.prompts import read_conversations, read_prompts
+from parlay.train.data.texts import TrainingText, given_path, load_shard, save_shard, shards
+from parlay.train.data.writing import Writer, WritingPlan
+from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
+from parlay.train.recipes.target import Target
+from parlay.types import SamplingParams
+
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How a student answers, on-policy."""
+
+    tokens: int
+    seed: int
+
+
+def prepare(options: DrafterTrainOptions) -> list[Featured]:
+    """Conversations that the target wrote, and those that were given; all methods read the same."""
+    given = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
+    plan = WritingPlan(given, 0.5 if given else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
+    with LLM(options.model, max_num_seqs=_AT_ONCE) as llm:
+        Writer(llm, plan).write(options.work, options.shards, _told("texts"))
+        if options.texts:
+            read = read_conversations(options.texts, skip_broken=options.skip_broken)
+            save_given(options.work, read, llm.get_tokenizer(), plan.prompt_tokens, options.answer_tokens)
+    return _featured(options, options.work)
+
+
+def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
+    """The same, with the student's own answers beside them if it writes; or a server's answers, without states."""
+    if options.url:
+        return _asked(options)
+    found = prepare(options)
+    if options.source == "target":
+        return found
+    own = options.work / f"student-{weights_sha256(options.student)[:12]}"
+    with LLM(options.student, max_num_seqs=_AT_ONCE) as student:
+        answer_as(student, options.work, own, Answering(options.answer_tokens, options.seed))
+    return [*found, *_featured(options, own)]
+
+
+def answer_as(student: LLM, texts: Path, folder: Path, how: Answering) -> None:
+    """The student's sampled answers to the prompts of the shards in ``texts``, in shards in ``folder``.
+
+    They are kept as texts that the target only reads: nothing is measured on them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, source in enumerate(shards(texts)):
+        path = given_path(folder, number)
+        if path.exists():
+            continue
+        prompts = [text.ids[: text.answer] for text in load_shard(source) if 0 < text.answer < len(text.ids)]
+        params = [
+            SamplingParams(temperature=1.0, max_tokens=how.tokens, seed=how.seed * 1_000_003 + place)
+            for place in range(len(prompts))
+        ]
+        outputs = student.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, strategy="none")
+        written = [(*out.prompt_token_ids, *out.outputs[0].token_ids) for out in outputs]
+        save_shard(path, [TrainingText(ids, len(ids)) for ids in written])
+        _told("the student's texts")(number)
+
+
+def _asked(options: DistillTrainOptions) -> list[Featured]:
+    assert options.prompts is not None, "the options have checked it"
+    prompts = read_prompts(options.prompts, skip_broken=options.skip_broken)
+    teacher = Teacher(options.url, options.url_model, options.answer_tokens)
+    ask(options.work, prompts, teacher, load_tokenizer(resolve(options.model)), _told("answers"))
+    texts = [text for path in shards(options.work) for text in load_shard(path)]
+    return [Featured(torch.tensor(text.ids), text.answer, torch.zeros(len(text.ids), 0)) for text in texts]
+
+
+def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:
+    store = FeatureStore(folder, Target.named(options.model).stored_layers())
+    store.compute(models.load(options.model), lambda path: print(f"features: {path.name} written"))
+    return store.load()
+
+
+def _told(what: str) -> Callable[[int], None]:
+    return lambda number: print(f"{what}: shard {number} written")

@@ -1,0 +1,92 @@
+"""How far a student's distribution is from its teacher's, for each row: what distillation makes small.
+
+p is the teacher's distribution, q the student's, both given by their logarithms ``[N, V]``. Results are in nats, but
+for total variation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+"""Of the teacher's and the student's log-probabilities the divergence ``[N]``. Gradients flow to the student's."""
+
+
+def forward_kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+    """KL(p || q): the student covers all that the teacher might say (Hinton et al. 2015)."""
+    p_NV = log_p_NV.exp()
+    return _dot(p_NV, log_p_NV) - _dot(p_NV, log_q_NV)
+
+
+def reverse_kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+    """KL(q || p): the student keeps to what the teacher says most (MiniLLM, Gu et al. 2023)."""
+    return _dot(log_q_NV.exp(), log_q_NV - log_p_NV)
+
+
+def jensen_shannon(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+    """Half of each of KL(p || m) and KL(q || m), where m is the mean of both (GKD, Agarwal et al. 2023)."""
+    log_m_NV = torch.logaddexp(log_p_NV, log_q_NV) - math.log(2)
+    return (_dot(log_p_NV.exp(), log_p_NV - log_m_NV) + _dot(log_q_NV.exp(), log_q_NV - log_m_NV)) / 2
+
+
+def total_variation(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+    """Half the sum of |p - q|: the share of sampled drafts that are rejected (DistillSpec, Zhou et al. 2023)."""
+    return (log_p_NV.exp() - log_q_NV.exp()).abs().sum(-1) / 2
+
+
+def _dot(left_NV: Tensor, right_NV: Tensor) -> Tensor:
+    summed: Tensor = torch.linalg.vecdot(left_NV, right_NV)
+    return summed
+
+
+FORWARD = "forward"
+DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
+    {FORWARD: forward_kl, "reverse": reverse_kl, "jsd": jensen_shannon, "tvd": total_variation}
+)
+
+
+def product_type() -> torch.dtype:
+    """The type in which products run here: a weight that is used many times is brought to it once."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+
+
+class SummedInParts(torch.autograd.Function):
+    """The sum of a loss over rows of logits too wide to hold for all rows at once: it sees a few rows at a time.
+
+    Gradients are worked out with the loss, so no logits are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        hidden_NH: Tensor,
+        head_VH: Tensor,
+        loss: Callable[[Tensor, slice], Tensor],
+        rows: int,
+    ) -> Tensor:
+        """``loss`` is called with logits ``[rows, V]`` and which rows they are, and gives their sum."""
+        total, head_grad_VH = torch.zeros(()), torch.zeros_like(head_VH)
+        grads: list[Tensor] = []
+        head = head_VH.detach().to(product_type()).requires_grad_()
+        for begin in range(0, len(hidden_NH), rows):
+            part = slice(begin, begin + rows)
+            with torch.enable_grad():
+                hidden = hidden_NH[part].detach().requires_grad_()
+                value = loss(F.linear(hidden, head), part)
+                grad, head_grad = torch.autograd.grad(value, (hidden, head))
+            total += value.detach()
+            grads.append(grad)
+            head_grad_VH += head_grad
+        ctx.save_for_backward(torch.cat(grads) if grads else torch.zeros_like(hidden_NH), head_grad_VH)
+        return total
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_NH, head_VH = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grad * hidden_NH, grad * head_VH, None, None

@@ -1,0 +1,147 @@
+"""A small draft model learns from a target, or a model that drafts already learns further.
+
+A new one begins with the target's embedding in fewer dimensions: the best of that rank, by singular values.
+The target's distributions are read from its stored states, so no teacher runs beside the student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.resolving import resolve
+from parlay.train.checkpoints import save_student
+from parlay.train.data.batches import TrainingBatch
+from parlay.train.data.features import Featured
+from parlay.train.divergences import DIVERGENCES, SummedInParts, product_type
+from parlay.train.options import DistillTrainOptions
+from parlay.train.recipes.recipe import ModelRecipe, counted, final_states, right_tokens
+from parlay.train.recipes.target import Target
+from parlay.train.recipes.torch_decoder import TorchModel
+from parlay.types import ParlayError
+
+_MEASURED = 3
+"""Depths of which acceptance is measured."""
+_ROWS = 128
+"""Rows of logits over the whole vocabulary that are held at once."""
+_ARCHITECTURE = "LlamaForCausalLM"
+
+
+class DistillRecipe(ModelRecipe):
+    """Loss: mean divergence from the target's distributions, and ``text_share`` of the cross-entropy with the text."""
+
+    def __init__(
+        self, options: DistillTrainOptions, target: Target, student: TorchModel, config: DecoderConfig
+    ) -> None:
+        self._options, self._target, self._student, self._config = options, target, student, config
+        self.module: nn.Module = student
+        self._divergence = DIVERGENCES[options.divergence]
+
+    @property
+    def matrices(self) -> Sequence[nn.Parameter]:
+        return [weight for weight in self._student.model.layers.parameters() if weight.ndim == 2]
+
+    @property
+    def slow(self) -> Sequence[nn.Parameter]:
+        fast = {id(weight) for weight in self.matrices}
+        return [weight for weight in self._student.parameters() if id(weight) not in fast]
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        known_BR = batch.known_BR & (batch.tokens_ahead(1) >= 0)
+        text_N = batch.tokens_ahead(1)[known_BR]
+        apart = self._apart(batch, known_BR)
+        share = self._options.share_of_text
+
+        def summed(logits_NV: Tensor, part: slice) -> Tensor:
+            log_q_NV = logits_NV.float().log_softmax(-1)
+            loss = share * F.nll_loss(log_q_NV, text_N[part], reduction="sum")
+            return loss if share == 1 else loss + (1 - share) * apart(log_q_NV, part)
+
+        total: Tensor = SummedInParts.apply(self._states(batch)[known_BR], self._student.head_VH, summed, _ROWS)  # type: ignore[no-untyped-call]
+        return total / max(len(text_N), 1)
+
+    def _apart(self, batch: TrainingBatch, known_BR: Tensor) -> Callable[[Tensor, slice], Tensor]:
+        """The summed divergence of a part of the rows from what the target says there."""
+        states_NH = final_states(batch, self._target.config.hidden_size)[known_BR]
+        head_VH = self._target.head_VH.to(product_type())
+
+        def summed(log_q_NV: Tensor, part: slice) -> Tensor:
+            with torch.no_grad():
+                log_p_NV = F.linear(states_NH[part], head_VH).float().log_softmax(-1)
+            return self._divergence(log_p_NV, log_q_NV).sum()
+
+        return summed
+
+    def right(self, batch: TrainingBatch) -> Tensor:
+        """See `Recipe`: what the student says after the text's own tokens."""
+        states_BRH = self._states(batch)
+        parts = torch.split(states_BRH.flatten(0, 1), _ROWS)
+        likely_N = torch.cat([F.linear(part_NH, self._student.head_VH).argmax(-1) for part_NH in parts])
+        drafted_BR = likely_N.view(states_BRH.shape[:2])
+        return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
+
+    def save(self, folder: Path, card: str) -> None:
+        """A model of its own, in the form of the target's files: see `save_student`."""
+        tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
+        save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card)
+
+    def _states(self, batch: TrainingBatch) -> Tensor:
+        """``[B, R, h]``: what the student's LM head reads, of the last R rows."""
+        decoder = self._student.model
+        return decoder.step(decoder.embed_tokens(batch.ids_BT), decoder.begin(batch.padding_B, batch.rows))
+
+
+def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured]) -> DistillRecipe:
+    """A new student, or the one that is named. Raises ParlayError for one with another vocabulary."""
+    del texts
+    if options.student:
+        named = Target.named(options.student)
+        if named.config.vocab_size != target.config.vocab_size:
+            raise ParlayError(
+                f"{options.student} has a vocabulary of {named.config.vocab_size} tokens and the target one of "
+                f"{target.config.vocab_size}: name a model with the target's tokenizer"
+            )
+        return DistillRecipe(options, target, TorchModel.of(named), named.config)
+    config = student_config(options, target.config)
+    return DistillRecipe(options, target, _new(config, target), config)
+
+
+def student_config(options: DistillTrainOptions, target: DecoderConfig) -> DecoderConfig:
+    """The shape that is asked for, with the target's vocabulary and context."""
+    return replace(
+        target,
+        architecture=_ARCHITECTURE,
+        hidden_size=options.hidden,
+        intermediate_size=options.ffn,
+        num_layers=options.layers,
+        num_heads=options.heads,
+        num_kv_heads=options.kv_heads,
+        head_dim=options.head_dim,
+        rope=RopeConfig(),
+        tie_embeddings=True,
+        qkv_bias=False,
+        qk_norm=False,
+        dtype="bfloat16",
+        head=None,
+    )
+
+
+def _new(config: DecoderConfig, target: Target) -> TorchModel:
+    """Its layers add nothing yet that is not small; its embedding is the target's LM head in fewer dimensions."""
+    made = TorchModel(config)
+    head_VH = target.head_VH.float()
+    _, axes_HH = torch.linalg.eigh(head_VH.T @ head_VH)  # rising, so the last ones hold most
+    kept = min(config.hidden_size, axes_HH.shape[1])
+    with torch.no_grad():
+        embedding_VH = made.model.embed_tokens.weight.zero_()
+        embedding_VH[:, :kept] = head_VH @ axes_HH[:, -kept:]
+        for layer in made.model.layers:
+            for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                layer.get_parameter(name).mul_(0.1)
+    return made
