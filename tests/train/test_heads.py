@@ -21,9 +21,9 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
-from parlay.train.heads import METHODS, fit
+from parlay.train.heads import DISTILL, METHODS, fit
 from parlay.train.loop import acceptance
-from parlay.train.options import Eagle3TrainOptions, HeadTrainOptions
+from parlay.train.options import DrafterTrainOptions, Eagle3TrainOptions
 from parlay.train.recipes.early_exit import EarlyExitRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import ParlayError, SamplingParams
@@ -51,13 +51,13 @@ def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(method: str, model: Path, work: Path, out: Path, minutes: float, **more: Any) -> HeadTrainOptions:
+def options(method: str, model: Path, work: Path, out: Path, minutes: float, **more: Any) -> DrafterTrainOptions:
     common = {"model": str(model), "work": work, "out": out, "minutes": minutes}
-    return METHODS[method].options(**common, batch_tokens=256, draft_vocab=48, interval=0.5, **more)
+    return METHODS[method].options(**common, batch_tokens=256, interval=0.5, **more)
 
 
 FORMS = [
-    *[pytest.param(method, {}, id=method) for method in METHODS if method != EARLY_EXIT],
+    *[pytest.param(method, {}, id=method) for method in METHODS if method not in (EARLY_EXIT, DISTILL)],
     pytest.param("hydra", {"plus": True}, id="hydra-plus"),
     pytest.param("mtp", {"form": "parallel", "steps": 2}, id="mtp-parallel"),
 ]
@@ -68,9 +68,19 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
     target = Target.named(str(model))
     texts = FeatureStore(work, target.stored_layers()).load()
     (tmp_path / "work").mkdir()
-    first = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.02, **form), target, texts)
+    first = fit(
+        method,
+        options(method, model, tmp_path / "work", tmp_path / "head", 0.02, draft_vocab=48, **form),
+        target,
+        texts,
+    )
     steps = int(first.split("step ")[1].split()[0])
-    again = fit(method, options(method, model, tmp_path / "work", tmp_path / "head", 0.04, **form), target, texts)
+    again = fit(
+        method,
+        options(method, model, tmp_path / "work", tmp_path / "head", 0.04, draft_vocab=48, **form),
+        target,
+        texts,
+    )
     assert int(again.split("step ")[1].split()[0]) > steps, "the second run goes on where the first one stopped"
     assert float(again.split("held-out ")[1].split()[0]) > 100 / 48, "better than chance"
 
@@ -105,7 +115,7 @@ def test_a_head_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Pa
     target = Target.named(str(model))
     out = tmp_path / "head"
     texts = FeatureStore(work, target.stored_layers()).load()
-    fit("eagle3", options("eagle3", model, tmp_path, out, 0.01), target, texts)
+    fit("eagle3", options("eagle3", model, tmp_path, out, 0.01, draft_vocab=48), target, texts)
     spec = models.load(str(model), LoadOptions(dtype="float32", device="cpu")).spec
 
     other = tmp_path / "other"
@@ -123,7 +133,12 @@ def test_a_head_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Pa
 
 def test_too_few_texts_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:
     with pytest.raises(ParlayError, match="too few texts"):
-        fit("eagle3", options("eagle3", model, tmp_path, tmp_path / "head", 0.01), Target.named(str(model)), [])
+        fit(
+            "eagle3",
+            options("eagle3", model, tmp_path, tmp_path / "head", 0.01, draft_vocab=48),
+            Target.named(str(model)),
+            [],
+        )
 
 
 def test_wrong_values_are_errors() -> None:

@@ -87,6 +87,7 @@ class SummedInParts(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """``scale`` ``[]``: the gradient of the sum."""
         hidden_NH, head_VH = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad * hidden_NH, grad * head_VH, None, None
+        return scale * hidden_NH, scale * head_VH, None, None

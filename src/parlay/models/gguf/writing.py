@@ -101,7 +101,7 @@ def _renamed(name: str) -> str:
     return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
-def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
+def _interleaved(rows_NH: Tensor, head_dim: int) -> Tensor:
     """Rows of queries or keys so that two that turn together lie side by side, as files of Llamas have them."""
-    halves = rows.reshape(-1, 2, head_dim // 2, rows.shape[-1])
-    return halves.transpose(1, 2).reshape(rows.shape).contiguous()
+    halves = rows_NH.reshape(-1, 2, head_dim // 2, rows_NH.shape[-1])
+    return halves.transpose(1, 2).reshape(rows_NH.shape).contiguous()
