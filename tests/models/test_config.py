@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +152,61 @@ def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:
         {"num_hidden_layers": 0},
         {"vocab_size": -5},
         {"head_dim": 7},
+        {"num_hidden_layers": 10_001},
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": 10**12},
+        {"hidden_size": 10**12},
+        {"hidden_size": float("nan")},
+        {"num_attention_heads": 10**9, "hidden_size": 10**6},
+        {"num_key_value_heads": -4},
+        {"head_dim": 10**9},
+        {"max_position_embeddings": 10**15},
+        {"rms_norm_eps": float("nan")},
+        {"rms_norm_eps": -1e-5},
+        {"rope_theta": float("nan")},
+        {"rope_theta": -1e4},
+        {"rope_scaling": {"type": "linear", "factor": float("nan")}},
+        {"rope_scaling": {"type": "linear", "factor": -2.0}},
+        {"rope_scaling": {"type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": float("inf")}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": -8}},
         {"rope_scaling": "yarn"},
         {"rms_norm_eps": []},
         {"eos_token_id": [1, "a"]},
     ],
 )
-def test_values_that_make_no_sense_are_one_clear_line(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_values_without_sense_or_measure_are_one_clear_line(changes: dict[str, Any], tmp_path: Path) -> None:
     """And no model for transformers either: the file is broken, whoever reads it."""
     with pytest.raises(ParlayError, match=r"config\.json (is no description of a|says)") as caught:
         read_config(written(tmp_path, LLAMA, **changes))
     assert not isinstance(caught.value, UnsupportedModel)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["GPT2LMHeadModel"], "n_layer": 10**9},
+        {"architectures": ["MixtralForCausalLM"], "num_local_experts": 10**9},
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"num_hidden_layers": 10**9}},
+    ],
+)
+def test_a_model_that_would_never_be_built_is_refused_before_transformers_tries(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ParlayError, match="expected at most 10000") as caught:
+        read_config(written(tmp_path, config))
+    assert not isinstance(caught.value, UnsupportedModel)
+
+
+def test_a_config_that_is_nested_too_deep_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ParlayError, match="can't read") as caught:
+        read_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_is_no_config_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ParlayError, match="it is no file"):
+        read_config(tmp_path)

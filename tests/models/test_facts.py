@@ -55,7 +55,7 @@ def test_a_file_is_told_of_by_its_own_hash(tmp_path: Path) -> None:
     assert facts.parameters == read_facts(tmp_path).parameters
 
 
-@pytest.mark.parametrize("config", ["[]", "{", ""])
+@pytest.mark.parametrize("config", ["[]", "{", "", "[" * 100_000], ids=["list", "half", "empty", "deep"])
 def test_what_is_no_model_is_an_error_in_one_line(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ParlayError, match="no model that can be read"):

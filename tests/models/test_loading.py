@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import huggingface_hub
@@ -72,6 +73,11 @@ def test_a_file_that_is_cut_short_is_named(llama: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(BadCheckpoint, match=r"model\.safetensors is damaged or cut short"):
         load_weights(llama, read_config(llama))
+
+
+def test_pipes_are_no_weights_and_are_not_waited_for(llama: Path) -> None:
+    os.mkfifo(llama / "another.safetensors")
+    assert load_weights(llama, read_config(llama))
 
 
 def test_stored_rotary_tables_and_a_repeated_tied_head_are_harmless(tmp_path: Path) -> None:

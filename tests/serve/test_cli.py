@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -141,6 +142,17 @@ def test_a_folder_gives_its_models_beside_those_that_are_named(tmp_path: Path) -
         chosen("--model-dir", str(tmp_path))
 
 
+def test_pipes_and_links_to_nothing_are_no_models(tmp_path: Path) -> None:
+    """To open a pipe waits for whoever writes to it."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "real.gguf").touch()
+    for name in ("pipe.gguf", "folder/config.json", "folder/pipe.gguf"):
+        os.mkfifo(tmp_path / name)
+    for name in ("link.gguf", "folder/link.gguf"):
+        (tmp_path / name).symlink_to(tmp_path / "nothing.gguf")
+    assert chosen("--model-dir", str(tmp_path)) == {"real": str(tmp_path / "real.gguf")}
+
+
 # ------------------------------------------------------------------------------------------------------------ access
 
 
@@ -238,6 +250,16 @@ def test_ollama_is_told_of_files_whether_loaded_or_not() -> None:
     assert one["details"] == shown["details"]
     assert (one["details"]["parameter_size"], one["details"]["quantization_level"]) == ("6.95M", "BF16")
     assert shown["model_info"]["general.parameter_count"] == 6_950_912
+
+
+def test_a_model_that_can_not_be_read_hides_no_other(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "config.json").write_text("[" * 100_000)
+    with serving("parlay-mini", "--model-dir", str(tmp_path)) as (_, url):
+        mini, deep = httpx.get(f"{url}/api/tags", timeout=60).json()["models"]
+        assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": "deep"}, timeout=60).status_code == 503
+    assert (mini["name"], deep["name"], deep["size"]) == ("parlay-mini", "deep", 0)
+    assert mini["size"] > 10_000_000
 
 
 def told(url: str) -> dict[str, str]:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from parlay import RequestOutput, SamplingParams
+from parlay.aio import AsyncLLM
 from parlay.serve.bodies.common import MOST_BIASES
 from parlay.serve.bodies.spelling import MOST_FIELDS
+from parlay.serve.chat.answers import AnswerShape
+from parlay.serve.chat.formats import FORMATS, PLAIN
+from parlay.serve.chat.scanning import Arguments
 from parlay.serve.reading import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable, read_json
+from parlay.serve.replies.messages import MessageShape, message_reply
+from parlay.serve.replies.ollama import OllamaShape, ollama_reply
+from parlay.serve.replies.spelling import Speller
 
 JSON = {"Content-Type": "application/json"}
 
@@ -78,6 +89,64 @@ def test_free_json_holds_no_number_without_end(client: TestClient) -> None:
 def test_what_is_no_json_is_told_in_words(body: bytes, told: str) -> None:
     with pytest.raises(json.JSONDecodeError, match=told):
         read_json(body)
+
+
+BAD_ARGUMENTS = {
+    "half of a pair": '{"a": "\\ud800"}',
+    "half of a pair as a name": '{"\\udfff": 1}',
+    "not a number": '{"a": NaN}',
+    "without end": '{"a": [1e999]}',
+    "deep": '{"a": ' + "[" * 150 + "]" * 150 + "}",
+    "too deep": '{"a": ' + "[" * 5000 + "]" * 5000 + "}",
+    "long number": '{"a": ' + "1" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_arguments_of_earlier_calls_are_read_as_strictly_as_a_body(client: TestClient, case: str) -> None:
+    call = {"name": "f", "arguments": BAD_ARGUMENTS[case]}
+    user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}
+    tools = {**answer, "tool_calls": [{"id": "1", "type": "function", "function": call}]}
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/chat/completions", {"messages": [user, tools]}, "messages[1].tool_calls[0].function.arguments"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{**answer, "function_call": call}]},
+            "messages[0].function_call.arguments",
+        ),
+        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1", **call}]}, "input[0].arguments"),
+    ]
+    for path, body, field in asked:
+        reply = client.post(path, json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field), reply.text
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_calls_that_can_not_be_told_as_objects_do_not_break_a_reply(engine: AsyncLLM, case: str) -> None:
+    """A model writes what it likes."""
+    (output,) = asyncio.run(_one(engine))
+    text = f'{{"name": "f", "arguments": {BAD_ARGUMENTS[case]}}}'
+    output = replace(output, outputs=(replace(output.outputs[0], text=text),))
+    answers = AnswerShape(calls=PLAIN, functions={"f": {}})
+    reply = message_reply(output, MessageShape(model="m", answers=answers))
+    shape = OllamaShape(
+        model="m", kind="chat", answers=answers, speller=Speller(None), logprobs=False, load_seconds=0.0
+    )
+    assert reply["content"][0]["input"] == {}
+    for told in (reply, ollama_reply(output, shape)):
+        assert JSONResponse(told).body
+
+
+async def _one(engine: AsyncLLM) -> list[RequestOutput]:
+    return [await engine.generate("Hi", SamplingParams(max_tokens=1, temperature=0))]
+
+
+@pytest.mark.parametrize("value", ["NaN", '"\\ud800"', "1e999", "[" * 150 + "]" * 150])
+def test_a_parameter_that_is_no_json_is_a_text(value: str) -> None:
+    answer = f"<tool_call><function=f><parameter=a>{value}</parameter></function></tool_call>"
+    deltas = AnswerShape(calls=FORMATS[0], functions={"f": {}}).read(answer)
+    written = "".join(delta.text for delta in deltas if isinstance(delta, Arguments))
+    assert json.loads(written) == {"a": value}
 
 
 def test_a_mark_of_byte_order_is_no_matter() -> None:

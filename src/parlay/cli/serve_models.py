@@ -127,7 +127,7 @@ def _named_paths(folder: Path) -> Iterator[tuple[str, Path]]:
         if (path / "config.json").is_file():
             yield path.name, path
         for file in sorted(path.glob("*.gguf")) if path.is_dir() else [path]:
-            if file.suffix == ".gguf" and not _LATER_PART.fullmatch(file.stem):
+            if file.suffix == ".gguf" and file.is_file() and not _LATER_PART.fullmatch(file.stem):
                 yield _FIRST_PART.sub("", file.stem), file
 
 

@@ -110,17 +110,19 @@ _FAMILIES = {
 
 Json = Mapping[str, Any]
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "max_context",
-)
-"""Fields of `DecoderConfig` that count something."""
+_MOST_LAYERS = 10_000
+_MOST: Mapping[str, int] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_layers": _MOST_LAYERS,
+    "num_heads": 1 << 14,
+    "num_kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_context": 1 << 31,
+}
+"""Of the fields of `DecoderConfig` that count something: several times as much as any model has. More is a mistake, or
+meant to take this machine's time and memory."""
 
 
 def read_config(directory: Path) -> DecoderConfig:
@@ -130,6 +132,7 @@ def read_config(directory: Path) -> DecoderConfig:
     for a folder without a config.json that makes sense.
     """
     raw = read_json(directory / "config.json")
+    _check_counts(directory, raw)
     architecture = architecture_of(raw)
     family = _FAMILIES.get(architecture)
     if family is None:
@@ -140,22 +143,58 @@ def read_config(directory: Path) -> DecoderConfig:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ParlayError(f"{directory}: config.json is no description of a {architecture}: {error}") from None
-    said = asdict(config)
-    for name in _SIZES:
-        if said[name] < 1:
-            raise ParlayError(f"{directory}: config.json says {name} {said[name]}: expected at least 1")
-    if config.head_dim % 2:
-        raise ParlayError(f"{directory}: config.json says head_dim {config.head_dim}: expected an even number")
+    _check_sizes(directory, config)
+    _check_rope(directory, config.rope)
     return config
+
+
+def _check_counts(directory: Path, raw: Json) -> None:
+    """Raises ParlayError for more layers or experts than anyone has: whoever builds the model would never end."""
+    for part in (raw, *(part for part in raw.values() if isinstance(part, Mapping))):
+        for name, value in part.items():
+            counts = isinstance(value, int | float) and ("layer" in name or "expert" in name)
+            if counts and not value <= _MOST_LAYERS:
+                raise _wrong(directory, name, value, f"at most {_MOST_LAYERS}")
+
+
+def _check_sizes(directory: Path, config: DecoderConfig) -> None:
+    said = asdict(config)
+    for name, most in _MOST.items():
+        if not 1 <= said[name] <= most:
+            raise _wrong(directory, name, said[name], f"at least 1 and at most {most}")
+    if config.head_dim % 2:
+        raise _wrong(directory, "head_dim", config.head_dim, "an even number")
+    if not 0 <= config.rms_norm_eps < math.inf:
+        raise _wrong(directory, "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
+
+
+def _check_rope(directory: Path, rope: RopeConfig) -> None:
+    numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+    said = asdict(rope)
+    for name in numbers:
+        if not 0 < said[name] < math.inf:
+            raise _wrong(directory, f"rope {name}", said[name], "a number above 0")
+    if not 1 < rope.theta < math.inf:
+        raise _wrong(directory, "rope_theta", rope.theta, "a number above 1")
+    if not 0 <= rope.original_max_context <= _MOST["max_context"]:
+        raise _wrong(directory, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")
+    if not rope.low_freq_factor < rope.high_freq_factor:
+        raise _wrong(directory, "rope low_freq_factor", rope.low_freq_factor, "less than high_freq_factor")
+
+
+def _wrong(directory: Path, name: str, value: object, expected: str) -> ParlayError:
+    return ParlayError(f"{directory}: config.json says {name} {value!s:.40}: expected {expected}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; ParlayError with one line when there is none."""
+    if path.exists() and not path.is_file():
+        raise ParlayError(f"can't read {path}: it is no file")  # a pipe would be waited for
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParlayError(f"no {path.name} in {path.parent}: is this a model's folder?") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ParlayError(f"can't read {path}: {error}") from None
     if not isinstance(content, dict):
         raise ParlayError(f"{path} holds no JSON object")

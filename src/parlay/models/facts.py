@@ -78,7 +78,7 @@ def _of_folder(path: Path, files: list[Path]) -> ModelFacts:
                     for name in tensors.keys():  # noqa: SIM118 - it is no mapping
                         part = tensors.get_slice(name)
                         stored[part.get_dtype()] += math.prod(part.get_shape())
-    except (ValueError, AttributeError, SafetensorError) as error:
+    except (ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise ParlayError(f"{path} holds no model that can be read: {error}") from None
     return _facts("safetensors", str(family), stored, files)
 

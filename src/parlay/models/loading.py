@@ -64,7 +64,7 @@ def weight_files(directory: Path) -> list[Path]:
         if absent:
             raise BadCheckpoint(f"{directory}: {index.name} names files that are not there: {some(absent)}")
         return paths
-    paths = sorted(directory.glob("*.safetensors"))
+    paths = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
     if len(paths) != 1:
         raise BadCheckpoint(f"{directory}: {len(paths)} *.safetensors files and no {index.name} to say what is where")
     return paths

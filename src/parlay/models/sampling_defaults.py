@@ -33,7 +33,7 @@ def _of_folder(folder: Path) -> dict[str, float]:
     """As transformers reads it: without ``do_sample`` decoding is greedy, whatever else is set."""
     try:
         said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(said, Mapping) or not said.get("do_sample"):
         return {}

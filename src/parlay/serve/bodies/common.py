@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -22,17 +21,12 @@ from pydantic import (
 from parlay.serve.bodies.spelling import MOST_FIELDS, Paths, respelled
 from parlay.serve.errors import ApiError
 from parlay.serve.fields import ALL_WHOLE, WHOLE
+from parlay.serve.plain_json import check_plain
 
 SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI document tells bounds as floats
 INT_LIMIT = 2**31 - 1
 PRIORITY_LIMIT = 16
 """Each level lets a request overtake some others; without a limit one client could hold up all."""
-MOST_LEVELS = 100
-"""Levels of free-form JSON. Everything that reads it recursively later on can read a few more levels than this."""
-MOST_VALUES = 100_000
-"""Values of free-form JSON, so that reading all of them does not delay other requests noticeably."""
-
-
 MOST_BIASES = 4096
 
 
@@ -73,25 +67,7 @@ def conflict(message: str, field: str) -> ApiError:
     return ApiError(400, message, field)
 
 
-def _check_plain(value: dict[str, Any]) -> dict[str, Any]:
-    """Free-form JSON may hold numbers that can't be sent back, and more than anyone wants to look at.
-
-    Raises ValueError for what lies deeper than `MOST_LEVELS`, for more than `MOST_VALUES`, and for numbers without end.
-    """
-    level: list[Any] = [value]
-    values = depth = 0
-    while level:
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [item for items in inner for item in items]
-        values, depth = values + len(level), depth + 1
-        if values > MOST_VALUES or (level and depth > MOST_LEVELS):
-            raise ValueError(f"holds more than {MOST_LEVELS} levels or {MOST_VALUES} values")
-        if not all(math.isfinite(item) for item in level if isinstance(item, float)):
-            raise ValueError("holds NaN or infinity, which are no JSON")
-    return value
-
-
-JsonObject = Annotated[dict[str, Any], AfterValidator(_check_plain)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(check_plain)]
 
 
 class TextPart(Body):

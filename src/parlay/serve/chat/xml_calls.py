@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from parlay.serve.chat.scanning import CallScanner, Delta
+from parlay.serve.plain_json import read_value
 
 BEGIN = "<tool_call>"
 _HEAD = re.compile(r"<tool_call>\s*<function=([^>\n]{1,64})>")
@@ -73,7 +74,7 @@ class XmlCallReader(CallScanner):
         kinds = own.get("type") if isinstance(own, Mapping) else None
         if kinds != "string":
             try:
-                return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
-            except (ValueError, RecursionError):
+                return json.dumps(read_value(text), ensure_ascii=False)
+            except ValueError:
                 pass
         return json.dumps(text, ensure_ascii=False)

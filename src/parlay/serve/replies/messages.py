@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
+from parlay.serve.plain_json import read_value
 from parlay.serve.replies.usage import Summary, summary
 from parlay.serve.streaming import Chunk, NamedFrames
 
@@ -138,9 +138,9 @@ class _Blocks:
 
 
 def _arguments(text: str) -> object:
-    """A call's arguments as an object; empty if the call was cut off."""
+    """A call's arguments as an object; empty if the call was cut off, or holds what is no character or number."""
     try:
-        return json.loads(text)
+        return read_value(text)
     except ValueError:
         return {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from parlay.outputs import RequestOutput, StreamEvent
 from parlay.requests import Job
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
+from parlay.serve.plain_json import read_value
 from parlay.serve.replies.logprobs import chat_logprobs, entries
 from parlay.serve.replies.spelling import Speller
 from parlay.serve.replies.usage import summary
@@ -112,10 +112,10 @@ class _Pieces:
             self._end_call()
 
     def _end_call(self) -> None:
-        """Ends a call; one that was cut off is left out."""
+        """Ends a call; one that was cut off, or holds what is no character or number, is left out."""
         if self._name is not None:
             with suppress(ValueError):
-                self.calls.append({"function": {"name": self._name, "arguments": json.loads(self._arguments)}})
+                self.calls.append({"function": {"name": self._name, "arguments": read_value(self._arguments)}})
         self._name, self._arguments = None, ""
 
     def clear(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.errors import ApiError
 from parlay.serve.jobs import FieldNames, body_options, sampling_params
+from parlay.serve.plain_json import read_value
 from parlay.serve.settings import Settings
 
 NAMES = FieldNames.of(ChatBody, "messages")
@@ -99,11 +99,11 @@ def _calls(message: AssistantMessage, place: int) -> tuple[PastCall, ...]:
 
 
 def read_arguments(text: str, field: str) -> dict[str, Any]:
-    """A call's arguments; an empty text has none. Raises ApiError for what is no JSON object."""
+    """A call's arguments; an empty text has none. Raises ApiError for what is no JSON object, or holds too much."""
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
+        arguments = read_value(text or "{}")
+    except ValueError as error:
+        raise ApiError(400, f"{field} must be a JSON object, written as text: {error}", field) from None
     if not isinstance(arguments, dict):
         raise ApiError(400, f"{field} must be a JSON object, written as text", field)
     return arguments
