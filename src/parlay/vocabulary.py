@@ -9,8 +9,6 @@ from parlay.encoding import Encoder
 from parlay.structured.grammars import Grammars
 from parlay.types import Tokenizer
 
-_KEPT = 8
-
 
 class Vocabulary:
     """All that a model reads and writes texts with. ``eos_ids`` end its texts. Any thread may use it.
@@ -40,9 +38,10 @@ class Vocabulary:
 
 
 class Vocabularies:
-    """Those of the models that were loaded last, by what tells their files apart."""
+    """Those of the ``most`` models that were loaded last, by what tells their files apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._kept: OrderedDict[Hashable, Vocabulary] = OrderedDict()
 
     def get(self, files: Hashable) -> Vocabulary | None:
@@ -52,5 +51,5 @@ class Vocabularies:
         """The one that was put here first goes where there are too many."""
         self._kept[files] = vocabulary
         self._kept.move_to_end(files)
-        if len(self._kept) > _KEPT:
+        if len(self._kept) > self._most:
             self._kept.popitem(last=False)

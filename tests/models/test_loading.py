@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -9,15 +10,19 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay.models.config import read_config
 from parlay.models.loading import load_tokenizer, load_weights
+from parlay.models.opening import load
 from parlay.models.resolving import resolve
 from parlay.models.shapes import BadCheckpoint
+from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, random_model, save_random
 from parlay.types import ParlayError
+from tests.models import gguf_files
 
 
 @pytest.fixture
@@ -155,3 +160,23 @@ def test_weights_are_mapped_rather_than_copied(llama: Path) -> None:
         file.seek(8 + header + begin)
         file.write(torch.tensor([123.0]).numpy().tobytes())
     assert float(weights["model.norm.weight"][0]) == 123.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("form", ["folder", "BF16", "F32", "Q8_0"])
+@pytest.mark.parametrize("compiled", ["plain", "0"])
+def test_no_file_is_needed_once_a_model_is_loaded(
+    form: str, dtype: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has a file mapped ends when somebody cuts it short, as copying another over it does."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("the system does not tell which files are mapped")
+    monkeypatch.setenv("PARLAY_COMPILED", compiled)
+    save_random("qwen2", tmp_path)
+    if form != "folder":
+        gguf_files.write(tmp_path / "model.gguf", tmp_path, kind=Kind[form])
+    runner = load(str(tmp_path if form == "folder" else tmp_path / "model.gguf"), LoadOptions(dtype=dtype))
+    gc.collect()
+    assert str(tmp_path) not in maps.read_text()
+    del runner

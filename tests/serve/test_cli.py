@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,10 +21,13 @@ import pytest
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
-from parlay.cli.serve_models import chosen_models, loading, named_models
+from parlay.cli.serve_models import chosen_models, loading, named_models, read_ahead
+from parlay.models.facts import stamps
 from parlay.models.resolving import resolve
 from parlay.serve.settings import Settings
+from parlay.testing.checkpoints import save_random
 from parlay.types import Tokenizer
+from parlay.vocabulary import Vocabularies
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]
@@ -252,14 +256,51 @@ def test_ollama_is_told_of_files_whether_loaded_or_not() -> None:
     assert shown["model_info"]["general.parameter_count"] == 6_950_912
 
 
+def test_what_is_told_of_a_model_is_read_from_its_files_without_loading_it(tmp_path: Path) -> None:
+    save_random("qwen3", tmp_path / "random")
+    (tmp_path / "random" / "tokenizer_config.json").write_text('{"chat_template": "{{ tools }}<think></think>"}')
+    with serving("one=parlay-mini", "--model", "two=parlay-mini", "--model-dir", str(tmp_path)) as (_, url):
+        one, two, other = (show(url, name) for name in ("one", "two", "random"))
+        assert told(url) == {"one": "loaded", "two": "unloaded", "random": "unloaded"}
+    assert one["model_info"] == two["model_info"]
+    assert (one["template"], one["capabilities"]) == (two["template"], two["capabilities"])
+    sizes = {key.removeprefix("parlay."): value for key, value in other["model_info"].items()}
+    assert (sizes["context_length"], sizes["embedding_length"], sizes["block_count"]) == (256, 32, 3)
+    assert other["capabilities"] == ["completion", "tools", "thinking"]
+
+
+def show(url: str, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = httpx.post(f"{url}/api/show", json={"model": name}, timeout=60).json()
+    return told
+
+
+def test_vocabularies_of_named_models_are_read_before_there_are_requests(tmp_path: Path) -> None:
+    """To read one stops every thread of the server for a while."""
+    good = str(shutil.copytree(resolve("parlay-mini"), tmp_path / "good"))
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "config.json").write_text("{")
+    vocabularies = Vocabularies(8)
+    read_ahead(["no/such/model", str(bad), "/nowhere", good], vocabularies)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    kept = vocabularies.get(stamps(resolve(good)))
+    assert kept is not None
+    assert tokenizer_of(loading(parser.parse_args([good]), vocabularies)(good)) is kept.tokenizer
+
+
 def test_a_model_that_can_not_be_read_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "config.json").write_text("[" * 100_000)
+    weights = shutil.copytree(resolve("parlay-mini"), tmp_path / "short") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
     with serving("parlay-mini", "--model-dir", str(tmp_path)) as (_, url):
-        mini, deep = httpx.get(f"{url}/api/tags", timeout=60).json()["models"]
-        assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": "deep"}, timeout=60).status_code == 503
-    assert (mini["name"], deep["name"], deep["size"]) == ("parlay-mini", "deep", 0)
-    assert mini["size"] > 10_000_000
+        models = {model["name"]: model["size"] for model in httpx.get(f"{url}/api/tags", timeout=60).json()["models"]}
+        for name, status in (("deep", 503), ("short", 503), ("parlay-mini", 200)):
+            asked = {"prompt": "a", "model": name, "max_tokens": 1}
+            assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == status
+    assert (models["deep"], models["short"]) == (0, 0)
+    assert models["parlay-mini"] > 10_000_000
 
 
 def told(url: str) -> dict[str, str]:
@@ -271,7 +312,7 @@ def test_a_model_that_is_loaded_again_reads_its_tokenizer_again_only_if_its_file
     folder = shutil.copytree(resolve("parlay-mini"), tmp_path / "model")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    loader = loading(parser.parse_args([str(folder)]))(str(folder))
+    loader = loading(parser.parse_args([str(folder)]), Vocabularies(8))(str(folder))
     first, again = tokenizer_of(loader), tokenizer_of(loader)
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
     changed = tokenizer_of(loader)

@@ -16,7 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.serve_models import IDLE_SECONDS, add_model_arguments, check_flags, chosen_models, loading
+from parlay.cli.serve_models import (
+    IDLE_SECONDS,
+    KEPT,
+    add_model_arguments,
+    check_flags,
+    chosen_models,
+    loading,
+    read_ahead,
+)
 from parlay.serve.json_lines import JsonLines
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
@@ -142,14 +150,18 @@ def run(options: argparse.Namespace) -> int:
     _check_packages(PACKAGES, "parlay serve", "serve")
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
+    from parlay.vocabulary import Vocabularies
 
     with _listen(options.host, options.port) as listener, _observers(options.otlp_traces_endpoint) as observers:
         allowed = _with_idle_seconds(allowed, options, len(models))
-        loader_of = loading(options)
+        named = len(options.models) + len(options.model)
+        vocabularies = Vocabularies(KEPT + named)
+        loader_of = loading(options, vocabularies)
         hosted = {name: loader_of(model) for name, model in models.items()}
         app = create_app(hosted, allowed, observers, loader_of if options.allow_pull else None)
-        if options.models or options.model or options.model_dir is None:
+        if named or options.model_dir is None:
             app.state.registry.load_now(next(iter(models)))
+        read_ahead([*models.values()][1:named], vocabularies)
         welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
         server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
         server.run(sockets=[listener])

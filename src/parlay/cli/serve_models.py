@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from parlay.cli.flags import add_option_flags, add_strategy_flags, add_tokenizer_flag, options_from
 from parlay.options import LoadOptions
 from parlay.serve.settings import Settings
+from parlay.types import ParlayError
 
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from parlay.vocabulary import Vocabularies
 
 IDLE_SECONDS = 300.0
+KEPT = 8
+"""Vocabularies of models of a folder that stay in memory when the models are unloaded."""
 _BUILT_IN = "parlay-mini"
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
@@ -137,19 +141,37 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
         raise ValueError("--tokenizer goes with one model: serve it by itself, and without --allow-pull")
 
 
-def loading(options: argparse.Namespace) -> Callable[[str], Callable[[], AsyncLLM]]:
-    """What makes a loader of a model's name."""
+def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
+    """What makes a loader of a model's name. A loader takes the model's vocabulary from these, if it is there."""
     from parlay.aio import AsyncLLM  # here, because they load torch
     from parlay.serve.hosted import ModelLoader
-    from parlay.vocabulary import Vocabularies
-
-    vocabularies = Vocabularies()
 
     def loader(model: str) -> ModelLoader:
         make = partial(_load, model, options, vocabularies)
         return ModelLoader(model, partial(AsyncLLM.load, make, max_waiting=options.max_waiting))
 
     return loader
+
+
+def read_ahead(models: Sequence[str], vocabularies: Vocabularies) -> None:
+    """Read the vocabularies of those of these models that are on this machine.
+
+    To read one holds up everybody else, so it is done before there is anybody. What is wrong with a model is told to
+    whoever asks for it.
+    """
+    from parlay.models.facts import stamps
+    from parlay.models.loading import load_tokenizer, read_config
+    from parlay.models.resolving import is_local, resolve
+    from parlay.vocabulary import Vocabulary
+
+    for model in filter(is_local, models):
+        with suppress(ParlayError, OSError):
+            found = resolve(model)
+            if vocabularies.get(stamps(found)) is None:
+                config = read_config(found)
+                vocabulary = Vocabulary(load_tokenizer(found), config.vocab_size, config.eos_ids)
+                vocabulary.prepare()
+                vocabularies.put(stamps(found), vocabulary)
 
 
 def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -> LLM:

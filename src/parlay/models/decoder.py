@@ -142,7 +142,7 @@ def build(
     return TorchDecoder(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
-        embedding=packer.tensor(fused.embedding),
+        embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
         layers=tuple(packer.layer(fused.layer(index)) for index in range(config.num_layers)),
         norm=packer.any_norm(fused.final_norm),
         head=pack(packer.tensor(fused.head), None),

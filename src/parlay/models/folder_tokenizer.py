@@ -24,7 +24,8 @@ _UNDERSTOOD = frozenset(
     }
 )
 """Keys of tokenizer_config.json that change nothing, or that are looked at here."""
-_OTHERS = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
+_MORE_TEMPLATES = "additional_chat_templates"
+_OTHERS = ("added_tokens.json", "special_tokens_map.json", _MORE_TEMPLATES)
 """What else may say something of a tokenizer."""
 
 
@@ -35,6 +36,19 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     except Exception as error:  # the library raises no narrower kind
         raise _unreadable(directory, error) from error
     return plain if plain is not None else _of_transformers(directory)
+
+
+def load_template(directory: Path) -> str:
+    """The chat templates of a folder as one text. Raises ParlayError for a file that makes no sense."""
+    described = directory / "tokenizer_config.json"
+    try:
+        found = _template(directory, read_json(described) if described.is_file() else {})
+        others = [path.read_text(encoding="utf-8") for path in sorted(directory.glob(f"{_MORE_TEMPLATES}/*.jinja"))]
+    except (OSError, ValueError) as error:
+        raise ParlayError(f"can't read the chat templates of {directory}: {error}") from None
+    listed = found if isinstance(found, list) else [{"template": found}]
+    named = [entry.get("template") for entry in listed if isinstance(entry, Mapping)]
+    return "\n".join(text for text in (*named, *others) if isinstance(text, str))
 
 
 def _of_transformers(directory: Path) -> Tokenizer:

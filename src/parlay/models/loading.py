@@ -11,8 +11,10 @@ from torch import Tensor
 
 from parlay.models import config as folder_config
 from parlay.models.config import DecoderConfig, read_json
+from parlay.models.folder_tokenizer import load_template as folder_template
 from parlay.models.folder_tokenizer import load_tokenizer as load_folder_tokenizer
 from parlay.models.gguf import file as gguf_file
+from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.models.shapes import BadCheckpoint, Weight, check_weights, some, weight_shapes
 from parlay.types import Tokenizer
@@ -32,6 +34,14 @@ def read_config(model: Path) -> DecoderConfig:
 def load_tokenizer(model: Path) -> Tokenizer:
     """The tokenizer in a folder or GGUF file; no remote code, no network."""
     return load_gguf_tokenizer(model) if model.is_file() else load_folder_tokenizer(model)
+
+
+def load_template(model: Path) -> str:
+    """The chat templates of a folder or GGUF file as one text, read without its tokenizer; empty where it has none.
+
+    Raises ParlayError for a file that makes no sense.
+    """
+    return gguf_template(model) if model.is_file() else folder_template(model)
 
 
 def load_weights(model: Path, config: DecoderConfig) -> dict[str, Weight]:

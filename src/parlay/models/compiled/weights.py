@@ -135,13 +135,17 @@ class Weights:
         return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
 
     def _embedding(self, fused: FusedWeights, head: structs.Linear) -> structs.Linear:
-        """Plain numbers lie in rows; of blocks, single rows are read where the head, or another packed copy, is."""
+        """Plain numbers lie in rows; of blocks, single rows are read where the head, or another packed copy, is.
+
+        The rows are copied: a process that reads a mapped file ends when somebody cuts the file short.
+        """
         embedding = fused.embedding
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
             return head if fused.head is embedding else self._linear(embedding)
         kind = self._kind(embedding)
         out, inputs = embedding.shape
-        return structs.Linear(panels=self._hold(self._rows(embedding, kind)), inputs=inputs, outputs=out, kind=kind)
+        rows = self._rows(embedding, kind).clone()
+        return structs.Linear(panels=self._hold(rows), inputs=inputs, outputs=out, kind=kind)
 
     def _linear(self, weight: Operand, bias_O: Tensor | None = None) -> structs.Linear:
         """``weight`` is ``[O, I]``. A job packs it, and is done when the model is ready."""

@@ -45,6 +45,12 @@ def load_tokenizer(path: Path) -> PlainTokenizer:
         raise BadGguf(f"{path}: {error}") from None
 
 
+def load_template(path: Path) -> str:
+    """The chat templates of the GGUF file at ``path`` as one text. Raises BadGguf for what is no sound GGUF file."""
+    found = _templates(read_parts(path)[0].keys)
+    return "\n".join(found.values()) if isinstance(found, dict) else found or ""
+
+
 def _kept(header: Header) -> PlainTokenizer:
     """From the cache, where it is made if need be: reading it there takes half the time."""
     kept = user_cache() / "tokenizers" / f"{header.digest}-{_FORM}.json"

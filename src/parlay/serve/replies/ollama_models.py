@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from parlay.chat_template import takes_tools
+from parlay.models.described import Description
 from parlay.models.facts import ModelFacts
 from parlay.reasoning import reasons
 from parlay.serve.chat.job import chat_template
-from parlay.serve.hosted import HostedModel
+from parlay.serve.hosted import HostedModel, Served
 from parlay.serve.settings import Settings
 
 _FOREVER = "9999-12-31T23:59:59Z"
@@ -60,23 +61,32 @@ def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) ->
     return {**listed(model, facts), "expires_at": expires, "size_vram": 0, "context_length": model.max_model_len}
 
 
-def shown(model: HostedModel, facts: ModelFacts | None) -> dict[str, Any]:
-    assert model.served is not None
-    template = chat_template(model.served)
-    spec = model.served.engine.llm.runner.spec
-    abilities = {"completion": True, "tools": takes_tools(template), "thinking": reasons(template)}
+def described(served: Served) -> Description:
+    """A loaded model as its files would tell of it; its context is what the server gives it."""
+    spec = served.engine.llm.runner.spec
+    return Description(
+        max_context=served.max_model_len,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        template=chat_template(served),
+    )
+
+
+def shown(model: HostedModel, facts: ModelFacts | None, told: Description) -> dict[str, Any]:
+    abilities = {"completion": True, "tools": takes_tools(told.template), "thinking": reasons(told.template)}
     return {
         "modelfile": "",
         "parameters": "",
-        "template": template,
+        "template": told.template,
         "details": _details(facts),
         "model_info": {
             "general.architecture": "parlay",
             **({} if facts is None else {"general.parameter_count": facts.parameters}),
-            "parlay.context_length": model.max_model_len,
-            "parlay.embedding_length": spec.hidden_size,
-            "parlay.block_count": spec.num_layers,
-            "parlay.vocab_size": spec.vocab_size,
+            "parlay.context_length": model.max_model_len or told.max_context,
+            "parlay.embedding_length": told.hidden_size,
+            "parlay.block_count": told.num_layers,
+            "parlay.vocab_size": told.vocab_size,
         },
         "capabilities": [ability for ability, there in abilities.items() if there],
         "modified_at": listed(model, facts)["modified_at"],

@@ -7,12 +7,14 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from parlay import __version__
+from parlay.models.described import Description, describe
 from parlay.models.facts import ModelFacts, read_facts
 from parlay.models.resolving import is_local, resolve
 from parlay.serve.bodies.extras import heed_extras
@@ -22,11 +24,12 @@ from parlay.serve.hosted import HostedModel
 from parlay.serve.pulling import Puller
 from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
-from parlay.serve.replies.ollama_models import digest_of, listed, running, shown
+from parlay.serve.replies.ollama_models import described, digest_of, listed, running, shown
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SPOKEN = "0.12.0"
 """The version of Ollama whose API this is: its clients look at it."""
@@ -60,10 +63,11 @@ def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None
     @routes.post("/show", summary="Tell of one model", responses=_FAILURES)
     async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
         heed_extras(body, request, settings)
-        name = registry.known(body.model or body.name)
-        await registry.use(name, request)
-        model = registry.get(name)
-        return shown(model, await _facts_of(model))
+        model = registry.get(registry.known(body.model or body.name))
+        told = described(model.served) if model.served is not None else await _told_by_files(model)
+        if told is None:
+            told = described(await registry.use(model.name, request))
+        return shown(model, await _facts_of(model), told)
 
 
 def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> None:
@@ -123,15 +127,24 @@ def _line(told: dict[str, Any]) -> bytes:
 
 async def _facts_of(model: HostedModel) -> ModelFacts | None:
     """None for a model whose files are not on this machine, or say nothing."""
+    return await _read_files(model, read_facts)
+
+
+async def _told_by_files(model: HostedModel) -> Description | None:
+    """The same of what can be told of a model that is not loaded."""
+    return await _read_files(model, describe)
+
+
+async def _read_files(model: HostedModel, read: Callable[[Path], T]) -> T | None:
     source = model.source
     if source is None or not (model.served is not None or is_local(source)):
         return None
-    return await asyncio.to_thread(_read_facts, source)
+    return await asyncio.to_thread(_read, read, source)
 
 
-def _read_facts(source: str) -> ModelFacts | None:
+def _read(read: Callable[[Path], T], source: str) -> T | None:
     try:
-        return read_facts(resolve(source))
+        return read(resolve(source))
     except (ParlayError, OSError) as error:
         logger.info("nothing is known of the files of %s: %s", source, error)
         return None
