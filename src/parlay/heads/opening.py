@@ -35,7 +35,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], Runner]
+MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], NativeRunner]
 StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
 """The target's states ``[T, F]`` of a text that enter some layers, side by side; None if they can't be had now."""
 
@@ -119,7 +119,7 @@ def _head_runner(
     dtype: torch.dtype,
     device: torch.device,
     budget: Budget | None,
-) -> Runner:
+) -> NativeRunner:
     """A head's layers as a native decoder, whose cache joins ``budget``."""
     held = dict(weights)
     if device.type == "cpu":

@@ -61,6 +61,34 @@ class Taps:
         self.seconds += time.perf_counter() - began
 
 
+class Grown(NamedTuple):
+    """A token that may join a draft.
+
+    ``parent`` is the place of the one above it among all candidates, -1 below the root. ``chance`` is the head's
+    probability of it after that, ``path`` the product down to it.
+    """
+
+    token: int
+    parent: int
+    chance: float
+    path: float
+
+
+class Growth(NamedTuple):
+    """How a draft head's trees grow (Li et al. 2024, EAGLE-2).
+
+    Each of at most ``levels`` runs the ``width`` likeliest candidates of the level before, which offer as many children
+    each. None whose path is less likely than ``least`` is offered, and none runs below which nothing could join a draft
+    of so many nodes as ``budgets`` says for each sequence. ``tokens_D`` int64 are the target's tokens of the outputs.
+    """
+
+    levels: int
+    width: int
+    least: float
+    tokens_D: Tensor
+    budgets: Sequence[int]
+
+
 class Result(NamedTuple):
     """``logits`` ``[wanted, V]`` float32, and the tapped hidden states."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
-from parlay.models.forward import Forward, Result, Work
+from parlay.models.forward import Forward, Grown, Growth, Result, Work
 from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.kernels import choose_dtype
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
@@ -124,6 +125,20 @@ class NativeRunner:
         again = [segment for segment in segments if segment.base < 0]
         result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps.states, result.taps.seconds)
+
+    def grow(self, segments: Sequence[Segment], growth: Growth) -> list[list[Grown]] | None:
+        """Run the rows of a draft head's texts, then level by level a tree below each: its candidates, as offered.
+
+        Each level reads what left the layer in the level above. None where that can't be done in one call: without the
+        compiled decoder. Each segment needs room for ``levels`` times ``width`` rows more.
+        """
+        if not isinstance(self._forward, CompiledForward):
+            return None
+        ids = [token for segment in segments for token in self._store.ids(segment)]
+        self._check(ids, (), NO_SKIP)
+        places = [self._place(segment, NO_SKIP) for segment in segments]
+        last = [end - 1 for end in accumulate(place.end for place in places)]
+        return self._forward.grow(Work(ids, places, last, features=self._features(segments)), growth)
 
     def _run_again(self, again: Sequence[Segment], work: Work) -> Result:
         """Of these segments committed rows run, too, which are put back afterwards."""

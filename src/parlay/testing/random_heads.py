@@ -30,7 +30,7 @@ from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
-from parlay.types import Runner, RunnerSpec
+from parlay.types import RunnerSpec
 
 
 def random_heads(target: RunnerSpec, seed: int = 0) -> FindHead:
@@ -211,7 +211,7 @@ def _layer(target: RunnerSpec) -> DecoderConfig:
     )
 
 
-def _runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> Runner:
+def _runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> NativeRunner:
     return NativeRunner(
         config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=16_384, name="head"
     )

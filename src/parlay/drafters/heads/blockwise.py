@@ -48,7 +48,7 @@ class Blockwise(StateHeadDrafter):
         super().__init__(held, self._ids_D, resources.vocab_size, len(heads.heads), options.width)
 
     def _tree(self, budget: int) -> DynamicTree:
-        return DynamicTree(self._options.width, self._options.min_p)
+        return DynamicTree(self._options.width, self._options.min_p, budget)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         """The nodes of a level read the same state, so one product for each sequence is enough."""

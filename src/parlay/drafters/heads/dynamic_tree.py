@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.level_trees import LevelTree
+from parlay.models.forward import Grown
 from parlay.types import NO_DRAFT, Draft, Tree
 
 
 class DynamicTree(LevelTree):
     """Each level runs the ``width`` likeliest candidates of the level before, and each of them offers children.
 
-    Nothing below ``min_p`` is offered. A path's probability is the product of its nodes'.
+    Nothing below ``min_p`` is offered, and nothing runs below which no node could be in a draft of ``budget`` nodes. A
+    path's probability is the product of its nodes'.
     """
 
-    def __init__(self, width: int, min_p: float) -> None:
+    def __init__(self, width: int, min_p: float, budget: int) -> None:
         super().__init__()
-        self._width, self._min_p = width, min_p
+        self._width, self._min_p, self._budget = width, min_p, budget
         self._tokens: list[int] = []  # of all candidates, in the order in which they were offered
         self._parents: list[int] = []
         self._scores: list[float] = []
@@ -55,9 +57,22 @@ class DynamicTree(LevelTree):
         )
         return Draft(tree, sources=(source,) * len(nodes), scores=tuple([self._scores[node] for node in nodes]))
 
+    def fill(self, candidates: Sequence[Grown]) -> None:
+        """With what a head has offered on its own."""
+        self._tokens = [each.token for each in candidates]
+        self._parents = [each.parent for each in candidates]
+        self._scores = [each.chance for each in candidates]
+        self._path_probs = [each.path for each in candidates]
+
     def _next(self) -> list[int]:
-        latest = range(self._offered, len(self._tokens))
+        worst = self._worst_drafted()
+        latest = [node for node in range(self._offered, len(self._tokens)) if self._path_probs[node] > worst]
         return sorted(sorted(latest, key=self._order)[: self._width])
+
+    def _worst_drafted(self) -> float:
+        """The least likely path in the draft; 0 while it would hold all candidates."""
+        best = sorted(self._path_probs, reverse=True)[: self._budget]
+        return best[-1] if len(best) == self._budget else 0.0
 
     def _order(self, node: int) -> tuple[float, int]:
         return -self._path_probs[node], node
@@ -67,7 +82,10 @@ class BeamTree(DynamicTree):
     """Beam search: each level keeps the ``width`` likeliest paths. The draft merges those that are left at the end."""
 
     def __init__(self, width: int) -> None:
-        super().__init__(width, 0.0)
+        super().__init__(width, 0.0, 0)
+
+    def _worst_drafted(self) -> float:
+        return 0.0  # each level's beams stand for themselves
 
     def draft(self, budget: int, source: str) -> Draft:
         """The beams from the likeliest on, as long as there is room; the last of them may be cut."""

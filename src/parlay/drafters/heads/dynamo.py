@@ -52,7 +52,8 @@ class Dynamo(StateHeadDrafter):
         return super().propose(views, budgets)
 
     def _tree(self, budget: int) -> DynamicTree:
-        return DynamicTree(self._options.width, self._options.min_p) if self._verified else DynamicTree(1, 0.0)
+        width, min_p = (self._options.width, self._options.min_p) if self._verified else (1, 0.0)
+        return DynamicTree(width, min_p, budget)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         rows = [self._row(level, job, node) for job in jobs for node in job.tree.newest]

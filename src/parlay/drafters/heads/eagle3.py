@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing, draft_ids
-from parlay.drafters.heads.layer_heads import Growth, LayerHeadDrafter
+from parlay.drafters.heads.layer_heads import Job, LayerHeadDrafter, TreeLimits
 from parlay.drafters.heads.options import EAGLE3 as SOURCE
 from parlay.drafters.heads.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.native import eagle3_decoder
 from parlay.heads.opening import opened
+from parlay.models.compiled.product import Product
+from parlay.models.forward import Growth
 
 
 class Eagle3(LayerHeadDrafter):
@@ -27,17 +28,32 @@ class Eagle3(LayerHeadDrafter):
         head = opened(SOURCE, resources.find_head, options.head)
         held = head.artefact
         runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding))
-        guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
-        growth = Growth(options.depth, options.width, options.width * options.depth)
-        super().__init__(SOURCE, runner, held, guessing, growth)
+        self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
+        guessing = Guessing(self._ids_D, resources.vocab_size)
+        limits = TreeLimits(options.depth, options.width, options.width * options.depth)
+        super().__init__(SOURCE, runner, held, guessing, limits)
         self._options, self._dtype = options, head.dtype
-        self._fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
+        self._fuse = Product(held.tensors["fc.weight"])
 
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-        return F.linear(features_KF.float(), self._fc_HF).to(self._dtype)
+        return self._fuse(features_KF).to(self._dtype)
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
         return hidden_KH
 
     def _tree(self, budget: int) -> DynamicTree:
-        return DynamicTree(self._options.width, self._options.min_p)
+        return DynamicTree(self._options.width, self._options.min_p, budget)
+
+    def _grow(self, jobs: list[Job]) -> None:
+        """All trees in one call, where nobody samples and the compiled decoder runs."""
+        sampled = any(not job.text.view.request.params.greedy for job in jobs)
+        options, budgets = self._options, [job.budget for job in jobs]
+        growth = Growth(options.depth, options.width, options.min_p, self._ids_D, budgets)
+        grown = None if sampled else self._head.grow([job.segment() for job in jobs], growth)
+        if grown is None:
+            super()._grow(jobs)
+            return
+        for job, candidates in zip(jobs, grown, strict=True):
+            assert isinstance(job.tree, DynamicTree), "`_tree` makes them"
+            job.tree.fill(candidates)
+            self._rows.keep(job.text)

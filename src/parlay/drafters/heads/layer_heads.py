@@ -20,7 +20,7 @@ _LAST = 1  # the tap behind the head's one layer
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class TreeLimits:
     """How large trees grow: most levels, and most children of a node.
 
     ``rows``: most rows of a tree that the head runs; None if these are all in the draft.
@@ -32,7 +32,7 @@ class Growth:
 
 
 @dataclass(slots=True)
-class _Job:
+class Job:
     """One sequence to draft for: the rows that it has to run first, then its tree."""
 
     text: Waiting
@@ -56,9 +56,9 @@ class LayerHeadDrafter(Watched, ABC):
     ranked by the request's own noise. Scores are the head's probabilities.
     """
 
-    def __init__(self, source: str, runner: Runner, held: HeadArtefact, guessing: Guessing, growth: Growth) -> None:
+    def __init__(self, source: str, runner: Runner, held: HeadArtefact, guessing: Guessing, limits: TreeLimits) -> None:
         taps: list[int] = held.settings["taps"]
-        self._source, self._runner, self._guessing, self._growth = source, runner, guessing, growth
+        self._source, self._runner, self._guessing, self._limits = source, runner, guessing, limits
         self.needs = Needs(taps=tuple(taps))
         self._rows = TextRows(runner, taps, self._from_target)
         super().__init__(source, held, self._rows)
@@ -84,23 +84,23 @@ class LayerHeadDrafter(Watched, ABC):
             for place in range(len(views))
         ]
 
-    def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
+    def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, Job]:
         """What can be drafted now, by place."""
-        most, rows = self._runner.spec.max_context, self._growth.rows
+        most, rows = self._runner.spec.max_context, self._limits.rows
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
         room = [
             (budget if rows is None else rows) if limit > 0 else None
             for budget, limit in zip(budgets, limits, strict=True)
         ]
         return {
-            place: _Job(text, limits[place], self._tree(limits[place]), text.inputs_KH)
+            place: Job(text, limits[place], self._tree(limits[place]), text.inputs_KH)
             for place, text in self._rows.waiting(views, room).items()
         }
 
-    def _grow(self, jobs: list[_Job]) -> None:
+    def _grow(self, jobs: list[Job]) -> None:
         """All trees, level by level."""
         active = jobs
-        for level in range(self._growth.levels):
+        for level in range(self._limits.levels):
             out = self._runner.forward([job.segment() for job in active], (_LAST,))
             hidden_NH, guesses, row, first = out.taps[_LAST], self._guesses(active, out.logits_RV), 0, 0
             growing = []
@@ -109,7 +109,7 @@ class LayerHeadDrafter(Watched, ABC):
                 before = job.tree.newest
                 job.tree.offer(guesses[row : row + count])
                 row, first = row + count, first + ran
-                if level + 1 < self._growth.levels and job.tree.expand():
+                if level + 1 < self._limits.levels and job.tree.expand():
                     above_KH = hidden_NH[first - count : first][job.tree.rows_above(before)]
                     job.inputs_KH = self._from_itself(above_KH, [job.tree.token(node) for node in job.tree.newest])
                     growing.append(job)
@@ -119,8 +119,8 @@ class LayerHeadDrafter(Watched, ABC):
         for job in jobs:
             self._rows.keep(job.text)
 
-    def _guesses(self, jobs: Sequence[_Job], logits_RD: Tensor) -> list[list[Guess]]:
+    def _guesses(self, jobs: Sequence[Job], logits_RD: Tensor) -> list[list[Guess]]:
         """The best children of each row that has just run."""
         rows = [(job, node) for job in jobs for node in job.tree.newest]
         paths = [job.tree.path_tokens(node) for job, node in rows]
-        return self._guessing.best(logits_RD, [job.text.view for job, _ in rows], paths, self._growth.children)
+        return self._guessing.best(logits_RD, [job.text.view for job, _ in rows], paths, self._limits.children)

@@ -14,7 +14,7 @@ from torch import Tensor
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing
-from parlay.drafters.heads.layer_heads import Growth, LayerHeadDrafter
+from parlay.drafters.heads.layer_heads import LayerHeadDrafter, TreeLimits
 from parlay.drafters.heads.level_trees import RankTree
 from parlay.drafters.heads.options import EAGLE, EAGLE2, MTP, DynamicTreeOptions, HeadOptions
 from parlay.drafters.resources import Resources
@@ -33,7 +33,7 @@ _Decoder = Callable[[DecoderConfig, Mapping[str, Tensor], Operand], tuple[Decode
 class _NextStates(LayerHeadDrafter):
     """The layer runs on native kernels, and what stands before it in torch."""
 
-    def __init__(self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: Growth) -> None:
+    def __init__(self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits) -> None:
         held = head.artefact
         module.load_state_dict({name: each for name, each in held.tensors.items() if name != "lm_head.weight"})
         runner = head.make_runner(*decoder(held.layer, held.tensors, head.embedding))
@@ -59,7 +59,7 @@ class Eagle(_NextStates):
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
         head = opened(EAGLE, resources.find_head, options.head)
         self._acceptance: list[list[float]] = head.artefact.settings["acceptance"]
-        growth = Growth(len(self._acceptance), len(self._acceptance[0]))
+        growth = TreeLimits(len(self._acceptance), len(self._acceptance[0]))
         super().__init__(EAGLE, head, eagle_module(head.artefact), eagle_decoder, growth)
 
     def _tree(self, budget: int) -> RankTree:
@@ -72,12 +72,12 @@ class _Dynamic(_NextStates):
     def __init__(
         self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, options: DynamicTreeOptions
     ) -> None:
-        growth = Growth(options.depth, options.width, options.width * options.depth)
+        growth = TreeLimits(options.depth, options.width, options.width * options.depth)
         super().__init__(source, head, module, decoder, growth)
         self._options = options
 
     def _tree(self, budget: int) -> DynamicTree:
-        return DynamicTree(self._options.width, self._options.min_p)
+        return DynamicTree(self._options.width, self._options.min_p, budget)
 
 
 class Eagle2(_Dynamic):

@@ -152,7 +152,7 @@ class MarginalsDrafter(StateHeadDrafter):
         self._width, self._min_p = width, min_p
 
     def _tree(self, budget: int) -> DynamicTree:
-        return DynamicTree(self._width, self._min_p)
+        return DynamicTree(self._width, self._min_p, budget)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         return torch.stack([job.state_H[level] for job in jobs for _ in job.tree.newest])

@@ -13,7 +13,7 @@ from parlay.models.compiled import structs
 from parlay.models.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Kernels, Result, Taps, Work, with_features
+from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Work, with_features
 from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import inverse_frequencies
 from parlay.types import Exactness, Skip
@@ -87,6 +87,34 @@ class CompiledForward:
             self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del pointed  # the call read it
         return Result(logits, taps)
+
+    def grow(self, work: Work, growth: Growth) -> list[list[Grown]]:
+        """A tree below the last row of each of the work's segments; see `NativeRunner.grow`."""
+        segments, most = len(work.places), len(work.places) * growth.width
+        room = growth.width + (growth.levels - 1) * growth.width**2
+        pointed: list[object] = []
+        batch = self._batch(work, torch.empty(0), pointed)
+        longest = max([place.start + place.end for place in work.places]) + growth.width * growth.levels
+        self._reach(longest)
+        batch.space = self._room(max(len(work.ids), most), most, longest, segments, batch.threads)
+        offered = (structs.Candidate * (segments * room))()
+        counts, budgets = (ctypes.c_int64 * segments)(), (ctypes.c_int64 * segments)(*growth.budgets)
+        asked = structs.Growth(
+            levels=growth.levels,
+            width=growth.width,
+            room=room,
+            least=growth.least,
+            tokens=growth.tokens_D.data_ptr(),
+            budgets=ctypes.addressof(budgets),
+            candidates=offered,
+            counts=ctypes.addressof(counts),
+        )
+        self._core.grow(ctypes.byref(self._model), ctypes.byref(batch), ctypes.byref(asked))
+        del pointed  # the call read it
+        return [
+            [Grown(each.token, each.parent, each.chance, each.path) for each in offered[at * room : at * room + count]]
+            for at, count in enumerate(counts)
+        ]
 
     def _batch(self, work: Work, logits: Tensor, pointed: list[object]) -> structs.Batch:
         """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""

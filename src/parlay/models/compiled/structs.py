@@ -60,12 +60,28 @@ class Batch(Structure):
     ]
 
 
+class Candidate(Structure):
+    _fields_ = [("token", c_int64), ("parent", c_int64), ("chance", c_double), ("path", c_double)]
+
+
+class Growth(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("levels", "width", "room")),
+        ("least", c_double),
+        ("tokens", c_void_p),
+        ("budgets", c_void_p),
+        ("candidates", POINTER(Candidate)),
+        ("counts", c_void_p),
+    ]
+
+
 PANEL_BYTES = CFUNCTYPE(c_int64, c_int64, c_int64)
 PACK = CFUNCTYPE(None, c_int64, c_void_p, c_int64, c_int64, c_void_p)
 READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
 MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
+GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
 REST = CFUNCTYPE(None)
 
 
@@ -79,5 +95,6 @@ class Core(Structure):
         ("multiply", MULTIPLY),
         ("space_bytes", SPACE_BYTES),
         ("forward", FORWARD),
+        ("grow", GROW),
         ("rest", REST),
     ]

@@ -59,6 +59,25 @@ typedef struct {
     char *space;         /* `space_bytes` of them or more, 64-byte aligned */
 } Batch;
 
+#define MOST_CHILDREN 64
+#define MOST_DRAFT 1024
+
+/* A token that may join a draft: its chance below its parent (a candidate, or -1 for the root), and its path's chance. */
+typedef struct {
+    int64_t token, parent;
+    double chance, path;
+} Candidate;
+
+/* How trees grow: `width` rows of a level and children of a row, MOST_CHILDREN at most. */
+typedef struct {
+    int64_t levels, width, room; /* room: for so many candidates of each segment */
+    double least;                /* no path below this chance is offered */
+    const int64_t *tokens;       /* [vocab]: the target's token of each output */
+    const int64_t *budgets;      /* [segments]: nodes of each draft, MOST_DRAFT at most */
+    Candidate *candidates;       /* [segments][room], as they are offered */
+    int64_t *counts;             /* [segments] */
+} Growth;
+
 typedef struct {
     const char *name;
     int64_t panel;
@@ -69,6 +88,7 @@ typedef struct {
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                            int64_t threads);
     void (*forward)(const Model *, const Batch *);
+    void (*grow)(const Model *, const Batch *, const Growth *);
     void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;
 

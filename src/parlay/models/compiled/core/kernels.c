@@ -1,7 +1,7 @@
 /* Compiled once for each instruction set: CORE names the table. */
 #include <stdlib.h>
 
-#include "forward.h"
+#include "grow.h"
 
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
@@ -41,4 +41,4 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
     free(space);
 }
 
-const Core CORE = {QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, parlay_pool_rest};
+const Core CORE = {QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, grow, parlay_pool_rest};

@@ -1,0 +1,41 @@
+"""One matrix alone on the compiled kernels: for the few rows of a draft head torch takes several times as long."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.models.compiled import structs
+from parlay.models.compiled.library import NotLoaded, load
+from parlay.models.compiled.weights import Memory
+from parlay.models.stored import Format
+
+
+class Product:
+    """``x W^T`` with ``W`` in bfloat16, on the caller's thread; in float32 by torch without the compiled kernels."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self._weight_OI: Tensor | None = None
+        try:
+            self._core = load()
+        except NotLoaded:
+            self._weight_OI = weight_OI.float()
+            return
+        out, inputs = weight_OI.shape
+        kind, rows = Format.BF16.number, weight_OI.to(torch.bfloat16).contiguous()
+        self._memory = Memory()
+        panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
+        self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
+        self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """``[N, O]`` float32."""
+        x_NI = x_NI.float().contiguous()
+        if self._weight_OI is not None:
+            return F.linear(x_NI, self._weight_OI)
+        found_NO = torch.empty(len(x_NI), self._linear.outputs)
+        self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr())
+        return found_NO

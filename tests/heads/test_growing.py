@@ -1,0 +1,75 @@
+"""Trees that a head grows in one call of the compiled decoder are those that it grows level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from parlay.drafters.heads.dynamic_tree import DynamicTree
+from parlay.drafters.heads.eagle3 import Eagle3
+from parlay.heads import artefact
+from parlay.heads.artefact import HeadArtefact
+from parlay.llm import LLM
+from parlay.models.native import NativeRunner
+from parlay.prompts import TokensPrompt
+from parlay.testing.checkpoints import VOCAB_SIZE
+from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.types import Draft, SamplingParams, SequenceView
+
+_PROMPTS = [
+    TokensPrompt(prompt_token_ids=[(7 * start + place) % VOCAB_SIZE for place in range(start)]) for start in (2, 9, 40)
+]
+
+
+def drafts_of(model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+    """All drafts of three requests that decode together."""
+    found: list[Draft] = []
+    propose = Eagle3.propose
+
+    def recorded(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        drafts = propose(self, views, budgets)
+        found.extend(drafts)
+        return drafts
+
+    with (
+        monkeypatch.context() as patched,
+        LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm,
+    ):
+        patched.setattr(Eagle3, "propose", recorded)
+        llm.generate(_PROMPTS, SamplingParams(temperature=0, max_tokens=12), strategy=strategy)
+    return found
+
+
+@pytest.fixture
+def folder(head: HeadArtefact, tmp_path: Path) -> Path:
+    artefact.save(tmp_path, head, "")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "shape", ["width=3,depth=3,min_p=0.0", "width=1,depth=4", "width=4,depth=1", "width=5,depth=4"]
+)
+@pytest.mark.parametrize("budget", [1, 4, 30])
+def test_one_call_grows_the_trees_that_levels_do(
+    shape: str, budget: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = f"eagle3:head={folder},policy=fixed,k={budget},{shape}"
+    at_once = drafts_of(model, strategy, monkeypatch)
+    monkeypatch.setattr(NativeRunner, "grow", lambda self, segments, growth: None)
+    by_level = drafts_of(model, strategy, monkeypatch)
+    assert any(len(draft) > 1 for draft in at_once) or budget == 1
+    assert [draft.tree for draft in at_once] == [draft.tree for draft in by_level]
+    for one, other in zip(at_once, by_level, strict=True):
+        assert one.scores == pytest.approx(other.scores, rel=1e-4)
+
+
+def test_what_does_not_run_could_not_have_been_drafted(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = f"eagle3:head={folder},policy=fixed,k=5,width=4,depth=4,min_p=0.0"
+    found = drafts_of(model, strategy, monkeypatch)
+    monkeypatch.setattr(NativeRunner, "grow", lambda self, segments, growth: None)
+    monkeypatch.setattr(DynamicTree, "_worst_drafted", lambda self: 0.0)
+    assert [draft.tree for draft in found] == [draft.tree for draft in drafts_of(model, strategy, monkeypatch)]
