@@ -32,8 +32,8 @@ context 64, batch 2: prefill N s
   prompt-lookup  N      N              N        N         N            -
 pick: prompt-lookup
 
-Chance that a drafted token is right: prompt-lookup 0.70. ASSUMED, not measured: open chat without a trained drafter \
-has much less, and gains little. --prompts FILE measures it on your own prompts.
+Chance that a drafted token is right, ASSUMED: prompt-lookup 0.70. Not measured: open chat without a trained \
+drafter has much less, and gains little. --prompts FILE measures it on your own prompts, or on recorded traffic.
 """
 
 
@@ -61,7 +61,7 @@ def test_the_page_has_one_structure(cli: Cli, config_only: Path) -> None:
 def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
     words = ("--model", str(config_only), "--device", "L4", "--context", "0,64", "--strategy", "none", "--json")
     document = json.loads(cli("plan", *words, "--rows", "1,2").out)
-    assert set(document) == {"model", "parameters", "weights", "machine", "modelled", "cases"}
+    assert set(document) == {"model", "parameters", "weights", "machine", "modelled", "cases", "acceptance"}
     assert document["modelled"] is True
     assert "nothing was measured" in document["machine"]["source"]
     assert [(case["context"], case["batch"], case["pick"]) for case in document["cases"]] == [
@@ -122,7 +122,7 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
 
 def test_it_says_what_it_assumes_and_measures_it_on_prompts(cli: Cli, tmp_path: Path) -> None:
     words = ("plan", "--device", "l4", "--strategy", "prompt-lookup:k=4")
-    assert "prompt-lookup:k=4 0.70. ASSUMED" in cli(*words).out
+    assert "ASSUMED: prompt-lookup:k=4 0.70. Not measured" in cli(*words).out
     assert "as --acceptance says: prompt-lookup:k=4 0.50" in cli(*words, "--acceptance", "0.5").out
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Say: one two three, one two three, one two"}\n{"prompt": "Tell me a story."}\n')
@@ -131,6 +131,42 @@ def test_it_says_what_it_assumes_and_measures_it_on_prompts(cli: Cli, tmp_path: 
     (rate,) = re.findall(rf"measured on {re.escape(str(prompts))}: prompt-lookup:k=4 (\d\.\d\d)", result.out)
     assert 0 <= float(rate) < 0.7
     assert f"prompts {tmp_path / 'none'} can't be read" in cli(*words, "--prompts", str(tmp_path / "none")).err
+
+
+TRAFFIC = """\
+{"prompt": "Repeat: one two three four five six seven", "answer": "one two three four five six seven"}
+{"prompt": "Say it again: red green blue red green blue", "answer": "red green blue red green blue red green blue"}
+"""
+
+
+def test_recorded_traffic_is_replayed_where_the_drafter_permits(cli: Cli, tmp_path: Path) -> None:
+    """A replay runs no model, so the answers count as they were recorded; what asks the target decodes the prompts."""
+    traffic = tmp_path / "traffic.jsonl"
+    traffic.write_text(TRAFFIC)
+    words = ("plan", "--device", "l4", "--prompts", str(traffic), "--strategy", "prompt-lookup:k=4")
+    result = cli(*words)
+    assert (result.code, result.err) == (0, "replaying 2 recorded answers\n")
+    (rate,) = re.findall(rf"measured on {re.escape(str(traffic))}: prompt-lookup:k=4 (\d\.\d\d)\. 2 rec", result.out)
+    assert float(rate) > 0.3, "these answers repeat their prompts"
+    both = cli(*words, "--strategy", "draft-model", "--json")
+    known = json.loads(both.out)["acceptance"]
+    assert known["note"].endswith("parlay-mini decoded 2 prompts with draft-model.")
+    assert set(known["by_strategy"]) == {"prompt-lookup:k=4", "draft-model"}
+
+
+def test_traffic_that_cannot_be_used_is_one_line(cli: Cli, tmp_path: Path) -> None:
+    traffic = tmp_path / "traffic.jsonl"
+    for content, named in {
+        "": "holds no prompts",
+        '{"prompt": "Hi", "answer": "Ho"}\n{"prompt": "Hi"}\n': "line 2: no recorded answer",
+        '{"question": "Hi"}\n': 'line 1: no {"prompt": TEXT}',
+        "Hello\n": "line 1: not JSON",
+    }.items():
+        traffic.write_text(content)
+        result = cli("plan", "--device", "l4", "--prompts", str(traffic))
+        assert (result.code, result.out) == (2, "")
+        assert named in result.err
+        assert result.err.count("\n") == 1
 
 
 MISTAKES = {

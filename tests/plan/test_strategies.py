@@ -66,9 +66,9 @@ def test_plain_decoding_is_always_compared_and_comes_first() -> None:
 
 def test_acceptance_is_read_for_all_for_one_and_by_rank() -> None:
     read = read_acceptance(["0.5", "draft-model=0.6+0.2"])
-    assert read.of("draft-model") == (0.6, 0.2)
-    assert read.of("prompt-lookup") == (0.5,)
-    assert read_acceptance([]).of("prompt-lookup") == (0.7,)
+    assert read.of(parse("draft-model")) == (0.6, 0.2)
+    assert read.of(parse("prompt-lookup")) == (0.5,)
+    assert read_acceptance([]).of(parse("prompt-lookup")) == (0.7,)
 
 
 @pytest.mark.parametrize("text", ["often", "1.5", "-0.1", "0.6+0.6", "draft-model=", "nan"])

@@ -18,11 +18,17 @@ from parlay.terminal import aligned
 
 if TYPE_CHECKING:
     from parlay.cost.roofline import Machine
+    from parlay.plan.acceptance import Chances
     from parlay.plan.report import PlanCase
     from parlay.plan.strategies import Acceptance, Models
+    from parlay.plan.traffic import Traffic
     from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
+_ASSUMED = (
+    "Not measured: open chat without a trained drafter has much less, and gains little. "
+    "--prompts FILE measures it on your own prompts, or on recorded traffic."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +90,8 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
         "--prompts",
         type=Path,
         metavar="FILE",
-        help='measure that chance by decoding these prompts, a line each or {"prompt": TEXT} in a .jsonl file',
+        help='measure that chance on your own requests: a prompt on each line, {"prompt": TEXT} in a .jsonl file, or '
+        'recorded traffic, {"prompt": TEXT, "answer": TEXT}, whose answers are replayed where a strategy permits',
     )
 
 
@@ -97,21 +104,21 @@ def run(options: argparse.Namespace) -> int:
     from parlay.plan.strategies import compared, plan, read_acceptance
 
     threads.settle(options.threads)
-    told, prompts = read_acceptance(options.acceptance), _prompts(options)
+    told, traffic = read_acceptance(options.acceptance), _traffic(options)
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
     names = compared(options.strategy or (), DEFAULT_STRATEGY, models)
-    acceptance = _measured(options, names, prompts) if prompts else told
-    plans = [plan(name, models, acceptance) for name in names]
+    chances = _measured(options, names, traffic) if traffic else _told(options, told)
+    plans = [plan(name, models, chances.acceptance) for name in names]
     cases = [
         case(ground.machine, models.target, context=context, batch=batch, rows=rows, plans=plans)
         for context in contexts
         for batch in batches
     ]
     if options.json:
-        print(json.dumps(_document(options.model, models, ground, cases), indent=2))
+        print(json.dumps(_document(options.model, models, ground, cases) | _known(chances, names), indent=2))
     else:
-        parts = [_header(options, models, ground), *map(_tables, cases), _assumed(options, names, acceptance)]
+        parts = [_header(options, models, ground), *map(_tables, cases), _assumed(chances, names)]
         print("\n\n".join(parts))
     return 0
 
@@ -129,40 +136,44 @@ def _stands_for_blocks(options: argparse.Namespace) -> bool:
     return not asked and in_blocks(options.model)
 
 
-def _prompts(options: argparse.Namespace) -> list[str]:
-    """Those of --prompts; none without it."""
-    from parlay.plan.acceptance import read_prompts
+def _traffic(options: argparse.Namespace) -> Traffic | None:
+    """What --prompts names; None without it."""
+    from parlay.plan.traffic import read_traffic
 
     if options.prompts and options.acceptance:
         raise ValueError("--prompts measures what --acceptance says: leave out one of them")
-    return read_prompts(options.prompts) if options.prompts else []
+    return read_traffic(options.prompts) if options.prompts else None
 
 
-def _measured(options: argparse.Namespace, strategies: Sequence[StrategySpec], prompts: Sequence[str]) -> Acceptance:
-    """The acceptance of each strategy on these prompts, decoded here."""
+def _told(options: argparse.Namespace, told: Acceptance) -> Chances:
+    """Those of --acceptance, or what is assumed without it."""
+    from parlay.plan.acceptance import Chances
+
+    return Chances(told, "as --acceptance says") if options.acceptance else Chances(told, "ASSUMED", _ASSUMED)
+
+
+def _measured(options: argparse.Namespace, strategies: Sequence[StrategySpec], traffic: Traffic) -> Chances:
     from parlay.llm import LLM
     from parlay.plan.acceptance import measured
+    from parlay.plan.strategies import drafting
 
-    _say(f"measuring acceptance on {len(prompts)} prompts")
-    load = LoadOptions(quantize=options.quantize, threads=options.threads)
-    with LLM(options.model, draft_model=options.draft_model, load=load) as llm:
-        return measured(llm, strategies, prompts)
+    def opened() -> LLM:
+        load = LoadOptions(quantize=options.quantize, threads=options.threads)
+        return LLM(options.model, draft_model=options.draft_model, load=load)
+
+    return measured(drafting(strategies), traffic, options.model, opened, _say)
 
 
-def _assumed(options: argparse.Namespace, strategies: Sequence[StrategySpec], acceptance: Acceptance) -> str:
+def _assumed(chances: Chances, strategies: Sequence[StrategySpec]) -> str:
     """Where the chances come from on which the tables stand."""
-    from parlay.strategies.catalogue import find
+    figures = (f"{spec} {'+'.join(f'{rate:.2f}' for rate in rates)}" for spec, rates in _rates(chances, strategies))
+    return f"Chance that a drafted token is right, {chances.source}: {', '.join(figures) or 'none'}. {chances.note}".rstrip()
 
-    drafting = [spec for spec in strategies if find(spec.name).factory]
-    chances = ", ".join(f"{spec} {'+'.join(f'{rate:.2f}' for rate in acceptance.of(spec.name))}" for spec in drafting)
-    if options.prompts:
-        return f"Chance that a drafted token is right, measured on {options.prompts}: {chances}."
-    if options.acceptance:
-        return f"Chance that a drafted token is right, as --acceptance says: {chances}."
-    return (
-        f"Chance that a drafted token is right: {chances or 'none'}. ASSUMED, not measured: open chat without a "
-        "trained drafter has much less, and gains little. --prompts FILE measures it on your own prompts."
-    )
+
+def _rates(chances: Chances, strategies: Sequence[StrategySpec]) -> list[tuple[str, tuple[float, ...]]]:
+    from parlay.plan.strategies import drafting
+
+    return [(str(spec), chances.acceptance.of(spec)) for spec in drafting(strategies)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +304,11 @@ def _document(model: str, models: Models, ground: _Ground, cases: Sequence[PlanC
         "modelled": True,
         "cases": [asdict(each) for each in cases],
     }
+
+
+def _known(chances: Chances, strategies: Sequence[StrategySpec]) -> dict[str, object]:
+    rates = dict(_rates(chances, strategies))
+    return {"acceptance": {"source": chances.source, "note": chances.note, "by_strategy": rates}}
 
 
 def _tables(case: PlanCase) -> str:

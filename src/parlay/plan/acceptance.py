@@ -1,58 +1,85 @@
-"""How often drafted tokens are right on a user's own prompts: measured by decoding them."""
+"""How often drafted tokens are right on a user's own requests: by replaying recorded answers, or by decoding prompts."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
+from parlay.bench.replay.answers import RecordedAnswer
+from parlay.bench.replay.decode import replay, whole_drafts
+from parlay.bench.replay.tokens import RecordedTokens, open_tokens, recorded
 from parlay.llm import LLM
 from parlay.plan.strategies import Acceptance
-from parlay.strategies.catalogue import find
+from parlay.plan.traffic import Traffic
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import Metrics, SamplingParams
+from parlay.types import Metrics, ParlayError, SamplingParams
 
-MOST = 16
-"""Prompts that are decoded, the first ones of the file."""
 _TOKENS = 128
 
+Rates = dict[str, tuple[float, ...]]
+"""By the text of a strategy: the chance that the next drafted token is right. Where a step has no draft, it is wrong.
 
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a file: a line each, or in a .jsonl file ``{"prompt": TEXT}`` a line.
-
-    Raises ValueError for a file that can't be read or holds none.
-    """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        prompts = [json.loads(line)["prompt"] for line in lines] if path.suffix == ".jsonl" else lines
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--prompts {path} can't be read: {error}") from None
-    if not prompts or not all(isinstance(prompt, str) and prompt for prompt in prompts):
-        raise ValueError(f'--prompts {path}: give a prompt on each line, or {{"prompt": TEXT}} in a .jsonl file')
-    return prompts[:MOST]
+Drafts are as long as the strategy allows, so that the policy hides nothing.
+"""
 
 
-def measured(llm: LLM, strategies: Sequence[StrategySpec], prompts: Sequence[str]) -> Acceptance:
-    """The chance that the next drafted token is right, by strategy. A step without a draft counts as a wrong one.
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How often drafted tokens are right, how that is known, and what a reader should know besides."""
 
-    The texts are greedy, and drafts as long as the strategy allows, so that the policy hides nothing.
-    """
-    rates: dict[str, tuple[float, ...]] = {}
+    acceptance: Acceptance
+    source: str
+    note: str = ""
+
+
+def measured(
+    strategies: Sequence[StrategySpec],
+    traffic: Traffic,
+    model: str,
+    open_llm: Callable[[], LLM],
+    say: Callable[[str], None],
+) -> Chances:
+    """The chances on a user's requests. Recorded answers are replayed; what looks at the target decodes the prompts."""
+    rates: Rates = {}
+    notes = []
+    if traffic.answers:
+        say(f"replaying {len(traffic.answers)} recorded answers")
+        rates = replayed(strategies, traffic.answers, open_tokens(model))
+        notes.append(f"{len(traffic.answers)} recorded answers were replayed, with no model running.")
+    rest = [spec for spec in strategies if str(spec) not in rates]
+    if rest:
+        say(f"measuring acceptance on {len(traffic.prompts)} prompts")
+        with open_llm() as llm:
+            rates |= decoded(rest, traffic.prompts, llm)
+        names = ", ".join(map(str, rest))
+        notes.append(f"{model} decoded {len(traffic.prompts)} prompts with {names}.")
+    return Chances(Acceptance(by_strategy=rates), f"measured on {traffic.name}", " ".join(notes))
+
+
+def replayed(strategies: Sequence[StrategySpec], answers: Sequence[RecordedAnswer], tokens: RecordedTokens) -> Rates:
+    """The rates of those strategies that need no more than the recorded text; no model runs."""
+    texts = [text for text in (recorded(answer, tokens) for answer in answers) if text.prompt and text.output]
+    rates: Rates = {}
     for spec in strategies:
-        if find(spec.name).factory:
-            rates[spec.name] = (_rate(_decode(llm, spec, prompts)),)
-    return Acceptance(by_strategy=rates)
+        try:
+            rates[str(spec)] = (_rate(one.metrics for one in replay(str(spec), texts, tokens)),)
+        except (ParlayError, ValueError):  # it looks at the target, which has to write the answers then
+            continue
+    return rates
 
 
-def _decode(llm: LLM, spec: StrategySpec, prompts: Sequence[str]) -> list[Metrics]:
+def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[str], llm: LLM) -> Rates:
+    """The rates on greedy answers that this model writes."""
+    return {str(spec): (_rate(_decode(llm, str(whole_drafts(spec)), prompts)),) for spec in strategies}
+
+
+def _decode(llm: LLM, strategy: str, prompts: Sequence[str]) -> list[Metrics]:
     greedy = SamplingParams(temperature=0, max_tokens=_TOKENS)
-    text = str(spec)
-    strategy = text if "policy=" in text else f"{text}{',' if ':' in text else ':'}policy=fixed"
     if llm.tokenizer is not None and llm.tokenizer.chat_template:
         asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        outputs = llm.chat(asked, greedy, False, strategy=strategy)
+        outputs = llm.chat(asked, greedy, strategy=strategy)
     else:
-        outputs = llm.generate(list(prompts), greedy, False, strategy=strategy)
+        outputs = llm.generate(list(prompts), greedy, strategy=strategy)
     return [sample.metrics for output in outputs for sample in output.outputs]
 
 

@@ -29,13 +29,14 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Chances that drafted tokens are right: for all strategies, and for some by name."""
+    """Chances that drafted tokens are right: for all strategies, for some by name, or as they are spelt."""
 
     default: tuple[float, ...] = (0.7,)
     by_strategy: Mapping[str, tuple[float, ...]] | None = None
 
-    def of(self, name: str) -> tuple[float, ...]:
-        return (self.by_strategy or {}).get(name, self.default)
+    def of(self, spec: StrategySpec) -> tuple[float, ...]:
+        known = self.by_strategy or {}
+        return known.get(str(spec)) or known.get(spec.name, self.default)
 
 
 def read_acceptance(texts: Sequence[str]) -> Acceptance:
@@ -79,6 +80,11 @@ def compared(named: Sequence[StrategySpec], usual: str, models: Models) -> list[
     return [plain, *(spec for spec in named or usuals if spec != plain)]
 
 
+def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:
+    """Those that draft: all but plain decoding."""
+    return [spec for spec in strategies if find(spec.name).factory]
+
+
 def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPlan:
     """The numbers of a strategy that its costs depend on.
 
@@ -95,7 +101,7 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
     return DraftPlan(
         name=str(spec),
         nodes=nodes,
-        ranks=acceptance.of(spec.name),
+        ranks=acceptance.of(spec),
         drafter=_drafter(spec, family, models),
         adapts=policy == ADAPTS,
     )
