@@ -60,9 +60,27 @@ def documents(source: CorpusSource) -> Iterator[Document] | None:
 
     Raises ValueError for a file that was asked for and is not UTF-8, and for lines that hold no text.
     """
+    text = _content(source)
+    if text is None:
+        return None
+    if source.path.suffix != ".jsonl":
+        return iter([(text, len(text.encode()))])
+    return ((text_of(line, f"{source.path}, line {at}"), len(line.encode()) + 1) for at, line in _numbered(text))
+
+
+def lines(source: CorpusSource) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers; errors as in `documents`."""
+    return _numbered(_content(source) or "")
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+
+
+def _content(source: CorpusSource) -> str | None:
+    """None: no UTF-8, and not asked for by name."""
     try:
-        content = sys.stdin.buffer.read() if source.path == STDIN else source.path.read_bytes()
-        text = content.decode("utf-8-sig")
+        return (sys.stdin.buffer.read() if source.path == STDIN else source.path.read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if not source.named:
             return None
@@ -70,16 +88,10 @@ def documents(source: CorpusSource) -> Iterator[Document] | None:
         raise ValueError(f"{where} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
     except OSError as error:
         raise ValueError(f"can't read {source.path}: {error.strerror}") from None
-    return _lines(source.path, text) if source.path.suffix == ".jsonl" else iter([(text, len(content))])
 
 
-def _lines(path: Path, text: str) -> Iterator[Document]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield _text_of(line, f"{path}, line {number}"), len(line.encode()) + 1
-
-
-def _text_of(line: str, where: str) -> str:
+def text_of(line: str, where: str) -> str:
+    """The text of a JSON line. Raises ValueError, which says ``where`` it stands, where there is none."""
     try:
         record: Any = json.loads(line)
     except ValueError:

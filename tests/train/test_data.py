@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
 from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.given import save_given
+from parlay.train.data.given import Cut, Given, read_given, save_given, texts_given
 from parlay.train.data.prompts import ChatFrame, read_conversations
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
 from parlay.train.recipes.linear_start import states_ahead
@@ -24,13 +25,63 @@ from parlay.types import ParlayError
 def test_given_conversations_are_cut_and_nothing_in_them_is_the_targets(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     asked, said = "How are you today, my friend?", "I am well, and you? " * 9
-    save_given(tmp_path, [(asked, said), ("Hi", "Ho")], tokenizer, prompt_tokens=3, tokens=5)
+    given = Given(((asked, said), ("Hi", "Ho")))
+    save_given(tmp_path, texts_given(given, tokenizer, Cut(prompt=3, answer=5, row=64, documents=100)))
     (path,) = shards(tmp_path)
     long, short = load_shard(path)
     frame = ChatFrame.of(tokenizer)
     words, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (asked, said))
     assert long.ids == (*frame.around(words[:3]), *answer[:5])
     assert [text.answer for text in (long, short)] == [len(long.ids), len(short.ids)]
+
+
+def test_a_folder_of_texts_of_every_kind_is_read_in_rows(tmp_path: Path) -> None:
+    """Documents are cut to rows, each begun as the tokenizer begins a text; hidden and binary files are left out."""
+    tokenizer = load_tokenizer(resolve("parlay-mini"))
+    story = "The harbour was quiet before the storm. " * 20
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "story.txt").write_text(story)
+    (tmp_path / "notes.md").write_text("# Notes\n\nNobody in the village had seen such clouds before that day.\n")
+    lines = [{"text": "Martha closed the window and lit the lamp by her bed."}, {"prompt": "Hi", "answer": "Ho"}]
+    (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    (tmp_path / ".hidden.txt").write_text("Nobody reads this.")
+    given = read_given(tmp_path)
+    assert given.conversations == (("Hi", "Ho"),)
+    assert [text[:6] for text in given.documents] == ["The ha", "Martha", "# Note"]
+
+    texts = texts_given(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=10_000))
+    assert max(len(text.ids) for text in texts) == 64
+    begin = tokenizer.encode("")
+    story_ids = [token for text in texts[1:] for token in text.ids[len(begin) :]]
+    whole = tokenizer.encode(story, add_special_tokens=False)
+    assert story_ids[: len(whole)] == whole
+    fewer = texts_given(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=130))
+    assert sum(len(text.ids) for text in fewer[1:]) <= 130
+    assert read_given(tmp_path / "notes.md").documents == (given.documents[2],)
+
+
+def test_a_folder_without_text_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ParlayError, match=r"no text in .*: name a folder of text files"):
+        read_given(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(ParlayError, match="no text in"):
+        read_given(tmp_path)
+    (tmp_path / "odd.jsonl").write_text('{"title": "Nothing"}\n{"text": "Something to read"}\n')
+    with pytest.raises(ParlayError, match=r"odd.jsonl, line 1: .*--skip-broken"):
+        read_given(tmp_path)
+    assert read_given(tmp_path, skip_broken=True).documents == ("Something to read",)
+    tokenizer = load_tokenizer(resolve("parlay-mini"))
+    with pytest.raises(ParlayError, match="too short"):
+        texts_given(Given(documents=("Hi",)), tokenizer, Cut(prompt=8, answer=8, row=64, documents=100))
+
+
+def test_a_work_folder_of_other_texts_is_refused(tmp_path: Path) -> None:
+    save_given(tmp_path, [TrainingText((1, 2, 3), 3)])
+    save_given(tmp_path, [TrainingText((1, 2, 3), 3)])
+    with pytest.raises(ParlayError, match="name another folder by --work"):
+        save_given(tmp_path, [TrainingText((1, 2, 4), 3)])
 
 
 def test_conversations_need_both_sides(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
-from parlay.train.heads import DISTILL, METHODS, fit
+from parlay.train.heads import DISTILL, METHODS, fit, train
 from parlay.train.loop import acceptance
 from parlay.train.options import DrafterTrainOptions, Eagle3TrainOptions
 from parlay.train.recipes.early_exit import EarlyExitRecipe
@@ -129,6 +129,38 @@ def test_a_head_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Pa
     artefact.save(tmp_path / "bad", bad, "")
     with pytest.raises(BadHead, match="not finite"):
         artefact.load(tmp_path / "bad")
+
+
+def test_a_head_learns_from_a_folder_of_texts_alone(tmp_path: Path) -> None:
+    """The target writes nothing: it reads the documents, and the head is measured on those held out."""
+    (tmp_path / "texts").mkdir()
+    for part in range(3):
+        story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(90))
+        (tmp_path / "texts" / f"{part}.md").write_text(story)
+    asked = METHODS["medusa"].options(
+        model="parlay-mini",
+        texts=tmp_path / "texts",
+        shards=0,
+        work=tmp_path / "work",
+        out=tmp_path / "head",
+        longest=64,
+        minutes=0.02,
+        interval=0.5,
+    )
+    reached = train("medusa", asked)
+    assert float(reached.split("held-out ")[1].split()[0]) > 0
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "are 0 of these; it read those of texts." in card
+    outputs = LLM("parlay-mini").generate(
+        "The harbour", SamplingParams(max_tokens=8), strategy=f"medusa:head={tmp_path / 'head'}"
+    )
+    assert outputs[0].outputs[0].text
+
+
+def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
+    for more in ({}, {"texts": tmp_path, "whole": False}):
+        with pytest.raises(UsageError, match="shards=0: the target writes nothing then, so name texts"):
+            METHODS["medusa"].options(shards=0, **more)
 
 
 def test_too_few_texts_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ def _measured(options: argparse.Namespace, strategies: Sequence[StrategySpec], t
 def _assumed(chances: Chances, strategies: Sequence[StrategySpec]) -> str:
     """Where the chances come from on which the tables stand."""
     figures = (f"{spec} {'+'.join(f'{rate:.2f}' for rate in rates)}" for spec, rates in _rates(chances, strategies))
-    return f"Chance that a drafted token is right, {chances.source}: {', '.join(figures) or 'none'}. {chances.note}".rstrip()
+    known = f"Chance that a drafted token is right, {chances.source}: {', '.join(figures) or 'none'}."
+    return f"{known} {chances.note}".rstrip()
 
 
 def _rates(chances: Chances, strategies: Sequence[StrategySpec]) -> list[tuple[str, tuple[float, ...]]]:

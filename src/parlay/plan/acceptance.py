@@ -1,4 +1,4 @@
-"""How often drafted tokens are right on a user's own requests: by replaying recorded answers, or by decoding prompts."""
+"""How often drafted tokens are right on a user's own requests: recorded answers are replayed, prompts decoded."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Traffic:
 
 
 def read_traffic(path: Path) -> Traffic:
-    """A prompt a line; or JSON, also compressed: ``{"prompt": TEXT}``, or recorded answers as `read_answers` takes them.
+    """A prompt a line; or JSON, also compressed: ``{"prompt": TEXT}``, or recorded answers as `read_answers` has them.
 
     Raises ValueError for a file that can't be read, holds none, or is neither.
     """

@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from parlay.drafters.heads import options as methods
 from parlay.drafters.self_speculation.options import EARLY_EXIT
@@ -113,10 +114,15 @@ def train(method: str, options: DrafterTrainOptions) -> str:
 
 
 def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> str:
-    """Trains a head on the texts but for one in ten, and saves it with its card."""
+    """Trains a head on the texts but for one in ten, and saves it with its card.
+
+    It is measured on what the target wrote; where it wrote nothing, on the texts that it read.
+    """
     heldout, trained = texts[::HELD_OUT], [text for place, text in enumerate(texts) if place % HELD_OUT]
     if not trained:
-        raise ParlayError("there are too few texts to train on: raise --shards")
+        raise ParlayError("there are too few texts to train on: raise --shards, or give more --texts")
+    if not _answered(texts):
+        heldout, trained = whole(heldout), whole(trained)
     torch.manual_seed(options.seed)
     recipe = METHODS[method].start(options, target, trained)
     state = options.work / f"{method}.safetensors"
@@ -131,7 +137,22 @@ def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequen
 
 
 def whole(texts: Sequence[Featured]) -> list[Featured]:
-    """The texts as if the target had written all but what stands at the head of each, as a system prompt does."""
-    first, last = texts[0].ids_T.tolist(), texts[-1].ids_T.tolist()
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
-    return [replace(text, answer=max(1, min(text.answer, shared))) for text in texts]
+    """The texts as if the target had written all but what stands at the head of each, as a system prompt does.
+
+    Never from the first token on: its state is unlike all others in most models.
+    """
+    answers = _answered(texts) or texts
+    head_T = answers[0].ids_T[: _shared(answers[0].ids_T, answers[-1].ids_T)]
+    return [replace(text, answer=max(2, min(text.answer, _shared(text.ids_T, head_T)))) for text in texts]
+
+
+def _answered(texts: Sequence[Featured]) -> list[Featured]:
+    """Those of which the target wrote a part."""
+    return [text for text in texts if text.answer < len(text.ids_T)]
+
+
+def _shared(one_T: Tensor, other_T: Tensor) -> int:
+    """How many first tokens are the same."""
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one_T.tolist(), other_T.tolist(), strict=False))
+    )

@@ -22,16 +22,27 @@ class DrafterTrainOptions(LoopOptions):
     )
     texts: Path | None = option(
         None,
-        'file of JSON lines {"prompt": TEXT, "answer": TEXT} to learn from besides; reading is quicker than writing',
+        'what to learn from besides: a folder of text files (.txt, .md, ...), or JSON lines {"prompt": TEXT, "answer": '
+        "TEXT} in a file or folder; reading is quicker than writing",
+    )
+    document_tokens: int = option(
+        500_000, "most tokens of text files that are read, from all over them; each takes some kilobytes", low=8
     )
     skip_broken: bool = option(False, "leave broken lines of these files out")
-    shards: int = option(16, "shards of 128 conversations that the target writes", low=1)
+    shards: int = option(16, "shards of 128 conversations that the target writes; 0: none, with --texts", low=0)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
     domain: str = option(
         "general", "kind of texts it is trained on, say code or dialogue: the name under which strategies find it"
     )
     licence: str = option("", "licence of what is trained, as SPDX names it; empty: the target's")
     whole: bool = option(True, "learn from the prompts too, not from answers alone")
+
+    def __post_init__(self) -> None:
+        LoopOptions.__post_init__(self)
+        if not self.shards and (self.texts is None or not self.whole):
+            raise UsageError(
+                "shards=0: the target writes nothing then, so name texts, and learn from the whole of them"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,17 +60,19 @@ def written_card(
     method: str, options: DrafterTrainOptions, reached: Progress, trained: Sequence[Featured], origin: Origin
 ) -> str:
     """The card of a drafter that was trained on ``trained``."""
-    source = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"
+    asked = f"{options.prompts.name} and prompts of its own" if options.prompts else "prompts of its own"
+    read = f"; it read those of {options.texts.name}" if options.texts else ""
     shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
-    tokens, answers = sum(len(text.ids_T) for text in trained), sum(len(text.ids_T) - text.answer for text in trained)
-    data = {"loss": round(reached.loss, 4), "rows": reached.tokens, "conversations": len(trained), "tokens": tokens}
+    tokens = sum(len(text.ids_T) for text in trained)
+    answers = sum(len(text.ids_T) - text.answer for text in trained) if options.shards else 0
+    data = {"loss": round(reached.loss, 4), "rows": reached.tokens, "texts": len(trained), "tokens": tokens}
     return (
         f"{front_matter(method, origin, reached.acceptance, data)}\n"
         f"# {method} for {origin.target}\n\n"
         f"- Target: {origin.target}. It drafts for that model alone, and no text depends on it.\n"
         f"- Licence: {origin.licence or 'not known: that of the target holds for this too'}.\n"
-        f"- Texts: {origin.domain}. {len(trained)} conversations of {tokens:,} tokens; the target's answers to "
-        f"{source} (seed {options.seed}) are {answers:,} of these.\n"
+        f"- Texts: {origin.domain}. {len(trained)} texts of {tokens:,} tokens; the target's answers to "
+        f"{asked} (seed {options.seed}) are {answers:,} of these{read}.\n"
         f"- Training: {reached.tokens:,} rows in {reached.step} steps, {reached.seconds:.0f} s; "
         f"loss {reached.loss:.3f}.\n"
         f"- Held-out drafts that are right up to each depth, best guess alone: {shares}.\n"

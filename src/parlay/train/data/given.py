@@ -1,32 +1,126 @@
-"""Conversations that others wrote, for a drafter to learn from the target's distribution over them.
+"""Texts that others wrote, for a drafter to learn from the target's distribution over them.
 
-The target reads such a text several times as fast as it writes one of its own. Nothing is measured on them.
+The target reads such a text several times as fast as it writes one of its own. Nothing is measured on them, unless the
+target writes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from parlay import corpus
 from parlay.encoding import encode
-from parlay.train.data.prompts import ChatFrame
+from parlay.models.user_cache import written_whole
+from parlay.train.data.prompts import ChatFrame, read_conversations, texts_of
 from parlay.train.data.texts import TrainingText, given_path, save_shard
-from parlay.types import Tokenizer
+from parlay.types import ParlayError, Tokenizer
 
 _SHARD = 128
+_SHORTEST = 8
+"""Tokens: what is left of a document after its last whole row has to have so many."""
+_PROSE = (".txt", ".md")
+_DIGEST = "given.sha256"
 
 
-def save_given(
-    folder: Path, conversations: Sequence[tuple[str, str]], tokenizer: Tokenizer, prompt_tokens: int, tokens: int
-) -> None:
-    """Shards of the conversations that are not there yet; prompts and answers are cut to so many tokens."""
-    frame = ChatFrame.of(tokenizer)
-    for number, start in enumerate(range(0, len(conversations), _SHARD)):
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Prompts with their answers, and documents."""
+
+    conversations: tuple[tuple[str, str], ...] = ()
+    documents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Most tokens of a prompt, of an answer and of a row of a document; and of all rows of documents together."""
+
+    prompt: int
+    answer: int
+    row: int
+    documents: int
+
+
+def read_given(path: Path, *, skip_broken: bool = False) -> Given:
+    """A file of conversations, a text file, or all the texts and JSON lines in a folder.
+
+    Raises ParlayError where there is no text, and for a broken line unless ``skip_broken``.
+    """
+    if not path.is_dir() and path.suffix not in _PROSE:
+        return Given(tuple(read_conversations(path, skip_broken=skip_broken)))
+    found = [texts for source in corpus.sources([str(path)]) for texts in _texts(source, skip_broken)]
+    if not found:
+        raise ParlayError(f"no text in {path}: name a folder of text files, or of .jsonl files, in UTF-8")
+    return Given(
+        tuple((texts[0], texts[1]) for texts in found if len(texts) == 2),
+        tuple(texts[0] for texts in found if len(texts) == 1),
+    )
+
+
+def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Sequence[str]]:
+    """Of each conversation its two sides, of each document itself."""
+    if source.path.suffix != ".jsonl":
+        yield from ((text,) for text, _ in corpus.documents(source) or () if text.strip())
+        return
+    for number, line in corpus.lines(source):
+        sides = texts_of(line, ("prompt", "answer"))
+        try:
+            yield sides or (corpus.text_of(line, f"{source.path}, line {number}"),)
+        except ValueError as error:
+            if not skip_broken:
+                raise ParlayError(f"{error}; or prompt and answer: mend the line or pass --skip-broken") from None
+
+
+def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
+    """As token ids: conversations in the model's own frame, documents in rows, the rest of each left out if short.
+
+    Of more rows than are wanted, some are taken all over. Raises ParlayError where no row is long enough.
+    """
+    asked = []
+    frame = ChatFrame.of(tokenizer) if given.conversations else ChatFrame((), ())
+    for prompt, answer in given.conversations:
+        words = encode(tokenizer, prompt, special=False)[: cut.prompt]
+        asked.append((*frame.around(words), *encode(tokenizer, answer, special=False)[: cut.answer]))
+    rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
+    if not asked and not rows:
+        raise ParlayError(f"the texts given are too short: no document has {_SHORTEST} tokens")
+    return [TrainingText(ids, len(ids)) for ids in (*asked, *rows)]
+
+
+def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, ...]]:
+    """Each begins as the tokenizer begins a text."""
+    begin = tuple(encode(tokenizer, "", special=True))
+    size = longest - len(begin)
+    for ids in corpus.encode(((text, len(text)) for text in documents), tokenizer):
+        pieces = (ids[start : start + size].tolist() for start in range(0, len(ids), size))
+        yield from ((*begin, *piece) for piece in pieces if len(piece) >= _SHORTEST)
+
+
+def _spread(rows: Sequence[tuple[int, ...]], most: int) -> Sequence[tuple[int, ...]]:
+    """As many of the rows, evenly from all of them, as have ``most`` tokens together."""
+    tokens = sum(map(len, rows))
+    count = max(1, len(rows) * most // tokens) if tokens > most else len(rows)
+    return [rows[place * len(rows) // count] for place in range(count)]
+
+
+def save_given(folder: Path, texts: Sequence[TrainingText]) -> None:
+    """Shards of these texts that are not there yet.
+
+    Raises ParlayError for a folder that holds the shards of other texts.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = np.array([number for text in texts for number in (len(text.ids), *text.ids)], np.int32)
+    digest = hashlib.sha256(numbers.tobytes()).hexdigest()
+    known = folder / _DIGEST
+    if known.exists() and known.read_text(encoding="utf-8") != digest:
+        raise ParlayError(f"{folder} was filled with other texts than --texts holds now: name another folder by --work")
+    with written_whole(known) as part:
+        part.write_text(digest, encoding="utf-8")
+    for number, start in enumerate(range(0, len(texts), _SHARD)):
         path = given_path(folder, number)
         if not path.exists():
-            texts = []
-            for prompt, answer in conversations[start : start + _SHARD]:
-                words = encode(tokenizer, prompt, special=False)[:prompt_tokens]
-                ids = (*frame.around(words), *encode(tokenizer, answer, special=False)[:tokens])
-                texts.append(TrainingText(ids, len(ids)))
-            save_shard(path, texts)
+            save_shard(path, texts[start : start + _SHARD])

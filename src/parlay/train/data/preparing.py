@@ -16,8 +16,8 @@ from parlay.models.resolving import resolve
 from parlay.prompts import TokensPrompt
 from parlay.train.data.asked import Teacher, ask
 from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.given import save_given
-from parlay.train.data.prompts import read_conversations, read_prompts
+from parlay.train.data.given import Cut, read_given, save_given, texts_given
+from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, given_path, load_shard, save_shard, shards
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
@@ -37,13 +37,17 @@ class Answering:
 
 def prepare(options: DrafterTrainOptions) -> list[Featured]:
     """Conversations that the target wrote, and those that were given; all methods read the same."""
-    given = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
-    plan = WritingPlan(given, 0.5 if given else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
+    prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
+    given = read_given(options.texts, skip_broken=options.skip_broken) if options.texts else None
+    plan = WritingPlan(prompts, 0.5 if prompts else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
     with LLM(options.model, max_num_seqs=_AT_ONCE) as llm:
-        Writer(llm, plan).write(options.work, options.shards, _told("texts"))
-        if options.texts:
-            read = read_conversations(options.texts, skip_broken=options.skip_broken)
-            save_given(options.work, read, llm.get_tokenizer(), plan.prompt_tokens, options.answer_tokens)
+        if given:
+            cut = Cut(plan.prompt_tokens, options.answer_tokens, options.longest, options.document_tokens)
+            texts = texts_given(given, llm.get_tokenizer(), cut)
+            save_given(options.work, texts)
+            print(f"{len(texts):,} texts of {sum(len(text.ids) for text in texts):,} tokens from {options.texts}")
+        if options.shards:
+            Writer(llm, plan).write(options.work, options.shards, _told("texts"))
     return _featured(options, options.work)
 
 

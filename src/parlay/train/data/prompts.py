@@ -53,7 +53,7 @@ def _read(path: Path, keys: Sequence[str], skip_broken: bool) -> list[list[str]]
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ParlayError(f"can't read {path}: {error}") from error
-    read = [_texts(line, keys) for line in lines]
+    read = [texts_of(line, keys) for line in lines]
     broken = [number for number, texts in enumerate(read, 1) if texts is None]
     if broken and not skip_broken:
         form = ", ".join(f'"{key}": TEXT' for key in keys)
@@ -66,7 +66,8 @@ def _read(path: Path, keys: Sequence[str], skip_broken: bool) -> list[list[str]]
     return found
 
 
-def _texts(line: str, keys: Sequence[str]) -> list[str] | None:
+def texts_of(line: str, keys: Sequence[str]) -> list[str] | None:
+    """The texts under these keys in a JSON line; None where one of them is missing or empty."""
     try:
         record = json.loads(line)
     except ValueError:
