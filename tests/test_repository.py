@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "aio": RUN | {"engine", "chat_template"},
     "chat": RUN | {"terminal"},
     "serve": RUN | TEXT | {"sampling", "models", "structured", "vocabulary", "aio", "chat"},
-    "train": RUN | {"models", "heads", "drafters", "chat_template", "encoding", "corpus"},
+    "train": RUN | {"models", "heads", "drafters", "chat_template", "encoding", "corpus", "progress"},
     "bench": RUN | {"models", "drafters", "engine", "energy", "chat_template", "terminal"},
     "plan": RUN | {"sampling", "cache", "cost", "models", "drafters", "router", "engine", "testing", "bench"},
     "demo": RUN | {"bench", "terminal", "demo_prompts"},

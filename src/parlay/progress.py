@@ -15,14 +15,21 @@ Progress = bool | Callable[..., "tqdm[Any]"] | None
 
 
 def bar(
-    total: int | None, what: str, unit: str, wanted: Progress = None, *, scale: bool = False, delay: float = 0
+    total: float | None,
+    what: str,
+    unit: str,
+    wanted: Progress = None,
+    *,
+    scale: bool = False,
+    delay: float = 0,
+    layout: str | None = None,
 ) -> tqdm[Any]:
     """A bar that counts to ``total``, to be used in a `with`. ``scale``: large numbers are shortened.
 
-    It is first seen after ``delay`` seconds.
+    It is first seen after ``delay`` seconds. ``layout``: the line in tqdm's notation, if another than its own.
     """
     options: dict[str, Any] = {"total": total, "desc": what, "unit": unit, "unit_scale": scale, "delay": delay}
-    options |= {"leave": False, "dynamic_ncols": True}
+    options |= {"leave": False, "dynamic_ncols": True, "bar_format": layout}
     if callable(wanted):
         return wanted(**options)
     if wanted is False or (wanted is None and not watched()):
@@ -40,6 +47,13 @@ def advance(shown: tqdm[Any], done: int, total: int) -> None:
     """``done`` of ``total`` is what the bar shows from now on."""
     shown.total = total
     shown.update(done - shown.n)
+
+
+def above_bars(line: str) -> None:
+    """Prints a line on standard error, above whatever bars are there."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
 
 
 def watched() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,15 @@ def test_a_head_opens_for_its_target_alone(model: Path, work: Path, tmp_path: Pa
         artefact.load(tmp_path / "bad")
 
 
-def test_a_head_learns_from_a_folder_of_texts_alone(tmp_path: Path) -> None:
-    """The target writes nothing: it reads the documents, and the head is measured on those held out."""
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_head_learns_from_a_folder_of_texts_alone(
+    watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target writes nothing: it reads the documents, and the head is measured on those held out.
+
+    While somebody watches, a bar says how it goes, else a line for each interval.
+    """
+    monkeypatch.setattr("parlay.progress.watched", lambda: watched)
     (tmp_path / "texts").mkdir()
     for part in range(3):
         story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(90))
@@ -149,6 +157,9 @@ def test_a_head_learns_from_a_folder_of_texts_alone(tmp_path: Path) -> None:
     )
     reached = train("medusa", asked)
     assert float(reached.split("held-out ")[1].split()[0]) > 0
+    told = capsys.readouterr()
+    assert ("features: shard 1 of 1" in told.out, "step " in told.out) == (not watched, not watched)
+    assert bool(re.search(r"Training medusa .* left, [\d,]+ tokens/s, loss \d+\.\d+, held-out \d", told.err)) == watched
     card = (tmp_path / "head" / "README.md").read_text()
     assert "are 0 of these; it read those of texts." in card
     outputs = LLM("parlay-mini").generate(

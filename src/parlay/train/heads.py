@@ -54,6 +54,7 @@ from parlay.train.recipes import (
 from parlay.train.recipes.recipe import HeadRecipe, ModelRecipe
 from parlay.train.recipes.target import Target
 from parlay.train.saving import origin_of, save_head, written_card
+from parlay.train.watching import Watch
 from parlay.types import ParlayError
 
 DISTILL = "distill"
@@ -127,7 +128,8 @@ def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequen
     recipe = METHODS[method].start(options, target, trained)
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
-    reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], lambda each: print(each, flush=True))
+    with Watch(f"Training {method}", 60 * options.minutes) as watch:
+        reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], watch)
     card = written_card(method, options, reached, trained, origin_of(options))
     if isinstance(recipe, ModelRecipe):
         recipe.save(options.out, card)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay.options import Options, option
+from parlay.progress import above_bars
 from parlay.train import schedule
 from parlay.train.clock import TrainingClock
 from parlay.train.export import export, machine_record, save_state
@@ -24,6 +24,7 @@ from parlay.train.prepare import HELDOUT, READY, TRAINING, load_stream, prepare
 from parlay.train.shapes import CONTEXT, SHAPES
 from parlay.train.store import Batches
 from parlay.train.tokenizer import wrap_tokenizer
+from parlay.train.watching import Watch
 
 CLIP = 1.0
 CHECK_ROWS, CHECK_LENGTH = 16, 512
@@ -179,7 +180,8 @@ def train(options: TrainOptions) -> Path:
     run = Trainer(options)
     log(f"{run.model.num_parameters():,} parameters, {options.hours} hours, step {run.progress.step}")
     try:
-        loop(run)
+        with Watch(f"Training {options.shape}", 3600 * options.hours) as watch:
+            loop(run, watch)
     except KeyboardInterrupt:
         run.save()
         log(f"stopped; `resume` goes on from {run.state_path}")
@@ -191,11 +193,11 @@ def train(options: TrainOptions) -> Path:
     return options.out
 
 
-def loop(run: Trainer) -> None:
+def loop(run: Trainer, watch: Watch) -> None:
     """Updates until the time is used up, with logs, states, checks and exports in between."""
     due = {"log": 0.0, "save": SAVE_MINUTES * 60, "check": run.options.check_minutes * 60, "export": 60.0}
     every = {"log": LOG_SECONDS, "save": due["save"], "check": due["check"], "export": run.options.export_minutes * 60}
-    due = {name: at + run.clock.elapsed for name, at in due.items()}
+    due = {name: at + run.clock.elapsed for name, at in due.items() if name != "log" or not watch.shown}
     actions = {"log": lambda: log_progress(run), "save": run.save, "check": run.check, "export": run.export}
     seen: set[int] = set()
     while run.share < 1:
@@ -207,6 +209,7 @@ def loop(run: Trainer) -> None:
             seen.add(length)
             with run.clock.uncapped():
                 run.progress.losses.append(run.update(length))
+        watch.step(run.clock.elapsed, run.progress.tokens, statistics.fmean(run.progress.losses[-20:]))
         for name in [name for name, at in due.items() if run.clock.elapsed >= at]:
             with run.clock.uncapped():
                 actions[name]()
@@ -251,4 +254,4 @@ def anonymous(record: dict[str, Any]) -> dict[str, Any]:
 
 def log(line: str) -> None:
     """A line of progress, on standard error."""
-    print(line, file=sys.stderr, flush=True)
+    above_bars(line)

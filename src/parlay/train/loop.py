@@ -6,7 +6,7 @@ All that a run resumes from is one safetensors file, which is replaced in one mo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from parlay.train.optimizers import adam, muon
 from parlay.train.precision import mixed
 from parlay.train.recipes.recipe import Recipe
 from parlay.train.schedule import learning_rate
+from parlay.train.watching import Watch
 from parlay.types import ParlayError
 
 MOST_GRADIENT = 1.0
@@ -53,9 +54,13 @@ class Progress:
     acceptance: tuple[float, ...]
 
     def __str__(self) -> str:
-        shares = " ".join(f"{100 * share:.1f}" for share in self.acceptance)
         rate = self.tokens / max(self.seconds, 1e-9)
-        return f"step {self.step}  {self.tokens:,} tokens  {rate:,.0f}/s  loss {self.loss:.3f}  held-out {shares}"
+        return f"step {self.step}  {self.tokens:,} tokens  {rate:,.0f}/s  loss {self.loss:.3f}  {self.heldout}"
+
+    @property
+    def heldout(self) -> str:
+        """The acceptance, in per cent by depth."""
+        return "held-out " + " ".join(f"{100 * share:.1f}" for share in self.acceptance)
 
 
 class Loop:
@@ -73,9 +78,11 @@ class Loop:
         self,
         texts: Sequence[Featured],
         heldout: Sequence[Featured],
-        told: Callable[[Progress], None] = lambda _: None,
+        watch: Watch,
     ) -> Progress:
         """Trains until the time is over or acceptance stops growing; the module holds the last weights then.
+
+        Where nobody sees the bar of ``watch``, each interval prints a line.
 
         Raises ParlayError when the loss becomes NaN; the last good checkpoint stays.
         """
@@ -86,16 +93,19 @@ class Loop:
         batches = endless(texts, options.batch_tokens, options.longest, options.seed + self._step)
         progress = self._progress(heldout)
         best, since = progress.acceptance, 0
+        watch.measured(progress.heldout)
         while self._seconds < 60 * options.minutes and since < _GIVE_UP:
-            self._train(batches)
+            self._train(batches, watch)
             progress = self._progress(heldout)
-            told(progress)
+            watch.measured(progress.heldout)
+            if not watch.shown:
+                print(progress, flush=True)
             self._save()
             since = 0 if sum(progress.acceptance) > sum(best) else since + 1
             best = max(best, progress.acceptance, key=sum)
         return progress
 
-    def _train(self, batches: Iterator[TrainingBatch]) -> None:
+    def _train(self, batches: Iterator[TrainingBatch], watch: Watch) -> None:
         """One interval."""
         self._recipe.module.train()
         losses: list[float] = []
@@ -104,6 +114,7 @@ class Loop:
             began = time.monotonic()
             losses.append(self._update(next(batches)))
             self._seconds += time.monotonic() - began
+            watch.step(self._seconds, self._tokens, losses[-1])
         self._loss = sum(losses) / len(losses)
 
     def _update(self, batch: TrainingBatch) -> float:
@@ -112,8 +123,8 @@ class Loop:
         value = float(loss.detach())
         if not torch.isfinite(loss):
             raise ParlayError(
-                f"the loss became {value} at step {self._step}: {self._state} holds the last good weights; "
-                "train on with a lower learning rate"
+                f"the loss became {value} at step {self._step}: go on with a lower learning rate from the last "
+                f"good weights, which {self._state} holds if there are any"
             )
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)

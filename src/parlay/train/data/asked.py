@@ -18,7 +18,7 @@ from parlay.types import ParlayError, Tokenizer
 
 KEY = "OPENAI_API_KEY"
 """Environment variable of the key that is sent along, if there is one."""
-_SHARD = 32
+SHARD = 32
 """Conversations in a shard: fewer than a local target's, because a server may end at any time."""
 _AT_ONCE = 8
 _SECONDS = 600
@@ -76,11 +76,11 @@ def ask(
     frame = ChatFrame.of(tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for number, begin in enumerate(range(0, len(prompts), _SHARD)):
+        for number, begin in enumerate(range(0, len(prompts), SHARD)):
             path = shard_path(folder, number)
             if path.exists():
                 continue
-            asked = prompts[begin : begin + _SHARD]
+            asked = prompts[begin : begin + SHARD]
             answers = list(pool.map(teacher.answer, asked))
             pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1]]
             save_shard(path, [_text(frame, tokenizer, *pair) for pair in pairs])

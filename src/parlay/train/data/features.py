@@ -44,13 +44,13 @@ class FeatureStore:
         self._folder = folder
         self._layers = tuple(layers)
 
-    def compute(self, runner: Runner, done: Callable[[Path], None] = lambda _: None) -> None:
-        """Computes the shards that are not there yet."""
-        for texts in shards(self._folder):
+    def compute(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> None:
+        """Computes the shards that are not there yet; ``done`` is called with the number of each."""
+        for number, texts in enumerate(shards(self._folder)):
             path = self.path(texts)
             if not path.exists():
                 save(path, _featured(runner, load_shard(texts), self._layers))
-                done(path)
+                done(number)
 
     def load(self) -> list[Featured]:
         """All texts whose states are there."""

@@ -14,7 +14,7 @@ from parlay.models.loading import load_tokenizer
 from parlay.models.origin import weights_sha256
 from parlay.models.resolving import resolve
 from parlay.prompts import TokensPrompt
-from parlay.train.data.asked import Teacher, ask
+from parlay.train.data.asked import SHARD, Teacher, ask
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.given import Cut, read_given, save_given, texts_given
 from parlay.train.data.prompts import read_prompts
@@ -22,6 +22,7 @@ from parlay.train.data.texts import TrainingText, given_path, load_shard, save_s
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
 from parlay.train.recipes.target import Target
+from parlay.train.watching import counted
 from parlay.types import SamplingParams
 
 _AT_ONCE = 64
@@ -47,7 +48,8 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
             save_given(options.work, texts)
             print(f"{len(texts):,} texts of {sum(len(text.ids) for text in texts):,} tokens from {options.texts}")
         if options.shards:
-            Writer(llm, plan).write(options.work, options.shards, _told("texts"))
+            with counted("texts", options.shards) as done:
+                Writer(llm, plan).write(options.work, options.shards, done)
     return _featured(options, options.work)
 
 
@@ -59,15 +61,19 @@ def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
     if options.source == "target":
         return found
     own = options.work / f"student-{weights_sha256(options.student)[:12]}"
-    with LLM(options.student, max_num_seqs=_AT_ONCE) as student:
-        answer_as(student, options.work, own, Answering(options.answer_tokens, options.seed))
+    texts = len(shards(options.work))
+    with LLM(options.student, max_num_seqs=_AT_ONCE) as student, counted("the student's texts", texts) as done:
+        answer_as(student, options.work, own, Answering(options.answer_tokens, options.seed), done)
     return [*found, *_featured(options, own)]
 
 
-def answer_as(student: LLM, texts: Path, folder: Path, how: Answering) -> None:
+def answer_as(
+    student: LLM, texts: Path, folder: Path, how: Answering, done: Callable[[int], None] = lambda _: None
+) -> None:
     """The student's sampled answers to the prompts of the shards in ``texts``, in shards in ``folder``.
 
-    They are kept as texts that the target only reads: nothing is measured on them.
+    ``done`` is called with the number of each that was missing. They are kept as texts that the target only reads:
+    nothing is measured on them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, source in enumerate(shards(texts)):
@@ -82,23 +88,21 @@ def answer_as(student: LLM, texts: Path, folder: Path, how: Answering) -> None:
         outputs = student.generate([TokensPrompt(prompt_token_ids=ids) for ids in prompts], params, strategy="none")
         written = [(*out.prompt_token_ids, *out.outputs[0].token_ids) for out in outputs]
         save_shard(path, [TrainingText(ids, len(ids)) for ids in written])
-        _told("the student's texts")(number)
+        done(number)
 
 
 def _asked(options: DistillTrainOptions) -> list[Featured]:
     assert options.prompts is not None, "the options have checked it"
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken)
     teacher = Teacher(options.url, options.url_model, options.answer_tokens)
-    ask(options.work, prompts, teacher, load_tokenizer(resolve(options.model)), _told("answers"))
+    with counted("answers", -(-len(prompts) // SHARD)) as done:
+        ask(options.work, prompts, teacher, load_tokenizer(resolve(options.model)), done)
     texts = [text for path in shards(options.work) for text in load_shard(path)]
     return [Featured(torch.tensor(text.ids), text.answer, torch.zeros(len(text.ids), 0)) for text in texts]
 
 
 def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:
     store = FeatureStore(folder, Target.named(options.model).stored_layers())
-    store.compute(models.load(options.model), lambda path: print(f"features: {path.name} written"))
+    with counted("features", len(shards(folder))) as done:
+        store.compute(models.load(options.model), done)
     return store.load()
-
-
-def _told(what: str) -> Callable[[int], None]:
-    return lambda number: print(f"{what}: shard {number} written")

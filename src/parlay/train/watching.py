@@ -1,0 +1,58 @@
+"""What a run of training shows: a bar while somebody watches, else a line now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from parlay.progress import Progress, advance, bar
+
+_LAYOUT = "{desc} {percentage:3.0f}% |{bar}| {remaining} left{postfix}"
+
+
+@contextmanager
+def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
+    """To be called with the number of each shard that is done."""
+    with bar(shards, what.capitalize(), "shard") as shown:
+
+        def done(number: int) -> None:
+            if shown.disable:
+                print(f"{what}: shard {number + 1} of {shards}", flush=True)
+            advance(shown, number + 1, shards)
+
+        yield done
+
+
+class Watch:
+    """A bar over the time of a run, with rate, loss and what was last measured. To be used in a `with`."""
+
+    def __init__(self, what: str, seconds: float, wanted: Progress = None) -> None:
+        """``seconds``: how long the run trains. ``wanted``: see `parlay.progress.bar`."""
+        self._bar = bar(seconds, what, "s", wanted, layout=_LAYOUT)
+        self._measured = ""
+
+    @property
+    def shown(self) -> bool:
+        """Whether somebody sees the bar; if not, the run prints lines."""
+        return not self._bar.disable
+
+    def step(self, seconds: float, tokens: int, loss: float) -> None:
+        """The run has trained for so many seconds on so many tokens."""
+        rate = tokens / max(seconds, 1e-9)
+        self._bar.set_postfix_str(f"{rate:,.0f} tokens/s, loss {loss:.3f}{self._measured}", refresh=False)
+        self._bar.update(min(seconds, self._bar.total or seconds) - self._bar.n)
+
+    def measured(self, what: str) -> None:
+        """What held-out texts showed, from now on."""
+        self._measured = f", {what}"
+
+    def __enter__(self) -> Self:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
