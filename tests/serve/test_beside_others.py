@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.serve.generation.test_clients import REQUESTS
+
 HERE = Path(__file__).parent
 DOCUMENT = (HERE.parents[1] / "docs" / "server.md").read_text(encoding="utf-8")
 TABLE = DOCUMENT.partition("\n## Beside other servers\n")[2].partition("\n## ")[0]
@@ -64,11 +66,20 @@ TESTS = {
     "samplers that are not there refused by name": (
         "generation/test_fields.py::test_what_would_change_the_text_is_refused_by_its_path"
     ),
-    "guidellm's defaults": "generation/test_fields.py::test_what_guidellm_sends",
     "`best_of`": "generation/test_fields.py::test_the_best_of_several_samples",
     "`continue_final_message`": "generation/test_fields.py::test_the_last_message_is_gone_on_with",
     "`bad_words`, `allowed_token_ids`": "generation/test_fields.py::test_bad_words_do_not_come",
     "embeddings, reranking": "generation/test_responses.py::test_what_is_not_there_is_a_404_that_says_so",
+    "`openai`": "generation/test_openai_client.py::test_an_answer_is_the_one_of_the_python_api",
+    "`anthropic`": "generation/test_anthropic_client.py::test_a_stream_has_the_text_of_the_whole_answer",
+    "`ollama`": "generation/test_ollama_client.py::test_a_chat_has_the_text_of_a_chat_completion",
+    "Open WebUI, as OpenAI's API": (
+        "generation/test_clients.py::test_open_webui_finds_models_as_those_of_openai_and_chats_with_them"
+    ),
+    "Open WebUI, as Ollama's API": (
+        "generation/test_clients.py::test_open_webui_finds_models_as_those_of_ollama_and_chats_with_them"
+    ),
+    **dict.fromkeys(REQUESTS, "generation/test_clients.py::test_what_it_sends_is_answered"),
 }
 
 

@@ -299,8 +299,8 @@ def test_a_model_that_can_not_be_read_hides_no_other(tmp_path: Path) -> None:
         for name, status in (("deep", 503), ("short", 503), ("parlay-mini", 200)):
             asked = {"prompt": "a", "model": name, "max_tokens": 1}
             assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == status
-    assert (models["deep"], models["short"]) == (0, 0)
-    assert models["parlay-mini"] > 10_000_000
+    assert (models["deep:latest"], models["short:latest"]) == (0, 0)
+    assert models["parlay-mini:latest"] > 10_000_000
 
 
 def told(url: str) -> dict[str, str]:

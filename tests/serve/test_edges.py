@@ -72,7 +72,7 @@ def test_a_connection_that_behaves_is_kept(address: tuple[str, int]) -> None:
             assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/"])
 def test_monitors_may_ask_for_the_head_only(client: TestClient, path: str) -> None:
     assert client.head(path).status_code == 200
 

@@ -166,8 +166,12 @@ def test_every_operation_reads_its_body_so(client: TestClient) -> None:
 @pytest.mark.parametrize("path", ["/api/show", "/tokenize"])
 def test_a_body_that_does_not_say_what_it_is_is_json_unless_a_page_sends_it(client: TestClient, path: str) -> None:
     body = b'{"prompt": "x"}' if path == "/tokenize" else b'{"model": "parlay-mini"}'
-    assert client.post(path, content=body).status_code == 200
-    for headers in ({"Origin": "http://evil.example"}, {"Content-Type": "text/plain"}):
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl calls all that it sends
+    assert (
+        client.post(path, content=body).status_code == client.post(path, content=body, headers=form).status_code == 200
+    )
+    evil = {"Origin": "http://evil.example"}
+    for headers in (evil, {**form, **evil}, {**form, "Sec-Fetch-Site": "cross-site"}, {"Content-Type": "text/plain"}):
         reply = client.post(path, content=body, headers=headers)
         assert reply.status_code == 400
         assert "application/json" in reply.text

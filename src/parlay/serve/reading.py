@@ -57,6 +57,11 @@ def read_json(body: bytes) -> Any:
         ) from None
 
 
+_FORM = b"application/x-www-form-urlencoded"
+_OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
+"""Headers that only browsers send."""
+
+
 class _BodyRequest(Request):
     async def json(self) -> Any:
         value = read_json(await self.body())
@@ -65,12 +70,15 @@ class _BodyRequest(Request):
 
 
 def _as_json(scope: Scope) -> Scope:
-    """Some clients send JSON and do not say so. A web page that may send nothing here can do that too, but any request
-    of a page to another origin says where it comes from.
+    """Some clients send JSON and do not say so; curl calls it a form. A web page that may send nothing here can do that
+    too, but any request of a page to another origin says where it comes from.
     """
-    if {b"content-type", b"origin"} & {name for name, _ in scope["headers"]}:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    said = {value.lower() for name, value in headers if name == b"content-type"}
+    if said - {_FORM} or any(name in _OF_PAGES for name, _ in headers):
         return scope
-    return {**scope, "headers": [*scope["headers"], (b"content-type", b"application/json")]}
+    others = [(name, value) for name, value in headers if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 class BodyRoute(APIRoute):

@@ -17,7 +17,7 @@ from parlay.serve.hosted import HostedModel, Loader, Served
 logger = logging.getLogger(__name__)
 
 _SHOWN = 100  # characters of an unknown name that the error repeats
-_LATEST = ":latest"
+LATEST = ":latest"
 _SWEEP_SECONDS = 0.5
 _FAILED_SECONDS = 5.0
 
@@ -69,7 +69,7 @@ class Registry:
         return self._models[name]
 
     def get(self, name: str | None) -> HostedModel:
-        """The model of that name; None asks for the only one.
+        """The model of that name, which may end in Ollama's ``:latest``; None asks for the only one.
 
         Raises ApiError 404 for a name that is not there, and for none where there are several.
         """
@@ -78,18 +78,12 @@ class Registry:
             raise ApiError(404, message, "model", "model_not_found")
         if name is None:
             return next(iter(self))
-        model = self._models.get(name)
+        model = self._models.get(name) or self._models.get(name.removesuffix(LATEST))
         if model is None:
             shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "..."
             known = ", ".join(self._models)
             raise ApiError(404, f"there is no model {shown!r} here, only {known}", "model", "model_not_found")
         return model
-
-    def known(self, name: str | None) -> str | None:
-        """The name without Ollama's ``:latest``, where it is a model's name only so."""
-        if name is not None and name not in self._models and name.removesuffix(_LATEST) in self._models:
-            return name.removesuffix(_LATEST)
-        return name
 
     async def use(self, name: str | None, request: Request) -> Served:
         """The model of that name, loaded if need be; it stays until the request is answered or its jobs are under way.

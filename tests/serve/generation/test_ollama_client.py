@@ -119,8 +119,8 @@ def test_log_probabilities_come_with_the_text(llama: Client) -> None:
 
 
 def test_models_are_listed_shown_and_told_of_when_loaded(llama: Client) -> None:
-    assert [model.model for model in llama.list().models] == ["parlay-mini"]
-    assert [model.model for model in llama.ps().models] == ["parlay-mini"]
+    assert [model.model for model in llama.list().models] == ["parlay-mini:latest"]
+    assert [model.model for model in llama.ps().models] == ["parlay-mini:latest"]
     assert "completion" in (llama.show("parlay-mini").capabilities or [])
     assert llama.chat(**{**MINI, "model": "parlay-mini:latest"}, messages=SAID).message.content
 
@@ -167,7 +167,7 @@ def test_what_is_pulled_is_told_of_and_served(engine: AsyncLLM, monkeypatch: pyt
         assert told[0] == {"status": "pulling manifest"}
         assert {"total": 100, "completed": 100}.items() <= told[-2].items()
         assert told[-1] == {"status": "success"}
-        assert [model["name"] for model in client.get("/api/tags").json()["models"]] == ["mini", "new"]
+        assert [model["name"] for model in client.get("/api/tags").json()["models"]] == ["mini:latest", "new:latest"]
         (_, failed) = client.post("/api/pull", json={"model": "other"}).text.splitlines()
         assert "can't be pulled" in json.loads(failed)["error"]
         assert "secret" not in failed

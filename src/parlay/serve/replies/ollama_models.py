@@ -14,6 +14,7 @@ from parlay.models.facts import ModelFacts
 from parlay.reasoning import reasons
 from parlay.serve.chat.job import chat_template
 from parlay.serve.hosted import HostedModel, Served
+from parlay.serve.registry import LATEST
 from parlay.serve.settings import Settings
 
 _FOREVER = "9999-12-31T23:59:59Z"
@@ -26,9 +27,10 @@ def digest_of(name: str) -> str:
 
 def listed(model: HostedModel, facts: ModelFacts | None) -> dict[str, Any]:
     made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    name = model.name if ":" in model.name else model.name + LATEST  # clients look for it under this name alone
     return {
-        "name": model.name,
-        "model": model.name,
+        "name": name,
+        "model": name,
         "modified_at": made,
         "size": 0 if facts is None else facts.bytes,
         "digest": digest_of(model.name) if facts is None else facts.digest,

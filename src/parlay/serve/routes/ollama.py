@@ -85,7 +85,7 @@ async def _answer(
     heavy: bool,
 ) -> Response:
     """``make`` None: nothing is asked of the model but to be there, or to go."""
-    model = registry.get(registry.known(body.model))
+    model = registry.get(body.model)
     began = time.monotonic()
     if make is None and body.keep_seconds == 0:
         await registry.unload(model)

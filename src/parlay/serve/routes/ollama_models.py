@@ -63,7 +63,7 @@ def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None
     @routes.post("/show", summary="Tell of one model", responses=_FAILURES)
     async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
         heed_extras(body, request, settings)
-        model = registry.get(registry.known(body.model or body.name))
+        model = registry.get(body.model or body.name)
         told = described(model.served) if model.served is not None else await _told_by_files(model)
         if told is None:
             told = described(await registry.use(model.name, request))

@@ -54,6 +54,7 @@ def router() -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     known = {entry.name: _file(entry.name, entry.read_bytes()) for entry in (files("parlay.serve") / "page").iterdir()}
 
+    @routes.head("/")  # by which Ollama's command line finds out whether its server is there
     @routes.get("/")
     def index(request: Request) -> Response:
         return _answer(known["index.html"], request.headers)
