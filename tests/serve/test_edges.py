@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import threading
@@ -65,11 +66,15 @@ def test_two_hosts_are_refused(address: tuple[str, int]) -> None:
 
 
 def test_a_connection_that_behaves_is_kept(address: tuple[str, int]) -> None:
-    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with socket.create_connection(address, timeout=10) as client:
-        for _ in range(3):
-            client.sendall(request)
-            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+    client = http.client.HTTPConnection(*address, timeout=10)
+    client.connect()
+    opened = client.sock
+    for _ in range(3):
+        client.request("GET", "/health")
+        reply = client.getresponse()
+        assert (reply.status, reply.read()) == (200, b'{"status":"ok"}')
+        assert client.sock is opened
+    client.close()
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/"])
