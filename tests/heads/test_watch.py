@@ -9,6 +9,7 @@ import pytest
 from parlay.drafters.heads.options import MEDUSA
 from parlay.drafters.heads.watch import ENOUGH, AcceptanceWatch
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.layouts.layout import LAYOUT
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Draft, Observation, Tree, Verdict
@@ -53,3 +54,17 @@ def test_steps_without_guesses_of_its_own_are_not_counted(caplog: pytest.LogCapt
     assert not warnings(0.5, 0, caplog, NO_DRAFT, 2 * ENOUGH)
     assert not warnings(0.5, 0, caplog, replace(TWO_FIRST, sources=("prompt-lookup",) * 3), 2 * ENOUGH)
     assert not warnings(0.5, 0, caplog, replace(TWO_FIRST, probes=3), 2 * ENOUGH)
+
+
+@pytest.mark.parametrize(("right", "told"), [(ENOUGH // 10, 0), (1, 1)])
+def test_a_published_head_is_named_where_nearly_nothing_is_right(
+    right: int, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such heads do not say how often they should be right."""
+    head = held(None)
+    watch = AcceptanceWatch(MEDUSA, replace(head, settings={**head.settings, LAYOUT: "Medusa"}))
+    for step in range(2 * ENOUGH):
+        verdict = Verdict((1,), (8, 3)) if step < right else Verdict((), (3,))
+        watch.see(Observation(Sight(), TWO_FIRST, verdict))
+    assert len(caplog.records) == told
+    assert all("of a head in the layout of Medusa" in record.getMessage() for record in caplog.records)

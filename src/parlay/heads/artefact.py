@@ -164,12 +164,21 @@ def check_target(where: str, layer: DecoderConfig, witness_WH: Tensor, rows_WH: 
             f"{where} was trained for a target of {layer.vocab_size} tokens and {layer.hidden_size} numbers, "
             f"not {vocab_size} and {rows_WH.shape[-1]}: choose a head that was trained for this model"
         )
-    cosine = float(F.cosine_similarity(rows_WH.float(), witness_WH.float(), dim=-1).median())
+    cosine = _cosine(rows_WH, witness_WH)
     if not cosine >= LEAST_COSINE:
         raise BadHead(
             f"{where} was trained for another model of this shape (its embeddings agree to {cosine:.2f}, and "
             f"{LEAST_COSINE} is asked): choose a head that was trained for this one"
         )
+
+
+def same_rows(some_WH: Tensor, others_WH: Tensor) -> bool:
+    """Whether these are rows of one embedding, before or after quantisation."""
+    return some_WH.shape == others_WH.shape and _cosine(some_WH, others_WH) >= LEAST_COSINE
+
+
+def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
+    return float(F.cosine_similarity(some_WH.float(), others_WH.float(), dim=-1).median())
 
 
 def as_stored(head: HeadArtefact) -> HeadArtefact:

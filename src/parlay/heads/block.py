@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.draft_vocab import DraftVocab
-from parlay.heads.eagle3 import Eagle3Layer
+from parlay.heads.eagle3 import Eagle3Layer, normed
 from parlay.heads.layer import Block, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 
@@ -29,6 +29,7 @@ class BlockConfig:
 
     ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` how many tokens the head can propose,
     and ``length`` how many it proposes in one forward. ``mask_id`` is a token of the target that texts do not hold.
+    ``normed`` is as with EAGLE-3.
     """
 
     layer: DecoderConfig
@@ -37,13 +38,15 @@ class BlockConfig:
     layers: int
     length: int
     mask_id: int
+    normed: bool = False
 
     @staticmethod
     def of(held: HeadArtefact) -> BlockConfig:
         """That of an artefact."""
         said = held.settings
-        sizes = (int(said[name]) for name in ("layers", "length", "mask_id"))
-        return BlockConfig(held.layer, int(said["draft_vocab_size"]), tuple(said["taps"]), *sizes)
+        layers, length, mask_id = (int(said[name]) for name in ("layers", "length", "mask_id"))
+        size, taps = int(said["draft_vocab_size"]), tuple(said["taps"])
+        return BlockConfig(held.layer, size, taps, layers, length, mask_id, normed(held))
 
 
 class BlockHead(DraftVocab):
@@ -56,7 +59,7 @@ class BlockHead(DraftVocab):
         self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
         self.mask_hidden = nn.Parameter(torch.zeros(len(config.taps) * size))
         deeper = (Block(config.layer) for _ in range(1, config.layers))
-        self.layers = nn.ModuleList([Eagle3Layer(config.layer), *deeper])
+        self.layers = nn.ModuleList([Eagle3Layer(config.layer, normed=config.normed), *deeper])
         self.norm = RmsNorm(size, eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
 

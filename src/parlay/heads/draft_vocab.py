@@ -28,3 +28,8 @@ class DraftVocab(nn.Module):
     def draft_ids(self) -> Tensor:
         """Target id of each draft id, int64."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+
+def draft_ids(d2t_D: Tensor) -> Tensor:
+    """The target's token of each draft id, int64; ``d2t_D`` holds them as offsets."""
+    return d2t_D + torch.arange(len(d2t_D))

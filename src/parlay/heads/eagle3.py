@@ -14,9 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from parlay.heads.artefact import HeadArtefact
 from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
+
+NORMED = "norm_before_residual"
+"""A setting: the first layer adds to its normed hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +28,32 @@ class Eagle3Config:
     """``layer`` is the shape of the head's decoder layer; its ``vocab_size`` is the target's.
 
     ``taps`` are the target layers whose inputs are fused, ``draft_vocab_size`` how many tokens the head can propose.
+    With ``normed`` the layer adds to its normed hidden states; published configs call it ``norm_before_residual``.
     """
 
     layer: DecoderConfig
     draft_vocab_size: int
     taps: tuple[int, ...]
+    normed: bool = False
+
+    @staticmethod
+    def of(held: HeadArtefact) -> Eagle3Config:
+        """That of an artefact."""
+        said = held.settings
+        return Eagle3Config(held.layer, int(said["draft_vocab_size"]), tuple(said["taps"]), normed(held))
+
+
+def normed(held: HeadArtefact) -> bool:
+    """Whether the first layer of an artefact adds to normed hidden states."""
+    return bool(held.settings.get(NORMED))
 
 
 class Eagle3Layer(nn.Module):
-    """The one decoder layer."""
+    """The one decoder layer. With ``normed`` it adds to its normed hidden states."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, normed: bool = False) -> None:
         super().__init__()
+        self._normed = normed
         size, eps = config.hidden_size, config.rms_norm_eps
         self.hidden_norm = RmsNorm(size, eps)
         self.input_layernorm = RmsNorm(size, eps)
@@ -45,8 +63,9 @@ class Eagle3Layer(nn.Module):
 
     def forward(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         """``hidden_BTH`` are fused features, or the layer's own outputs of the step before; returns ``[B, R, H]``."""
-        beside = torch.cat((self.input_layernorm(embedded_BTH), self.hidden_norm(hidden_BTH)), -1)
-        hidden_BRH = steps.last(hidden_BTH) + self.self_attn(beside, steps)
+        normed_BTH = self.hidden_norm(hidden_BTH)
+        beside = torch.cat((self.input_layernorm(embedded_BTH), normed_BTH), -1)
+        hidden_BRH = steps.last(normed_BTH if self._normed else hidden_BTH) + self.self_attn(beside, steps)
         out: Tensor = hidden_BRH + self.mlp(self.post_attention_layernorm(hidden_BRH))
         return out
 
@@ -62,7 +81,7 @@ class Eagle3Head(DraftVocab):
         size = config.layer.hidden_size
         self.config = config
         self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
-        self.midlayer = Eagle3Layer(config.layer)
+        self.midlayer = Eagle3Layer(config.layer, normed=config.normed)
         self.norm = RmsNorm(size, config.layer.rms_norm_eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
 

@@ -62,9 +62,11 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig, inputs: int) -> None:
         super().__init__()
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(inputs, query, bias=False)
-        self.k_proj = nn.Linear(inputs, key, bias=False)
-        self.v_proj = nn.Linear(inputs, key, bias=False)
+        self.q_proj = nn.Linear(inputs, query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(inputs, key, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(inputs, key, bias=config.qkv_bias)
+        self.q_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RmsNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
         self._dim, self._group = config.head_dim, config.num_heads // config.num_kv_heads
         frequencies = inverse_frequencies(config.rope, config.head_dim)
@@ -76,16 +78,18 @@ class Attention(nn.Module):
         Returns ``[B, R, H]``.
         """
         wanted, end = steps.last(x), len(steps.keys) + (steps.keys[0].shape[2] if steps.keys else x.shape[1])
-        query, key = (self._turn(self._heads(proj(of)), end) for proj, of in ((self.q_proj, wanted), (self.k_proj, x)))
+        query = self._turn(self._heads(self.q_proj(wanted), self.q_norm), end)
+        key = self._turn(self._heads(self.k_proj(x), self.k_norm), end)
         steps.keys.append(key.repeat_interleave(self._group, 1))
         steps.values.append(self._heads(self.v_proj(x)).repeat_interleave(self._group, 1))
         mixed = _attend(query, steps)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """``x`` ``[B, T, heads * D]`` as ``[B, heads, T, D]``."""
-        return x.view(*x.shape[:2], -1, self._dim).transpose(1, 2)
+    def _heads(self, x: Tensor, norm: RmsNorm | None = None) -> Tensor:
+        """``x`` ``[B, T, heads * D]`` as ``[B, heads, T, D]``, each head normed where there is a norm."""
+        split = x.view(*x.shape[:2], -1, self._dim)
+        return (split if norm is None else norm(split)).transpose(1, 2)
 
     def _turn(self, x: Tensor, end: int) -> Tensor:
         """``x`` ``[B, heads, T, D]`` rotated by position, which of the last row is ``end`` - 1."""

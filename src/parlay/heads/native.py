@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.eagle3 import normed
+from parlay.heads.layer import RmsNorm
 from parlay.models.config import DecoderConfig, HeadForm
 from parlay.models.fused import Operand, as_tensor
 
@@ -17,21 +20,26 @@ _PRODUCTS = (
     *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
     *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
 )
+_BIASES = tuple(f"self_attn.{part}_proj.bias" for part in "qkv")
+_QK_NORMS = tuple(f"self_attn.{part}_norm.weight" for part in "qk")
 _FEW = 2  # rows of an LM head that nobody reads
 _IDLE = 32  # numbers in an MLP that adds nothing
 _NORM = "post_attention_layernorm.weight"
 
 
 def eagle3_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, *, normed: bool = False
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
-    """The layer of an `Eagle3Head` as a decoder's config and weights; see `_decoder`."""
+    """The layer of an `Eagle3Head` as a decoder's config and weights; see `_decoder`.
+
+    With ``normed`` its rows read what `input_norm` makes of hidden states.
+    """
     norms = {
         "model.norm.weight": "norm.weight",
         _FIRST + "beside_layernorm.weight": "midlayer.input_layernorm.weight",
         _FIRST + "input_layernorm.weight": "midlayer.hidden_norm.weight",
     }
-    return _decoder(layer, tensors, embedding, ("midlayer.",), norms, beside=True)
+    return _decoder(layer, tensors, embedding, ("midlayer.",), norms, beside=True, normed=normed)
 
 
 def eagle_decoder(
@@ -81,9 +89,9 @@ def kangaroo_decoder(
 
 
 def block_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, layers: int
+    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, layers: int, *, normed: bool = False
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
-    """The ``layers`` of a `BlockHead` as a decoder's config and weights; see `_decoder`."""
+    """The ``layers`` of a `BlockHead` as a decoder's config and weights; see `eagle3_decoder`."""
     norms = {
         "model.norm.weight": "norm.weight",
         _FIRST + "beside_layernorm.weight": "layers.0.input_layernorm.weight",
@@ -93,7 +101,17 @@ def block_decoder(
             for place in range(1, layers)
         },
     }
-    return _decoder(layer, tensors, embedding, [f"layers.{place}." for place in range(layers)], norms, beside=True)
+    prefixes = [f"layers.{place}." for place in range(layers)]
+    return _decoder(layer, tensors, embedding, prefixes, norms, beside=True, normed=normed)
+
+
+def input_norm(held: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
+    """What an artefact's first layer reads of hidden states ``[K, H]``; its norm has this name."""
+    if not normed(held):
+        return lambda hidden_KH: hidden_KH
+    norm = RmsNorm(held.layer.hidden_size, held.layer.rms_norm_eps)
+    norm.load_state_dict({"weight": held.tensors[name]})
+    return norm.requires_grad_(False)
 
 
 def _decoder(
@@ -105,6 +123,7 @@ def _decoder(
     *,
     beside: bool = False,
     bare: bool = False,
+    normed: bool = False,
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """``layer`` is the shape of the head's layers, each of whose tensors begin with its prefix.
 
@@ -114,10 +133,11 @@ def _decoder(
     """
     ids_D = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else as_tensor(embedding, torch.float32)[ids_D]
-    form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare)
+    form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare, normed=normed)
     decoder = replace(layer, num_layers=len(prefixes), head=form, tie_embeddings=False)
     names = dict(norms)
+    of_a_layer = (*_PRODUCTS, _NORM, *(_BIASES if layer.qkv_bias else ()), *(_QK_NORMS if layer.qk_norm else ()))
     for place, prefix in enumerate(prefixes):
-        names |= {_LAYER.format(place) + name: prefix + name for name in (*_PRODUCTS, _NORM)}
+        names |= {_LAYER.format(place) + name: prefix + name for name in of_a_layer}
     found = {to: tensors[of] for to, of in names.items()}
     return decoder, {"model.embed_tokens.weight": embedding, "lm_head.weight": head_DH, **found}

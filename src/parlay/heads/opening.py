@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +15,24 @@ from torch import Tensor
 
 from parlay.cache import Budget
 from parlay.heads import store
-from parlay.heads.artefact import CONFIG, BadHead, HeadArtefact, check_target, load, read_witness, witness_ids
+from parlay.heads.artefact import (
+    CONFIG,
+    BadHead,
+    HeadArtefact,
+    check_target,
+    load,
+    read_witness,
+    same_rows,
+    witness_ids,
+)
+from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD
+from parlay.heads.layouts.opening import fetched, is_artefact, read
 from parlay.heads.proof import target_states
 from parlay.heads.store import StoredDrafter
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand, as_tensor
+from parlay.models.hub import without_address
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
 from parlay.models.quantize import Int8Weight
@@ -28,13 +43,15 @@ from parlay.types import Runner, RunnerSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_log = logging.getLogger(__name__)
 MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], NativeRunner]
 StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
 """The target's states ``[T, F]`` of a text that enter some layers, side by side; None if they can't be had now."""
@@ -85,14 +102,9 @@ def heads_of(
     """
     dtype = _DTYPES[target.dtype]
 
-    @cache
-    def embedding() -> Operand:
-        return _embedding(model)
-
     make_runner = partial(_head_runner, dtype=dtype, device=torch.device(target.device), budget=budget)
-    return TargetHeads(
-        target.vocab_size, embedding, make_runner, dtype, partial(target_states, runner) if runner else None
-    )
+    matrices = cache(partial(_matrices, model))
+    return TargetHeads(target, matrices, make_runner, dtype, partial(target_states, runner) if runner else None)
 
 
 def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
@@ -103,13 +115,25 @@ def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
     )
 
 
-def _embedding(model: str | PreTrainedModel) -> Operand:
-    """The target's input embedding ``[V, H]``, read from its files unless the model is loaded."""
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """A target's input embedding and its LM head, ``[V, H]``; with tied weights they are the same."""
+
+    embedding: Operand
+    lm_head: Operand
+
+    def witnesses(self, vocab_size: int) -> Tensor:
+        """The rows of `witness_ids`."""
+        return as_tensor(self.embedding, torch.float32)[witness_ids(vocab_size)]
+
+
+def _matrices(model: str | PreTrainedModel) -> Matrices:
+    """Read from the target's files, unless the model is loaded."""
     if not isinstance(model, str):
-        weight: Tensor = model.get_input_embeddings().weight.detach()
-        return weight
+        return Matrices(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
     found = resolve(model)
-    return load_weights(found, read_config(found))[_EMBEDDING]
+    weights = load_weights(found, read_config(found))
+    return Matrices(weights[_EMBEDDING], weights.get(_LM_HEAD, weights[_EMBEDDING]))
 
 
 def _head_runner(
@@ -137,21 +161,26 @@ def _head_runner(
 
 
 class TargetHeads:
-    """Finds heads for one target. ``embedding`` gives its matrix ``[V, H]``, which is read when a head is opened."""
+    """Finds heads for one target. ``matrices`` are read when a head is opened."""
 
     def __init__(
         self,
-        vocab_size: int,
-        embedding: Callable[[], Operand],
+        target: RunnerSpec,
+        matrices: Callable[[], Matrices],
         make_runner: MakeRunner,
         dtype: torch.dtype,
         states: StatesOf | None = None,
     ) -> None:
-        self._vocab_size, self._embedding = vocab_size, embedding
+        self._target, self._matrices = target, matrices
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
+        self._told: set[Path] = set()
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
-        """``name``: a folder, or a name or domain of the store. Without one, the general head of store or package."""
+        """``name``: a folder, a name or domain of the store, or a repository on the Hugging Face Hub.
+
+        Folders and repositories may hold a head in one of the published layouts. Without a name, the general head of
+        store or package.
+        """
         if name and (Path(name).expanduser() / CONFIG).is_file():
             return self._open(Path(name).expanduser())
         found = store.candidates(method, name)
@@ -160,6 +189,8 @@ class TargetHeads:
             return self._open(fitting[0].folder)
         if name and found:
             return self._open(found[0].folder)  # which says why it does not fit
+        if _REPO.fullmatch(without_address(name)) and not Path(name).expanduser().exists():
+            return self._open(fetched(name))
         if name:
             raise UsageError(f"head={name}: no folder of a head, and {_nothing_called(method, name)}")
         return None
@@ -167,7 +198,7 @@ class TargetHeads:
     def fits(self, drafter: StoredDrafter) -> bool:
         """Whether it was trained for this target."""
         layer = drafter.facts.layer
-        if layer.vocab_size != self._vocab_size:
+        if layer.vocab_size != self._target.vocab_size:
             return False  # most do not fit, and that is quickly seen
         try:
             self._check(drafter.name, layer, read_witness(drafter.folder))
@@ -175,14 +206,41 @@ class TargetHeads:
             return False
         return True
 
+    def converted(self, folder: Path) -> HeadArtefact:
+        """The head that a folder holds in a published layout, as one of Parlay's own for this target. Raises BadHead.
+
+        It has the target's LM head where it brought none, and no embedding of its own if that is the target's.
+        """
+        held, matrices = read(folder, self._target), self._matrices()
+        tensors, witness_WH = dict(held.tensors), matrices.witnesses(self._target.vocab_size)
+        if EMBEDDING in tensors and same_rows(tensors[EMBEDDING][witness_ids(self._target.vocab_size)], witness_WH):
+            del tensors[EMBEDDING]
+        elif folder not in self._told:
+            self._told.add(folder)
+            _log.warning(
+                "%s is a head in the layout of %s%s. Nothing in it proves that it goes with this model: look at how "
+                "many drafts are accepted",
+                folder,
+                held.settings[LAYOUT],
+                f" for {held.origin.target}" if held.origin.target else "",
+            )
+        if LM_HEAD not in tensors and held.method in NEED_LM_HEAD:
+            tensors[LM_HEAD] = as_tensor(matrices.lm_head, torch.float32)[draft_ids(tensors["d2t"])]
+        return replace(held, tensors=tensors, witness_WH=witness_WH)
+
     def _open(self, folder: Path) -> OpenHead:
-        artefact, embedding = load(folder), self._embedding()
-        self._check(str(folder), artefact.layer, artefact.witness_WH)
-        return OpenHead(artefact, embedding, self._make_runner, self._dtype, self._states)
+        if is_artefact(folder):
+            artefact = load(folder)
+            self._check(str(folder), artefact.layer, artefact.witness_WH)
+        else:
+            artefact = self.converted(folder)
+        tensors = dict(artefact.tensors)
+        embedding = tensors.pop(EMBEDDING, self._matrices().embedding)
+        return OpenHead(replace(artefact, tensors=tensors), embedding, self._make_runner, self._dtype, self._states)
 
     def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor) -> None:
-        rows_WH = as_tensor(self._embedding(), torch.float32)[witness_ids(self._vocab_size)]
-        check_target(where, layer, witness_WH, rows_WH, self._vocab_size)
+        rows_WH = self._matrices().witnesses(self._target.vocab_size)
+        check_target(where, layer, witness_WH, rows_WH, self._target.vocab_size)
 
 
 def _nothing_called(method: str, name: str) -> str:

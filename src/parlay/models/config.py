@@ -51,12 +51,14 @@ class HeadForm:
 
     Its logits are over ``draft_vocab_size`` tokens. ``beside``: the first layer's attention reads the embedding beside
     the features, each normed by itself (EAGLE-3). ``bare``: the first layer's attention and the LM head read hidden
-    states that no norm has changed (EAGLE-1). The last tap is what leaves the last layer, before a norm.
+    states that no norm has changed (EAGLE-1). ``normed``: features are normed before the layer, so its attention reads
+    them as they are. The last tap is what leaves the last layer, before a norm.
     """
 
     draft_vocab_size: int
     beside: bool = False
     bare: bool = False
+    normed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +134,12 @@ def read_config(directory: Path) -> DecoderConfig:
     for a folder without a config.json that makes sense.
     """
     raw = read_json(directory / "config.json")
+    return config_of(directory, raw, architecture_of(raw))
+
+
+def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
+    """As `read_config`, of ``raw``, which stands somewhere in that folder's config.json."""
     _check_counts(directory, raw)
-    architecture = architecture_of(raw)
     family = _FAMILIES.get(architecture)
     if family is None:
         raise UnsupportedModel(f"{architecture}: the native decoder runs {', '.join(_FAMILIES)}")

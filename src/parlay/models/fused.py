@@ -71,13 +71,18 @@ class FusedWeights:
         """Whether the model is a head without these norms; see `HeadForm`."""
         return self._config.head is not None and self._config.head.bare
 
+    @property
+    def _as_they_are(self) -> bool:
+        """Whether the first layer's attention reads its inputs without a norm; see `HeadForm`."""
+        return self._config.head is not None and (self._config.head.bare or self._config.head.normed)
+
     def layer(self, index: int) -> LayerWeights:
         """The weights of one layer."""
         of, at = self._weights, f"model.layers.{index}."
         query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
         bias = self._config.qkv_bias
         return LayerWeights(
-            attention_norm=None if self._bare and index == 0 else self._norm(at + "input_layernorm.weight"),
+            attention_norm=self._norm(at + "input_layernorm.weight") if index or not self._as_they_are else None,
             qkv=(of[f"{query}.weight"], of[f"{key}.weight"], of[f"{value}.weight"]),
             qkv_bias=(self._vector(f"{query}.bias"), self._vector(f"{key}.bias"), self._vector(f"{value}.bias"))
             if bias

@@ -13,7 +13,7 @@ from parlay.drafters.heads.options import BlockOptions
 from parlay.drafters.heads.state_heads import MarginalsDrafter
 from parlay.drafters.resources import Resources
 from parlay.heads.block import BlockConfig
-from parlay.heads.native import block_decoder
+from parlay.heads.native import block_decoder, input_norm
 from parlay.heads.opening import opened
 
 
@@ -23,11 +23,12 @@ class BlockDrafter(MarginalsDrafter):
     def __init__(self, resources: Resources, options: BlockOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held, config = head.artefact, BlockConfig.of(head.artefact)
-        runner = head.make_runner(*block_decoder(held.layer, held.tensors, head.embedding, config.layers))
+        decoder = block_decoder(held.layer, held.tensors, head.embedding, config.layers, normed=config.normed)
+        runner, norm = head.make_runner(*decoder), input_norm(held, "layers.0.hidden_norm.weight")
         fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
 
         def inputs(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-            return F.linear(features_KF.float(), fc_HF).to(head.dtype)
+            return norm(F.linear(features_KF.float(), fc_HF)).to(head.dtype)
 
         masked_MH = inputs(held.tensors["mask_hidden"], ()).expand(config.length - 1, -1)
         states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import draft_ids
 from parlay.drafters.heads.mtp import parallel_states
 from parlay.drafters.heads.options import DYNAMO as SOURCE
 from parlay.drafters.heads.options import DynamoOptions
 from parlay.drafters.heads.state_heads import StateHeadDrafter, StateJob
 from parlay.drafters.resources import Resources
+from parlay.heads.draft_vocab import draft_ids
 from parlay.heads.ngrams import Ngrams
 from parlay.heads.opening import opened
 from parlay.types import Draft, SequenceView

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import Guessing, draft_ids
+from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.layer_heads import Job, LayerHeadDrafter, TreeLimits
 from parlay.drafters.heads.options import EAGLE3 as SOURCE
 from parlay.drafters.heads.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
-from parlay.heads.native import eagle3_decoder
+from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.eagle3 import normed
+from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
 from parlay.models.compiled.product import Product
 from parlay.models.forward import Growth
@@ -27,29 +29,30 @@ class Eagle3(LayerHeadDrafter):
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held = head.artefact
-        runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding))
+        runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding, normed=normed(held)))
         self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
         guessing = Guessing(self._ids_D, resources.vocab_size)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
         super().__init__(SOURCE, runner, held, guessing, limits)
         self._options, self._dtype = options, head.dtype
         self._fuse = Product(held.tensors["fc.weight"])
+        self._norm, self._normed = input_norm(held, "midlayer.hidden_norm.weight"), normed(held)
 
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-        return self._fuse(features_KF).to(self._dtype)
+        return self._norm(self._fuse(features_KF)).to(self._dtype)
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
-        return hidden_KH
+        return self._norm(hidden_KH)
 
     def _tree(self, budget: int) -> DynamicTree:
         return DynamicTree(self._options.width, self._options.min_p, budget)
 
     def _grow(self, jobs: list[Job]) -> None:
-        """All trees in one call, where nobody samples and the compiled decoder runs."""
-        sampled = any(not job.text.view.request.params.greedy for job in jobs)
+        """All trees in one call, where nobody samples, no norm comes between, and the compiled decoder runs."""
+        alone = self._normed or any(not job.text.view.request.params.greedy for job in jobs)
         options, budgets = self._options, [job.budget for job in jobs]
         growth = Growth(options.depth, options.width, options.min_p, self._ids_D, budgets)
-        grown = None if sampled else self._head.grow([job.segment() for job in jobs], growth)
+        grown = None if alone else self._head.grow([job.segment() for job in jobs], growth)
         if grown is None:
             super()._grow(jobs)
             return

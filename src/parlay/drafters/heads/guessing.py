@@ -28,8 +28,3 @@ class Guessing:
         logits_RV = torch.full((len(logits_RD), self._vocab_size), -torch.inf)
         logits_RV[:, self._ids_D] = logits_RD
         return best_guesses(logits_RV, views, paths, width)
-
-
-def draft_ids(d2t_D: Tensor) -> Tensor:
-    """The target's token of each draft id, int64; ``d2t_D`` holds them as offsets."""
-    return d2t_D + torch.arange(len(d2t_D))

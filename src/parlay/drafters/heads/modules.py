@@ -16,6 +16,7 @@ from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.kangaroo import KangarooAdapter
+from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
@@ -24,8 +25,8 @@ from parlay.heads.probes import ProbeEmbeddings
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig
 
-_OPTIONAL = frozenset({"lm_head.weight", "t2d"})
-"""The target's LM head may stand for the first, and no drafter reads the second."""
+_OPTIONAL = frozenset({LM_HEAD, EMBEDDING, "t2d"})
+"""The target's may stand for the first two, and no drafter reads the third."""
 _COUNTED = frozenset(f"ngrams.{size + 1}" for size in range(ngrams.LONGEST))
 
 
@@ -68,12 +69,8 @@ def _eagle(held: HeadArtefact) -> nn.Module:
     return EagleHead(held.layer, _draft_vocab(held))
 
 
-def _eagle3(held: HeadArtefact) -> nn.Module:
-    return Eagle3Head(Eagle3Config(held.layer, _draft_vocab(held), tuple(held.settings["taps"])))
-
-
 def _mtp(held: HeadArtefact) -> nn.Module:
-    return _parallel(held) if "heads" in held.settings else MtpModule(held.layer, _draft_vocab(held))
+    return _parallel(held) if "heads" in held.settings else MtpModule.of(held)
 
 
 def _parallel(held: HeadArtefact) -> nn.Module:
@@ -91,7 +88,7 @@ _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
     methods.BLOCKWISE: BlockwiseHeads.of,
     methods.DYNAMO: _parallel,
     methods.EAGLE: _eagle,
-    methods.EAGLE3: _eagle3,
+    methods.EAGLE3: lambda held: Eagle3Head(Eagle3Config.of(held)),
     methods.HYDRA: HydraHeads.of,
     methods.KANGAROO: lambda held: KangarooAdapter(held.layer, _draft_vocab(held)),
     methods.MEDUSA: lambda held: MedusaHeads(SeveralHeadsConfig.of(held)),

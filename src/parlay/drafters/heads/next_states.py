@@ -92,8 +92,12 @@ class SequentialMtp(_Dynamic):
     """A module of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437), used again for every depth."""
 
     def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
-        held = head.artefact
-        super().__init__(MTP, head, MtpModule(held.layer, len(held.tensors["d2t"])), mtp_decoder, options)
+        module = MtpModule.of(head.artefact)
+        super().__init__(MTP, head, module, mtp_decoder, options)
+        self._again = module.again
+
+    def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
+        return self._from_target(self._again(hidden_KH.float()), tokens)
 
 
 def eagle_module(held: HeadArtefact) -> EagleHead:

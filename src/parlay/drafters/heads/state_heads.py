@@ -16,11 +16,12 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.static_trees import StaticTree, best_tree
 from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import Guessing, draft_ids
+from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.latest_states import LatestStates
 from parlay.drafters.heads.level_trees import LevelTree, RankTree
 from parlay.drafters.heads.watch import Kept, Watched
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.draft_vocab import draft_ids
 from parlay.types import NO_DRAFT, Draft, Needs, SequenceView
 
 

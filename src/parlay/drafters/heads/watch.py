@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.layouts.layout import LAYOUT
 from parlay.types import Observation
 
 ENOUGH = 64
@@ -14,17 +15,22 @@ ENOUGH = 64
 _LITTLE = 0.2
 """Of the share that was expected."""
 
+_LEAST = 0.05
+"""Less of the first guesses of any head is no use."""
+
 _log = logging.getLogger(__name__)
 
 
 class AcceptanceWatch:
     """Compares how often one of a head's first guesses is accepted with what its artefact says, once.
 
-    Artefacts of earlier versions don't say it; they are not judged.
+    Heads in published layouts don't say it, so only nearly nothing counts. Nor do artefacts of earlier versions, which
+    are not judged.
     """
 
     def __init__(self, source: str, held: HeadArtefact) -> None:
         self._source, self._expected = source, float(held.settings.get("expected", 0.0))
+        self._layout = held.settings.get(LAYOUT)
         self._seen = self._right = 0
 
     def see(self, observation: Observation) -> None:
@@ -37,7 +43,13 @@ class AcceptanceWatch:
         if first:
             self._seen += 1
             self._right += bool(path) and path[0] in first
-        if self._seen == ENOUGH and self._right < _LITTLE * self._expected * ENOUGH:
+        if self._seen == ENOUGH and self._layout is not None:
+            self._judge_unknown(self._layout)
+        elif self._seen == ENOUGH:
+            self._judge()
+
+    def _judge(self) -> None:
+        if self._right < _LITTLE * self._expected * ENOUGH:
             _log.warning(
                 "strategy %s: %.0f %% of the head's first guesses were right, and %.0f %% on held-out texts. "
                 "Most likely it was trained for another version of this model, or for texts of another kind or chat "
@@ -46,6 +58,17 @@ class AcceptanceWatch:
                 self._source,
                 100 * self._right / ENOUGH,
                 100 * self._expected,
+            )
+
+    def _judge_unknown(self, layout: str) -> None:
+        if self._right < _LEAST * ENOUGH:
+            _log.warning(
+                "strategy %s: %.0f %% of the first guesses of a head in the layout of %s were right. Most likely it "
+                "was trained for another model or version of it, or its config counts the target's layers in another "
+                "way. The output is not affected, but drafting gains nothing: choose another head or strategy",
+                self._source,
+                100 * self._right / ENOUGH,
+                layout,
             )
 
 

@@ -1,0 +1,44 @@
+"""EAGLE and EAGLE-2 as SafeAILab publishes them: a Llama config of one layer, and tensors ``fc`` and ``layers.0``.
+
+The layer has no norm before its attention. The LM head is the target's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.layouts.layout import (
+    NO_WITNESS,
+    Foreign,
+    Json,
+    Layout,
+    decoder_layer,
+    renamed,
+    usual_acceptance,
+    with_draft_vocab,
+)
+from parlay.types import RunnerSpec
+
+_LEVELS = 5
+
+
+def _recognises(config: Json, names: frozenset[str]) -> bool:
+    return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and "layers.0.hidden_norm.weight" not in names
+
+
+def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+    foreign.require(foreign.config, num_hidden_layers=1)
+    layer = decoder_layer(foreign, foreign.config, target, "LlamaForCausalLM")
+    tensors = renamed(foreign.tensors)
+    tensors.setdefault("fc.bias", torch.zeros(layer.hidden_size))
+    settings = {
+        "taps": [target.num_layers],
+        "draft_vocab_size": layer.vocab_size,
+        "acceptance": usual_acceptance(_LEVELS),
+    }
+    tensors = with_draft_vocab(tensors, torch.arange(layer.vocab_size), layer.vocab_size)
+    return HeadArtefact("eagle", layer, settings, tensors, NO_WITNESS)
+
+
+EAGLE = Layout("EAGLE", _recognises, _read)

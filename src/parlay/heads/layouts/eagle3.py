@@ -1,0 +1,72 @@
+"""EAGLE-3 as SafeAILab, SpecForge and vLLM know it: a Llama or Qwen3 config with ``draft_vocab_size``.
+
+Tensors ``fc``, ``midlayer`` (or ``layers.0``), ``norm``, ``lm_head``, and ``d2t`` and ``t2d``, which say what the draft
+tokens stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay.heads.artefact import BadHead, HeadArtefact
+from parlay.heads.eagle3 import NORMED
+from parlay.heads.layouts.layout import (
+    NO_WITNESS,
+    Foreign,
+    Json,
+    Layout,
+    decoder_layer,
+    offset_ids,
+    renamed,
+    with_draft_vocab,
+)
+from parlay.types import RunnerSpec
+
+TAPS = "eagle_aux_hidden_state_layer_ids"
+
+
+def architecture_of(names: frozenset[str]) -> str:
+    """Of the layers: those of Qwen3 norm queries and keys."""
+    return "Qwen3ForCausalLM" if any(name.endswith("q_norm.weight") for name in names) else "LlamaForCausalLM"
+
+
+def taps_of(foreign: Foreign, said: Sequence[int] | None, target: RunnerSpec) -> list[int]:
+    """The layers whose inputs are fused: ``said``, or EAGLE-3's own, 2, L / 2 and L - 3. Raises BadHead."""
+    layers = target.num_layers
+    found = sorted(said or (2, layers // 2, layers - 3))
+    if len(set(found)) < len(found) or found[0] < 0 or found[-1] >= layers:
+        raise BadHead(f"{foreign.folder}: {TAPS} {found} are not layers below the last of a target that has {layers}")
+    return found
+
+
+def plain(foreign: Foreign, said: Json) -> None:
+    """Raises BadHead for forms of EAGLE-3 that Parlay does not run."""
+    foreign.require(said, norm_before_fc=False, fc_norm=False, norm_output=False, use_aux_hidden_state=True)
+    foreign.require(said, target_hidden_size=said.get("hidden_size"))
+
+
+def _recognises(config: Json, names: frozenset[str]) -> bool:
+    published = "Eagle3" in str(config.get("architectures")) or "draft_vocab_size" in config
+    return published and "speculators_model_type" not in config
+
+
+def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+    config = foreign.config
+    nested = config.get("eagle_config") or {}
+    foreign.require(config, num_hidden_layers=1, parallel_drafting=False)
+    plain(foreign, {**config, **nested})
+    layer = decoder_layer(foreign, config, target, architecture_of(frozenset(foreign.tensors)))
+    size = foreign.number({"draft_vocab_size": layer.vocab_size, **config}, "draft_vocab_size")
+    # The nested field counts layers by their outputs, the other by their inputs.
+    said = [place + 1 for place in nested[TAPS]] if nested.get(TAPS) else config.get(TAPS)
+    settings = {
+        "taps": taps_of(foreign, said, target),
+        "draft_vocab_size": size,
+        NORMED: bool(config.get("norm_before_residual")),
+    }
+    ids_D = offset_ids(foreign, size, layer.vocab_size)
+    tensors = with_draft_vocab(renamed(foreign.tensors, ("layers.0.", "midlayer.")), ids_D, layer.vocab_size)
+    return HeadArtefact("eagle3", layer, settings, tensors, NO_WITNESS)
+
+
+EAGLE3 = Layout("EAGLE-3", _recognises, _read)

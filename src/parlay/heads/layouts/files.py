@@ -1,0 +1,94 @@
+"""Reads folders in foreign layouts: config and safetensors. Pickles are never opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from parlay.heads.artefact import CONFIG, BadHead
+from parlay.heads.layouts.layout import Json
+from parlay.models.config import read_json
+from parlay.types import ParlayError
+
+INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def read_said(folder: Path) -> Json:
+    """The folder's config. Raises BadHead."""
+    try:
+        return read_json(folder / CONFIG)
+    except ParlayError as error:
+        raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
+
+
+def places(folder: Path) -> dict[str, Path]:
+    """In which file each tensor is. Raises BadHead for a folder without safetensors, or with one that can't be read."""
+    if (folder / INDEX).is_file():
+        return {name: folder / file for name, file in index_of(folder).items()}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BadHead(_pickled(folder))
+    try:
+        found: dict[str, Path] = {}
+        for path in files:
+            with safe_open(path, "pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+        return found
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, error) from error
+
+
+def index_of(folder: Path) -> dict[str, str]:
+    """Which file holds each tensor, by the folder's index. Raises BadHead for one that says something else."""
+    try:
+        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        if all(Path(file).name == file for file in found.values()):
+            return dict(found)
+        raise ValueError("it names files of other folders")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadHead(f"{folder / INDEX} can't be read: {error}") from error
+
+
+def load(found: Mapping[str, Path], names: Iterable[str]) -> dict[str, Tensor]:
+    """These tensors; half-precision numbers as float32. Raises BadHead for damage and numbers that are not finite."""
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        by_file.setdefault(found[name], []).append(name)
+    tensors: dict[str, Tensor] = {}
+    for path, wanted in by_file.items():
+        try:
+            with safe_open(path, "pt") as file:
+                tensors |= {name: _usable(path, name, file.get_tensor(name)) for name in wanted}
+        except (OSError, SafetensorError) as error:
+            raise _damaged(path, error) from error
+    return tensors
+
+
+def _usable(path: Path, name: str, tensor: Tensor) -> Tensor:
+    """``tensor`` of any shape, if its numbers can be used."""
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool):
+        raise BadHead(f"{path}: {name} has numbers of type {tensor.dtype}: give a head that is not quantized")
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise BadHead(f"{path}: {name} holds numbers that are not finite: the file is damaged")
+    return tensor.float() if tensor.dtype == torch.float16 else tensor.clone()  # no mapped file
+
+
+def _damaged(path: Path, error: Exception) -> BadHead:
+    return BadHead(f"{path} is damaged or cut short ({error}): download or copy it again")
+
+
+def _pickled(folder: Path) -> str:
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    name = pickles[0] if pickles else "FILE.bin"
+    held = f"{folder} holds its weights as a pickle ({name})" if pickles else f"{folder} holds no *.safetensors"
+    return (
+        f'{held}, and pickles are never opened here. Convert one that you trust: python -c "import torch, '
+        f"safetensors.torch as s; s.save_file({{k: v.clone() for k, v in torch.load('{name}', weights_only=True)"
+        ".items()}, 'model.safetensors')\""
+    )

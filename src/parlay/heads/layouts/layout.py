@@ -1,0 +1,142 @@
+"""What every layout is made of, and what their mappings share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.heads.artefact import BadHead, HeadArtefact
+from parlay.models.config import DecoderConfig, config_of
+from parlay.types import ParlayError, RunnerSpec
+
+Json = Mapping[str, Any]
+EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+NEED_LM_HEAD = frozenset({"eagle", "eagle3", "mtp", "block-drafter"})
+"""Methods whose drafters read an LM head: the target's, where a head in a published layout brings none."""
+NO_WITNESS = torch.zeros(0)
+"""Of heads that know nothing of their target."""
+LAYOUT = "layout"
+"""A setting: in which layout a head was published. Nothing in such a head says how often it should be right."""
+USUAL_ACCEPTANCE = (0.5, 0.14, 0.07, 0.05, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01)
+"""For static trees of heads that don't say: how often each rank of a guess is right. A level keeps 0.8 of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """What a folder in one of the layouts holds: its config, and the head's tensors by their names there."""
+
+    folder: Path
+    config: Json
+    tensors: Mapping[str, Tensor]
+
+    def refuse(self, field: str, value: object, asked: object) -> BadHead:
+        """The error for a field of its config that names a form of the head which Parlay does not run."""
+        return BadHead(f"{self.folder}: {field} is {value!s:.60}, and Parlay runs such heads only where it is {asked}")
+
+    def require(self, said: Json, **asked: object) -> None:
+        """Raises BadHead for the first of these fields that says something else; one that says nothing is as asked."""
+        for field, value in asked.items():
+            if said.get(field) not in (None, value):
+                raise self.refuse(field, said[field], value)
+
+    def number(self, said: Json, field: str, least: int = 1) -> int:
+        """An integer of its config. Raises BadHead where it is none, or smaller."""
+        value = said.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadHead(f"{self.folder}: config.json says {field} {value!s:.40}: expected an integer from {least} on")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One published layout.
+
+    ``recognises`` reads config and names of tensors, ``owns`` says which tensors are the head's.
+
+    ``read`` makes a head of these for a target, whose shape says what the file leaves open. The head's tensors bear
+    Parlay's names; those that no rule renames keep their own, so that what is left over is seen later. It may hold the
+    head's own `EMBEDDING`, and may lack `LM_HEAD`, for which the target's stands then. Raises BadHead.
+    """
+
+    name: str
+    recognises: Callable[[Json, frozenset[str]], bool]
+    read: Callable[[Foreign, RunnerSpec], HeadArtefact]
+    owns: Callable[[Json, str], bool] = lambda config, name: True
+
+
+def decoder_layer(foreign: Foreign, said: Json, target: RunnerSpec, architecture: str) -> DecoderConfig:
+    """The shape of a head's layers as ``said`` gives it. Raises BadHead for what Parlay's layers do not compute.
+
+    Its longest text is the target's: positions turn, and have no end.
+    """
+    try:
+        layer = config_of(foreign.folder, said, architecture)
+    except ParlayError as error:
+        raise BadHead(f"{foreign.folder}: {str(error).removeprefix(f'{foreign.folder}: ')}") from error
+    biased = any(name.endswith("q_proj.bias") for name in foreign.tensors)
+    return replace(
+        layer, max_context=max(layer.max_context, target.max_context), qkv_bias=biased, num_layers=target.num_layers
+    )
+
+
+def plain_layer(target: RunnerSpec) -> DecoderConfig:
+    """For heads without decoder layers: the sizes that they share with their target."""
+    return DecoderConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.hidden_size,
+        num_layers=target.num_layers,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=2,
+        rms_norm_eps=1e-6,
+        max_context=target.max_context,
+    )
+
+
+def renamed(tensors: Mapping[str, Tensor], *rules: tuple[str, str]) -> dict[str, Tensor]:
+    """With the first rule's beginning that fits in place of the name's own. Rotations, which follow, are left out."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("rotary_emb.inv_freq"):
+            rule = next((rule for rule in rules if name.startswith(rule[0])), ("", ""))
+            found[rule[1] + name.removeprefix(rule[0])] = tensor
+    return found
+
+
+def with_draft_vocab(tensors: Mapping[str, Tensor], ids_D: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """With the two tensors that say which tokens of the target can be drafted: ``ids_D`` int64."""
+    known_V = torch.zeros(vocab_size, dtype=torch.bool)
+    known_V[ids_D] = True
+    return {**tensors, "d2t": ids_D - torch.arange(len(ids_D)), "t2d": known_V}
+
+
+def offset_ids(foreign: Foreign, size: int, vocab_size: int) -> Tensor:
+    """The target's token of each of ``size`` draft ids, which the file holds as offsets, or all. Raises BadHead."""
+    if "d2t" not in foreign.tensors:
+        if size != vocab_size:
+            raise BadHead(f"{foreign.folder} lacks d2t, which says what its {size} draft tokens stand for")
+        return torch.arange(size)
+    offsets_D = foreign.tensors["d2t"]
+    if offsets_D.shape != (size,) or offsets_D.is_floating_point():
+        raise foreign.refuse("d2t", list(offsets_D.shape), f"{size} integers, by draft_vocab_size")
+    return checked_ids(foreign, "d2t", offsets_D.long() + torch.arange(size), vocab_size)
+
+
+def checked_ids(foreign: Foreign, name: str, ids_D: Tensor, vocab_size: int) -> Tensor:
+    """Raises BadHead unless these are different tokens of the target."""
+    ids = set(ids_D.tolist())
+    if len(ids) < len(ids_D) or not ids <= set(range(vocab_size)):
+        raise BadHead(f"{foreign.folder}: {name} does not name different tokens of a target of {vocab_size}")
+    return ids_D
+
+
+def usual_acceptance(levels: int) -> list[list[float]]:
+    """What static trees are built from where nothing was measured."""
+    return [[share * 0.8**level for share in USUAL_ACCEPTANCE] for level in range(levels)]

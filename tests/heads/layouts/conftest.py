@@ -1,0 +1,68 @@
+"""A small target, what strategies find for it, and what they decode with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from parlay import models
+from parlay.drafters.heads.proving import ProvedHeads
+from parlay.heads.opening import heads_of
+from parlay.llm import LLM
+from parlay.models.config import DecoderConfig
+from parlay.prompts import TokensPrompt
+from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.train.recipes.target import Target
+from parlay.types import SamplingParams
+from tests.heads.conftest import LOAD
+
+Drafts = Callable[[str, Path], None]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_random("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target(model: Path) -> Target:
+    return Target.named(str(model))
+
+
+@pytest.fixture(scope="session")
+def config(target: Target) -> DecoderConfig:
+    return target.config
+
+
+@pytest.fixture
+def find(model: Path) -> ProvedHeads:
+    """As strategies find heads."""
+    return ProvedHeads(heads_of(str(model), models.load(str(model), LOAD).spec, None))
+
+
+@pytest.fixture
+def drafts(model: Path) -> Drafts:
+    """Proves that a strategy drafts with the head of a folder, and that its text is plain decoding's."""
+
+    def check(method: str, folder: Path) -> None:
+        prompt, greedy = TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(temperature=0, max_tokens=12)
+        with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+            plain, drafted = (
+                llm.generate([prompt], greedy, strategy=strategy)[0].outputs[0]
+                for strategy in ("none", f"{method}:head={folder},policy=fixed")
+            )
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.metrics.draft_tokens > 0
+
+    return check
