@@ -274,4 +274,4 @@ def test_what_a_head_may_not_read_is_said() -> None:
     (view,) = engine.scheduler.running
     assert view.layers is not None
     with pytest.raises(ValueError, match="not lent"):
-        view.layers.states([view], [0], (1,))
+        view.layers.states([view], [(0, 1)], (1,))

@@ -108,10 +108,12 @@ class TargetLayers:
                 loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
         return out
 
-    def states(self, views: Seq[SequenceView], starts: Seq[int], taps: Seq[int]) -> list[Mapping[int, Tensor]]:
+    def states(
+        self, views: Seq[SequenceView], spans: Seq[tuple[int, int]], taps: Seq[int]
+    ) -> list[Mapping[int, Tensor]]:
         """See `Layers`. Copies of the sequences run what is lacking, so no sequence has to be cut back."""
         most = max(1, self._most_rows // max(1, len(views)))
-        readings = [self._reading(loan, start, most) for loan, start in zip(self._lent(views), starts, strict=True)]
+        readings = [self._reading(loan, *span, most) for loan, span in zip(self._lent(views), spans, strict=True)]
         due = [reading for reading in readings if reading.segment is not None]
         try:
             self._read(due, taps)
@@ -120,11 +122,11 @@ class TargetLayers:
                 self._runner.release(reading.name)
         return [reading.states for reading in readings]
 
-    def _reading(self, loan: _Loan, start: int, most: int) -> _Recomputation:
-        """A copy of the sequence, cut back to ``start``, with memory for at most so many of its cached tokens."""
+    def _reading(self, loan: _Loan, start: int, end: int, most: int) -> _Recomputation:
+        """A copy of the sequence, cut back to ``start``, with memory for ``most`` cached tokens, up to ``end``."""
         reading = _Recomputation(next(self._names), loan)
         tokens = loan.sequence.tokens
-        end = min(start + most, loan.sequence.cached)
+        end = min(start + most, end, loan.sequence.cached)
         if start < end:
             self._runner.fork(loan.sequence.sequence, reading.name)
             cached = self._runner.truncate(reading.name, start)

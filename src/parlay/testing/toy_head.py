@@ -64,8 +64,8 @@ class ToyHead:
             return
         layers = views[0].layers
         assert layers is not None, "the needs name taps"
-        starts = [len(self._agreed(view).tokens) for view in views]
-        for view, start, taps in zip(views, starts, layers.states(views, starts, self.needs.taps), strict=True):
+        spans = [(len(self._agreed(view).tokens), len(view.tokens) - 1) for view in views]
+        for view, (start, _), taps in zip(views, spans, layers.states(views, spans, self.needs.taps), strict=True):
             self.asked += self._take(view, start, taps) if taps else 0
 
     def _take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> int:

@@ -111,9 +111,9 @@ class Layers(Protocol):
         ...
 
     def states(
-        self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
+        self, views: Sequence[SequenceView], spans: Sequence[tuple[int, int]], taps: Sequence[int]
     ) -> list[Mapping[int, Tensor]]:
-        """The hidden states ``[T, H]`` that enter each layer of ``taps``: of each view's cached tokens from a start on.
+        """The hidden states ``[T, H]`` that enter each layer of ``taps``, of each view's cached tokens in its span.
 
         For a drafter that lacks some, as after a prefix hit. Those of pending tokens come with this step's observation.
         Fewer are computed if one step can't run so many rows, and none (an empty mapping) if there are none or the

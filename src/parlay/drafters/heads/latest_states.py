@@ -29,8 +29,8 @@ class LatestStates:
         if lacking:
             layers = lacking[0].layers
             assert layers is not None, "the needs name taps"
-            starts = [len(view.tokens) - 2 for view in lacking]
-            for view, taps in zip(lacking, layers.states(lacking, starts, (self._layer,)), strict=True):
+            spans = [(len(view.tokens) - 2, len(view.tokens) - 1) for view in lacking]
+            for view, taps in zip(lacking, layers.states(lacking, spans, (self._layer,)), strict=True):
                 if taps:
                     self._keep(view, len(view.tokens) - 1, taps[self._layer][-1])
         return [self._find(view) for view in views]

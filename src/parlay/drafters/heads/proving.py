@@ -146,10 +146,10 @@ class _StoredStates:
         raise NotImplementedError("heads that run the target's layers have no guesses in their proof")
 
     def states(
-        self, views: Sequence[SequenceView], starts: Sequence[int], taps: Sequence[int]
+        self, views: Sequence[SequenceView], spans: Sequence[tuple[int, int]], taps: Sequence[int]
     ) -> list[Mapping[int, Tensor]]:
         """See `Layers`."""
         return [
-            {layer: self.proof.state_of(layer)[start : len(view.tokens) - 1] for layer in taps}
-            for view, start in zip(views, starts, strict=True)
+            {layer: self.proof.state_of(layer)[start : min(end, len(view.tokens) - 1)] for layer in taps}
+            for view, (start, end) in zip(views, spans, strict=True)
         ]

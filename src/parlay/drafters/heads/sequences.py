@@ -18,6 +18,19 @@ from parlay.types import OutOfRoom, Runner, SequenceView
 
 
 @dataclass(slots=True)
+class Ahead:
+    """Features ``[K, F]`` each of these tokens in a row, from place ``start`` on."""
+
+    start: int
+    tokens: list[int]
+    features: list[Tensor]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(slots=True)
 class HeadSequence:
     """One sequence. Its first ``ran`` rows are in the head's cache; ``waiting`` are the features of the tokens after.
 
@@ -30,6 +43,8 @@ class HeadSequence:
     ran: int = 0
     waiting: list[Tensor] = field(default_factory=list)
     """Each ``[K, F]``."""
+    ahead: Ahead | None = None
+    """Features that were seen before those of some tokens in front of them."""
 
     @property
     def known(self) -> int:
@@ -51,12 +66,36 @@ class HeadSequences:
         self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
 
     def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
-        """Features of the tokens from ``start`` on; those that leave a gap after the known ones are dropped."""
+        """Features of the tokens from ``start`` on. Those behind a gap wait until it is filled."""
         held = self.aligned(view)
-        known, count = held.known, len(taps[self._taps[0]])
-        if start <= known < start + count:
+        known, end = held.known, start + len(taps[self._taps[0]])
+        if start <= known < end:
             held.waiting.append(torch.cat([taps[layer][known - start :] for layer in self._taps], -1))
-            held.text.tokens += view.tokens[len(held.text.tokens) : start + count]
+            held.text.tokens += view.tokens[len(held.text.tokens) : end]
+            self._join(held, view)
+        elif start > known:
+            tokens, features = list(view.tokens[start:end]), torch.cat([taps[layer] for layer in self._taps], -1)
+            if held.ahead is None or held.ahead.end != start:
+                held.ahead = Ahead(start, [], [])
+            held.ahead.tokens += tokens
+            held.ahead.features.append(features)
+
+    def _join(self, held: HeadSequence, view: SequenceView) -> None:
+        """What was seen ahead follows the known features now, or is of no use."""
+        ahead, known = held.ahead, held.known
+        if ahead is None or known < ahead.start:
+            return
+        held.ahead = None
+        if known == ahead.start and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens:
+            held.waiting += ahead.features
+            held.text.tokens += view.tokens[len(held.text.tokens) : ahead.end]
+
+    def lacking(self, view: SequenceView) -> tuple[int, int]:
+        """From where to where features are missing: up to what was seen ahead, or to the root."""
+        held = self.aligned(view)
+        ahead = held.ahead
+        whole = ahead is not None and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens
+        return held.known, ahead.start if ahead is not None and whole else len(view.tokens) - 1
 
     def aligned(self, view: SequenceView) -> HeadSequence:
         """What is held of the view's sequence, cut back to what is still true; it is the most recently used now."""

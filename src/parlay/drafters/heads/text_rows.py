@@ -69,8 +69,8 @@ class TextRows:
             return
         layers = lacking[0].layers
         assert layers is not None, "the needs name taps"
-        starts = [self._sequences.aligned(view).known for view in lacking]
-        for view, start, taps in zip(lacking, starts, layers.states(lacking, starts, self._taps), strict=True):
+        spans = [self._sequences.lacking(view) for view in lacking]
+        for view, (start, _), taps in zip(lacking, spans, layers.states(lacking, spans, self._taps), strict=True):
             if taps:
                 self._sequences.take(view, start, taps)
 

@@ -1,0 +1,58 @@
+"""A head behind a prefix hit: the target computes again what was skipped, and nothing of what a step has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from parlay.engine.layers import TargetLayers
+from parlay.heads import artefact
+from parlay.heads.artefact import HeadArtefact
+from parlay.llm import LLM
+from parlay.prompts import TokensPrompt
+from parlay.testing.checkpoints import VOCAB_SIZE
+from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.types import SamplingParams, SequenceView
+
+_SHARED = [place * 7 % VOCAB_SIZE for place in range(50)]
+_CHUNK = 32
+
+
+def test_only_skipped_tokens_are_computed_again(
+    model: Path, head: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second prompt begins as the first does, and is fed in chunks: those before the last draft nothing."""
+    artefact.save(tmp_path, head, "")
+    strategy = f"eagle3:head={tmp_path},policy=fixed,k=4"
+    asked: list[int] = []
+    states = TargetLayers.states
+
+    def counted(
+        self: TargetLayers, views: Sequence[SequenceView], spans: Sequence[tuple[int, int]], taps: Sequence[int]
+    ) -> list[Mapping[int, Tensor]]:
+        found = states(self, views, spans, taps)
+        asked.extend(len(next(iter(each.values()))) for each in found if each)
+        return found
+
+    monkeypatch.setattr(TargetLayers, "states", counted)
+    prompts = [_SHARED, [*_SHARED, *((place * 5 + 1) % VOCAB_SIZE for place in range(90))]]
+    with LLM(
+        str(model),
+        tokenizer=toy_tokenizer(VOCAB_SIZE),
+        dtype="float32",
+        device="cpu",
+        max_num_batched_tokens=_CHUNK,
+    ) as llm:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        answers = [
+            llm.generate([TokensPrompt(prompt_token_ids=ids)], params, strategy=strategy)[0].outputs[0]
+            for ids in prompts
+        ]
+        plain = llm.generate([TokensPrompt(prompt_token_ids=prompts[1])], params, strategy="none")[0].outputs[0]
+    assert answers[1].token_ids == plain.token_ids
+    assert answers[1].metrics is not None
+    assert answers[1].metrics.draft_tokens > 0
+    assert 0 < sum(asked) <= len(_SHARED)
