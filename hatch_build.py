@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
 import sysconfig
 from pathlib import Path
@@ -31,4 +32,5 @@ class CompiledDecoder(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["artifacts"].append(str(library.relative_to(Path(__file__).parent)))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{re.sub(r'[-.]', '_', sysconfig.get_platform())}"
+        system = sysconfig.get_platform().replace("universal2", platform.machine())  # the library is for one machine
+        build_data["tag"] = f"py3-none-{re.sub(r'[-.]', '_', system)}"

@@ -103,6 +103,7 @@ def test_the_built_in_model_chats_and_races(real: Page) -> None:
     send(real, "Repeat this line: the ferry leaves at ten past seven.")
     expect(answers(real).locator(".note")).to_contain_text("seed 7")
     expect(answers(real).locator(".body")).not_to_be_empty()
+    expect(real.locator("#strategy option[value=draft-model]")).to_have_count(1)
     strategies = real.locator("#strategy option").evaluate_all("options => options.map((option) => option.value)")
     assert {"none", "draft-model"} <= set(strategies)
     assert not {"eagle3", "medusa", "datastore"} & set(strategies)

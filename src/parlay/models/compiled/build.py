@@ -27,7 +27,8 @@ _X86: dict[str, tuple[str, ...]] = {
     "avx512_bf16": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 _ARM: dict[str, tuple[str, ...]] = {"dotprod": ("-march=armv8.2-a+dotprod",)}  # NEON itself is in all of AArch64
-_OF_MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM}
+_OF_MACHINES = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
+SYSTEMS = ("linux", "darwin")
 NAMES = (*_EVERYWHERE, *_OF_MACHINES.get(platform.machine(), {}))
 """Instruction sets of this kind of machine, from the least to the widest; a library has those its compiler knows."""
 
@@ -44,8 +45,8 @@ def digest() -> str:
 
 def build(library: Path = LIBRARY) -> Path:
     """Compile ``library`` for the instruction sets that the compiler knows; raises CannotBuild."""
-    if sys.platform != "linux":
-        raise CannotBuild(f"the compiled decoder is for Linux, not {sys.platform}")
+    if sys.platform not in SYSTEMS:
+        raise CannotBuild(f"the compiled decoder is for Linux and macOS, not {sys.platform}")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise CannotBuild("there is no C compiler")
@@ -64,8 +65,8 @@ def build_objects(compiler: str, machine: str, folder: Path) -> None:
     sets = _EVERYWHERE | _OF_MACHINES.get(machine, {})
     known = {name: flags for name, flags in sets.items() if _knows(compiler, flags)}
     jobs = [job for name, flags in known.items() for job in _objects(compiler, folder, name, flags)]
-    for name in ("choose", "pool"):
-        jobs.append(_command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", f"-DSOURCES={digest()}"))
+    about = (f"-DSOURCES={digest()}", *(f"-Dparlay_{name}=parlay_none" for name in sets if name not in known))
+    jobs += [_command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", *about) for name in ("choose", "pool")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, jobs))
 

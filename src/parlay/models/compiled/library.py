@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from parlay.models.compiled import structs
-from parlay.models.compiled.build import LIBRARY, NAMES, digest
+from parlay.models.compiled.build import LIBRARY, NAMES, SYSTEMS, digest
 
 SWITCH = "PARLAY_COMPILED"
 """Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""
@@ -38,7 +38,7 @@ def load() -> structs.Core:
 
 
 def _widest() -> str:
-    if platform.machine() == "aarch64":
+    if platform.machine() in ("aarch64", "arm64"):
         return "dotprod"
     return _WIDEST.get(torch.backends.cpu.get_cpu_capability(), "plain")
 
@@ -46,8 +46,8 @@ def _widest() -> str:
 @lru_cache
 def _load(path: Path, widest: str) -> structs.Core:
     if not path.exists():
-        if sys.platform != "linux":
-            raise NotLoaded(f"it is for Linux, not {sys.platform}")
+        if sys.platform not in SYSTEMS:
+            raise NotLoaded(f"it is for Linux and macOS, not {sys.platform}")
         raise NotBuilt("it was not built: install with a C compiler at hand")
     try:
         library = ctypes.CDLL(str(path))

@@ -2,8 +2,10 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "core.h"
@@ -40,15 +42,24 @@ static Registers ask(unsigned leaf, unsigned subleaf)
     ENTRY(avx512, HAS_AVX512)                                                                                        \
     ENTRY(avx512_vnni, HAS_AVX512 && HAS_AVX512_VNNI)                                                                \
     ENTRY(avx512_bf16, HAS_AVX512 && HAS_AVX512_VNNI && HAS_AVX512_BF16)
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && defined(__linux__)
 #define HAS_DOTPROD (getauxval(AT_HWCAP) >> 20 & 1) /* HWCAP_ASIMDDP, for which older headers have no name */
 #define WIDER(ENTRY) ENTRY(dotprod, HAS_DOTPROD)
+#elif defined(__aarch64__) && defined(__APPLE__)
+static int has_dotprod(void)
+{
+    int known = 0;
+    size_t size = sizeof known;
+    return !sysctlbyname("hw.optional.arm.FEAT_DotProd", &known, &size, 0, 0) && known;
+}
+#define WIDER(ENTRY) ENTRY(dotprod, has_dotprod())
 #else
 #define WIDER(ENTRY)
 #endif
 
-/* Null where the compiler does not know the instructions. */
-#define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME __attribute__((weak));
+/* What stands for a table whose instructions the compiler does not know: the build defines its name as this one. */
+const Core parlay_none = {0};
+#define DECLARE(NAME, NEEDS) extern const Core parlay_##NAME;
 PLAIN(DECLARE)
 WIDER(DECLARE)
 
@@ -60,7 +71,7 @@ const Core *parlay_core(const char *widest)
 #endif
     const Core *best = 0;
 #define OFFER(NAME, NEEDS)                                                                                           \
-    if (&parlay_##NAME && (NEEDS)) best = &parlay_##NAME;                                                            \
+    if (&parlay_##NAME != &parlay_none && (NEEDS)) best = &parlay_##NAME;                                                            \
     if (!strcmp(#NAME, widest)) return best;
     PLAIN(OFFER)
     WIDER(OFFER)

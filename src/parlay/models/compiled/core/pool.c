@@ -4,16 +4,12 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "system.h"
 
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
@@ -43,7 +39,7 @@ typedef struct {
     uint32_t place __attribute__((aligned(64))); /* OUTSIDE the job, INSIDE, or DETACHED in a piece's computation */
     Member member;
     pthread_t thread;
-    pid_t name;
+    int64_t name;
 } Worker;
 
 static struct {
@@ -59,7 +55,7 @@ static struct {
     uint32_t bell, sleepers; /* rung when a phase ends; who listens */
     uint32_t job_bell __attribute__((aligned(64))), job_sleepers;
     int64_t gap; /* nanoseconds between jobs, lately */
-    pid_t looker;                                /* who looked around last */
+    int64_t looker;                               /* who looked around last */
     int64_t looked_at, waited, crowded_until;    /* when; how long it and the workers had waited for cores by then */
     int64_t delayed, delay_every, delay; /* for tests */
     Member caller;
@@ -79,38 +75,18 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static void futex_sleep(uint32_t *word, uint32_t seen, int64_t nanoseconds)
-{
-    struct timespec most = {nanoseconds / 1000000000, nanoseconds % 1000000000};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, nanoseconds ? &most : 0, 0, 0);
-}
-
 static void ring(uint32_t *word, uint32_t *sleepers)
 {
     if (!LOAD(*sleepers)) return;
     __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MOST_THREADS, 0, 0, 0);
-}
-
-/* How long a thread has been ready to run without a core, since it began. 0 where the system does not tell. */
-static int64_t waited_for_core(pid_t thread)
-{
-    char path[64], text[128];
-    snprintf(path, sizeof path, "/proc/self/task/%d/schedstat", (int)thread);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
-    ssize_t size = read(file, text, sizeof text - 1);
-    close(file);
-    text[size > 0 ? size : 0] = 0;
-    long long ran, waited;
-    return sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
+    wake(word);
 }
 
 /* Now and then at the beginning of a job: whether threads have to wait for cores. */
 static void look_around(int64_t time)
 {
     if (time - pool.looked_at < PERIOD) return;
-    pid_t looker = (pid_t)syscall(SYS_gettid);
+    int64_t looker = thread_name();
     int64_t waited = waited_for_core(looker), most = (time - pool.looked_at) / PERIOD * MUCH;
     for (int64_t other = 1; other <= pool.workers; other++) waited += waited_for_core(pool.worker[other].name);
     if (looker == pool.looker && waited - pool.waited > most) STORE(pool.crowded_until, time + CROWDED_FOR);
@@ -222,7 +198,7 @@ static void sleep_in_phase(uint64_t stamp)
 {
     __atomic_fetch_add(&pool.sleepers, 1, __ATOMIC_SEQ_CST);
     uint32_t seen = LOAD(pool.bell);
-    if (LOAD(pool.current) <= stamp) futex_sleep(&pool.bell, seen, NAP);
+    if (LOAD(pool.current) <= stamp) sleep_on(&pool.bell, seen, NAP);
     __atomic_fetch_sub(&pool.sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -293,7 +269,7 @@ static uint32_t next_job(uint32_t seen)
             continue;
         }
         __atomic_fetch_add(&pool.job_sleepers, 1, __ATOMIC_SEQ_CST);
-        futex_sleep(&pool.job_bell, seen, 0);
+        sleep_on(&pool.job_bell, seen, 0);
         __atomic_fetch_sub(&pool.job_sleepers, 1, __ATOMIC_SEQ_CST);
     }
     return LOAD(pool.job_bell);
@@ -314,7 +290,7 @@ static void take_part(Worker *worker)
 
 static void *serve(void *own)
 {
-    ((Worker *)own)->name = (pid_t)syscall(SYS_gettid);
+    ((Worker *)own)->name = thread_name();
     for (uint32_t seen = 0;;) {
         seen = next_job(seen);
         take_part(own);
@@ -343,6 +319,7 @@ static int start_worker(int64_t index)
 static void start_anew(void)
 {
     pthread_mutex_init(&pool.jobs, 0);
+    forget_sleepers();
     pool.workers = 0;
     pool.active = 0;
     pool.sleepers = pool.job_sleepers = 0;
@@ -367,7 +344,7 @@ static void wait_until(uint32_t place, int detached_too)
             if (looks < 1000)
                 PAUSE();
             else
-                futex_sleep(&pool.worker[other].place, seen, 50000); /* nobody rings for it */
+                sleep_on(&pool.worker[other].place, seen, 50000); /* nobody rings for it */
         }
 }
 
@@ -386,7 +363,7 @@ void parlay_pool_run(int64_t threads, void (*job)(const void *, Member *), const
         STORE(pool.current, pool.stamps + 1);
         STORE(pool.active, pool.stamps + 1);
         __atomic_fetch_add(&pool.job_bell, 1, __ATOMIC_SEQ_CST);
-        if (LOAD(pool.job_sleepers)) syscall(SYS_futex, &pool.job_bell, FUTEX_WAKE_PRIVATE, MOST_THREADS, 0, 0, 0);
+        if (LOAD(pool.job_sleepers)) wake(&pool.job_bell);
     }
     job(context, &pool.caller);
     if (pool.count > 1) {

@@ -1,0 +1,4 @@
+/* As string.h here. */
+#pragma once
+#include <stddef.h>
+int sysctlbyname(const char *, void *, size_t *, void *, size_t);
