@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.commands import RESULTS
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
-from benchmarks.setup import FULL, WIDE, Setup
+from benchmarks.setup import FULL, SMOLLM2_BF16, Setup
 from parlay import models, threads
 from parlay.bench.forwards import TimedModel, measure, weight_bytes
 from parlay.bench.provenance import provenance
@@ -89,7 +89,7 @@ def page(record: dict[str, Any], seconds: Seconds) -> str:
     """The results as Markdown."""
     head = ("weights", "context", "ms of 1 row", *(f"{count} rows" for count in ROWS[1:]))
     floor = ("weights", "ms of 1 row", "times the reading", "speed against bfloat16")
-    parts = ["# What verifying costs", "", f"{WIDE}. {about(record)}", "", TIMES, ""]
+    parts = ["# What verifying costs", "", f"{SMOLLM2_BF16}. {about(record)}", "", TIMES, ""]
     parts += [*table(head, list(by_rows(seconds))), "", "## Against the memory", "", FLOOR, ""]
     return "\n".join([*parts, *table(floor, list(against_floor(seconds)))])
 
@@ -107,8 +107,8 @@ def main() -> None:
     results = Results(options.out, record, fresh=True)
     longest = max(options.contexts) + max(ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        wide = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
-        checkpoint = longer(wide, Path(folder) / WIDE, longest)
+        dense = Setup(data=None, cache=options.cache, scale=FULL).directory(SMOLLM2_BF16)
+        checkpoint = longer(dense, Path(folder) / SMOLLM2_BF16, longest)
         timed: dict[str, TimedModel] = {}
         for name in (BF16, INT8):
             quantize = INT8 if name == INT8 else None

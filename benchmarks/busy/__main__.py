@@ -43,7 +43,7 @@ logger = logging.getLogger("benchmarks")
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.busy", description=__doc__)
-    parser.add_argument("--model", nargs="+", help=f"default: {SMOLLM2}, {WIDE} and {MINI}; with --quick, {MINI}")
+    parser.add_argument("--model", nargs="+", help=f"default: {SMOLLM2}")
     parser.add_argument("--peers", nargs="*", choices=ALL_PEERS, metavar="ENGINE", help=f"{ALL_PEERS}")
     add_venv_flags(parser)
     parser.add_argument("--busy", nargs="+", type=int, metavar="N", help="processes beside; 0 is always among them")
@@ -65,7 +65,7 @@ def main() -> None:
     if (others := busy_cores()) > BUSY_ALREADY:
         logger.warning("others keep %.1f cores of this machine busy", others)
     ends = time.monotonic() + 60 * (options.minutes or (QUICK_MINUTES if options.quick else MINUTES))
-    for model in options.model or ([MINI] if options.quick else [SMOLLM2, WIDE, MINI]):
+    for model in options.model or [SMOLLM2]:
         measure(model, options, results, ends)
     write_page(results.path, page(results.header, results.rows))
 

@@ -10,26 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.figures import parts
+from benchmarks.figures.adversary import adversary
 from benchmarks.figures.launch import launch
 from benchmarks.figures.overhead import overhead
 from benchmarks.figures.report import report
 from benchmarks.options import add_run_flags
-from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.setup import FULL, QUICK, Setup
 from parlay.bench.records import Results
 
-PARTS: Mapping[str, Callable[[Setup, Results], None]] = {
-    "launch": launch,
-    "overhead": overhead,
-    "plain": lambda setup, results: parts.plain(setup, results, MINI),
-    "plain-100m": lambda setup, results: parts.plain(setup, results, WIDE),
-    "lookup": parts.lookup,
-    "adversary": parts.adversary,
-    "draft": parts.draft,
-    "versus": lambda setup, results: parts.versus(setup, results, MINI),
-    "versus-100m": lambda setup, results: parts.versus(setup, results, WIDE),
-}
-BY_DEFAULT = [part for part in PARTS if part != "versus-100m"]
+PARTS: Mapping[str, Callable[[Setup, Results], None]] = {"launch": launch, "overhead": overhead, "adversary": adversary}
 
 logger = logging.getLogger("benchmarks")
 
@@ -38,7 +27,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=BY_DEFAULT, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=", ".join(PARTS))
     add_run_flags(parser)
     return parser.parse_args(arguments)
 
@@ -73,7 +62,7 @@ def command(options: argparse.Namespace) -> str:
     """The command to repeat, without folder names of this machine."""
     words = ["python -m benchmarks.figures"]
     words += ["--data DIR"] if options.data else []
-    words += [f"--only {' '.join(options.only)}"] if options.only != BY_DEFAULT else []
+    words += [f"--only {' '.join(options.only)}"] if options.only != [*PARTS] else []
     words += ["--quick"] if options.quick else []
     words += [f"--threads {options.threads}"] if options.threads != 2 else []
     return " ".join(words)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from parlay.bench.records import PLAIN
+from benchmarks.setup import SMOLLM2, Setup
+from parlay.bench.records import OURS, PLAIN, Results
+from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.bench.stopwatch import Stopwatch
 from parlay.bench.wave import Answer, Ask, Gauges, Ids, Wave
 from parlay.llm import LLM
@@ -18,6 +20,23 @@ PATTERNS: Mapping[str, Sequence[bool]] = {
     "never right": (False,),
     "right until it is trusted": (True,) * 12 + (False,) * 52,
 }
+
+
+def adversary(setup: Setup, results: Results) -> None:
+    """Each of `PATTERNS` against plain decoding, on two kinds of text."""
+    scale = setup.scale
+    plan = BenchPlan(
+        part="adversary",
+        model=SMOLLM2,
+        strategies=tuple(PATTERNS),
+        workloads=setup.workloads(SMOLLM2, ("prose", "edit")),
+        rounds=scale.rounds,
+        max_tokens=scale.tokens,
+        keep_loops=True,
+    )
+    if lacks(results, plan):
+        with setup.llm(SMOLLM2) as llm:
+            Bench(llm, plan, results, {OURS: Adversaries(llm, scale.tokens)}).run()
 
 
 class Adversaries:

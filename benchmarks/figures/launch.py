@@ -7,14 +7,14 @@ import subprocess
 import sys
 import time
 
-from benchmarks.setup import MINI, Setup
+from benchmarks.setup import SMOLLM2, Setup
 from parlay.bench.records import Cell, Results, Row
 from parlay.llm import DEFAULT_STRATEGY
 
-WORDS = ("generate", "The old man looked at the sea and", "--model", MINI, "--max-tokens", "32")
+WORDS = ("generate", "The old man looked at the sea and", "--model", SMOLLM2, "--max-tokens", "32")
 COMMAND = (sys.executable, "-m", "parlay", *WORDS)
 LIMIT = 120
-CELL = Cell(part="launch", model=MINI, strategy=DEFAULT_STRATEGY, workload="parlay generate")
+CELL = Cell(part="launch", model=SMOLLM2, strategy=DEFAULT_STRATEGY, workload="parlay generate")
 
 
 def launch(setup: Setup, results: Results) -> None:

@@ -22,7 +22,7 @@ from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
-from benchmarks.setup import FULL, MINI, WIDE, Setup
+from benchmarks.setup import FULL, SMOLLM2_BF16, Setup
 from parlay import threads
 from parlay.bench.provenance import provenance
 from parlay.llm import LLM
@@ -125,8 +125,7 @@ def main() -> None:
     options = parser.parse_args()
     show_log()
     threads.use(options.threads)
-    model = Setup(data=None, cache=options.cache, scale=FULL).directory(WIDE)
-    logging.info("%s widened is at %s", MINI, model.name)
+    model = Setup(data=None, cache=options.cache, scale=FULL).directory(SMOLLM2_BF16)
     systems: dict[str, Decode] = {"parlay": ours(model)}
     record = provenance(" ".join(["python -m benchmarks.serving.batch", *(["--vllm PYTHON"] if options.vllm else [])]))
     if options.vllm:

@@ -25,7 +25,7 @@ from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.serving.load_page import EDITOR, LOAD, page
 from benchmarks.serving.served import served
-from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.setup import FULL, QUICK, SMOLLM2_BF16, Setup
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.llm import DEFAULT_STRATEGY
 
@@ -152,7 +152,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.serving.load", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vLLM")
-    parser.add_argument("--models", nargs="+", choices=(WIDE, MINI), default=[WIDE, MINI], metavar="MODEL")
+    parser.add_argument("--models", nargs="+", default=[SMOLLM2_BF16], metavar="MODEL")
     add_run_flags(parser, quick="few short requests: to see that it works")
     return parser.parse_args(arguments)
 

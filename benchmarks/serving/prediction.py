@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.pages import HOW, about, number, shown, table
-from benchmarks.setup import FULL, MINI, QUICK, WIDE, Setup
+from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from parlay.bench.prepare import lasting
 from parlay.bench.records import PLAIN, Results
 from parlay.bench.runner import Bench, BenchPlan
@@ -73,7 +73,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.prediction", description=__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
-    parser.add_argument("--models", nargs="+", default=[WIDE, MINI], metavar="MODEL", help=f"default: {WIDE} {MINI}")
+    parser.add_argument("--models", nargs="+", default=[SMOLLM2], metavar="MODEL", help=f"default: {SMOLLM2}")
     parser.add_argument("--count", type=int, default=FULL.prompts, help="prompts (default: 8)")
     add_run_flags(parser)
     return parser.parse_args(arguments)

@@ -20,7 +20,7 @@ from benchmarks.pages import about, failures, same, shown, table
 from benchmarks.serving import over_api
 from benchmarks.serving.over_api import API, CLIENT, STREAMED, WHOLE
 from benchmarks.serving.served import served
-from benchmarks.setup import FULL, MINI, QUICK, Setup
+from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.bench.summary import Measurements, ratio, whole_rate
 from parlay.llm import DEFAULT_STRATEGY, LLM
@@ -29,7 +29,6 @@ GOAL = 0.97
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
 KINDS = ("prose", "copy")
 TOKENS, ROUNDS = 256, 9
-REAL = "smollm2-135m"
 TOLD = (
     "One request at a time; server and Python API decode the same prompts in turn. Each share is one of tokens per "
     "second, taken within a round: the median round, with the lowest and the highest in brackets. *Decoding* counts "
@@ -89,7 +88,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving.streaming", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--models", nargs="+", default=[MINI, REAL], metavar="MODEL", help=f"default: {MINI} {REAL}")
+    parser.add_argument("--models", nargs="+", default=[SMOLLM2], metavar="MODEL", help=f"default: {SMOLLM2}")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}")
     add_run_flags(parser, quick="few short requests: to see that it works")
     return parser.parse_args(arguments)
