@@ -65,7 +65,7 @@ def featured(model: Path, folder: Path) -> None:
 
 
 def options(model: Path, work: Path, out: Path, **more: Any) -> DistillTrainOptions:
-    shared = {"model": str(model), "work": work, "out": out, "batch_tokens": 256, "interval": 0.5, "slow_rate": 3e-3}
+    shared = {"model": str(model), "work": work, "out": out, "batch_tokens": 256, "updates": 5, "slow_rate": 3e-3}
     return DistillTrainOptions(**{**shared, **_SMALL, **more})
 
 
@@ -97,10 +97,10 @@ def distill_batches(texts: Any, asked: DistillTrainOptions) -> Iterator[Any]:
 def test_a_student_is_a_model_that_drafts_for_its_target(model: Path, work: Path, tmp_path: Path) -> None:
     target, out = Target.named(str(model)), tmp_path / "draft"
     texts = FeatureStore(work, target.stored_layers()).load()
-    said = fit(DISTILL, options(model, tmp_path, out, minutes=0.02), target, texts)
+    said = fit(DISTILL, options(model, tmp_path, out), target, texts)
     assert said.startswith(str(out))
     assert "distill for" in (out / "README.md").read_text()
-    again = fit(DISTILL, options(model, tmp_path, out, minutes=0.01, student=str(out)), target, texts)
+    again = fit(DISTILL, options(model, tmp_path, out, student=str(out)), target, texts)
     assert again.startswith(str(out)), "a student learns further"
 
     prompt, params = TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(temperature=0, max_tokens=16)

@@ -128,7 +128,7 @@ def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequen
     recipe = METHODS[method].start(options, target, trained)
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
-    with Watch(f"Training {method}", 60 * options.minutes) as watch:
+    with Watch(f"Training {method}") as watch:
         reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], watch)
     card = written_card(method, options, reached, trained, origin_of(options))
     if isinstance(recipe, ModelRecipe):

@@ -180,7 +180,7 @@ def train(options: TrainOptions) -> Path:
     run = Trainer(options)
     log(f"{run.model.num_parameters():,} parameters, {options.hours} hours, step {run.progress.step}")
     try:
-        with Watch(f"Training {options.shape}", 3600 * options.hours) as watch:
+        with Watch(f"Training {options.shape}") as watch:
             loop(run, watch)
     except KeyboardInterrupt:
         run.save()
@@ -209,7 +209,8 @@ def loop(run: Trainer, watch: Watch) -> None:
             seen.add(length)
             with run.clock.uncapped():
                 run.progress.losses.append(run.update(length))
-        watch.step(run.clock.elapsed, run.progress.tokens, statistics.fmean(run.progress.losses[-20:]))
+        recent = statistics.fmean(run.progress.losses[-20:])
+        watch.step(run.share, run.clock.elapsed, run.progress.tokens, recent)
         for name in [name for name, at in due.items() if run.clock.elapsed >= at]:
             with run.clock.uncapped():
                 actions[name]()

@@ -1,4 +1,4 @@
-"""The loop that trains heads: by the clock, with checkpoints, held-out acceptance and early stop.
+"""The loop that trains heads: by the clock or by updates, with checkpoints, held-out acceptance and early stop.
 
 All that a run resumes from is one safetensors file, which is replaced in one move: a kill loses one interval.
 """
@@ -35,12 +35,17 @@ class LoopOptions(Options):
     """How long, how fast and how often."""
 
     minutes: float = option(60.0, "how long to train", low=0.001)
+    updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
     batch_tokens: int = option(2048, "tokens of answers in a batch", low=8)
     longest: int = option(640, "of longer texts the last so many tokens are used", low=8)
     matrix_rate: float = option(0.01, "peak learning rate of matrices (Muon)", low=0)
     slow_rate: float = option(5e-4, "peak learning rate of output vocabularies and norms (AdamW)", low=0)
     interval: float = option(120.0, "seconds between checkpoints", low=0.01)
     seed: int = option(0, "seed of the order of texts", low=0)
+
+    def share(self, updates: int, seconds: float) -> float:
+        """How much of a run is over after so many updates and seconds; 1 at its end."""
+        return updates / self.updates if self.updates else seconds / (60 * self.minutes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class Loop:
         heldout: Sequence[Featured],
         watch: Watch,
     ) -> Progress:
-        """Trains until the time is over or acceptance stops growing; the module holds the last weights then.
+        """Trains until the run is over or acceptance stops growing; the module holds the last weights then.
 
         Where nobody sees the bar of ``watch``, each interval prints a line.
 
@@ -94,7 +99,7 @@ class Loop:
         progress = self._progress(heldout)
         best, since = progress.acceptance, 0
         watch.measured(progress.heldout)
-        while self._seconds < 60 * options.minutes and since < _GIVE_UP:
+        while self._share < 1 and since < _GIVE_UP:
             self._train(batches, watch)
             progress = self._progress(heldout)
             watch.measured(progress.heldout)
@@ -109,12 +114,12 @@ class Loop:
         """One interval."""
         self._recipe.module.train()
         losses: list[float] = []
-        until = min(self._seconds + self._options.interval, 60 * self._options.minutes)
-        while self._seconds < until or not losses:
+        until = self._seconds + self._options.interval
+        while (self._seconds < until and self._share < 1) or not losses:
             began = time.monotonic()
             losses.append(self._update(next(batches)))
             self._seconds += time.monotonic() - began
-            watch.step(self._seconds, self._tokens, losses[-1])
+            watch.step(self._share, self._seconds, self._tokens, losses[-1])
         self._loss = sum(losses) / len(losses)
 
     def _update(self, batch: TrainingBatch) -> float:
@@ -128,7 +133,7 @@ class Loop:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)
-        factor = learning_rate(self._seconds / (60 * self._options.minutes))
+        factor = learning_rate(self._share)
         for optimizer, peak in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = factor * peak
@@ -137,6 +142,10 @@ class Loop:
         self._step += 1
         self._tokens += int(batch.known_BR.sum())
         return value
+
+    @property
+    def _share(self) -> float:
+        return self._options.share(self._step, self._seconds)
 
     def _progress(self, heldout: Sequence[Featured]) -> Progress:
         return Progress(

@@ -26,11 +26,11 @@ def counted(what: str, shards: int) -> Iterator[Callable[[int], None]]:
 
 
 class Watch:
-    """A bar over the time of a run, with rate, loss and what was last measured. To be used in a `with`."""
+    """A bar over a run, with the time left, rate, loss and what was last measured. To be used in a `with`."""
 
-    def __init__(self, what: str, seconds: float, wanted: Progress = None) -> None:
-        """``seconds``: how long the run trains. ``wanted``: see `parlay.progress.bar`."""
-        self._bar = bar(seconds, what, "s", wanted, layout=_LAYOUT)
+    def __init__(self, what: str, wanted: Progress = None) -> None:
+        """``wanted``: see `parlay.progress.bar`."""
+        self._bar = bar(1.0, what, "", wanted, layout=_LAYOUT)
         self._measured = ""
 
     @property
@@ -38,11 +38,11 @@ class Watch:
         """Whether somebody sees the bar; if not, the run prints lines."""
         return not self._bar.disable
 
-    def step(self, seconds: float, tokens: int, loss: float) -> None:
-        """The run has trained for so many seconds on so many tokens."""
+    def step(self, share: float, seconds: float, tokens: int, loss: float) -> None:
+        """This share of the run is over, 1 at its end; it has trained for so many seconds on so many tokens."""
         rate = tokens / max(seconds, 1e-9)
         self._bar.set_postfix_str(f"{rate:,.0f} tokens/s, loss {loss:.3f}{self._measured}", refresh=False)
-        self._bar.update(min(seconds, self._bar.total or seconds) - self._bar.n)
+        self._bar.update(min(share, 1.0) - self._bar.n)
 
     def measured(self, what: str) -> None:
         """What held-out texts showed, from now on."""
