@@ -76,7 +76,7 @@ clean:  ## remove the environment and every cache
 $(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/parlay/models/compiled/core/*)
 	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) .
+	$(INSTALL) '.[serve]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

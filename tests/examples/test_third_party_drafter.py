@@ -49,6 +49,18 @@ def test_it_passes_the_kit_by_its_entry_point() -> None:
     assert len(report.findings) == 2 * (len(CHECKS) - 1)
 
 
+def test_a_file_in_the_current_folder_is_found_by_the_command(tmp_path: Path) -> None:
+    """An installed command does not look there by itself, as a module run by Python does."""
+    shutil.copy(PACKAGE / "src" / "parlay_follower" / "__init__.py", tmp_path / "my_follower.py")
+    code = "import sys; sys.path.remove(''); from parlay.cli import main; sys.exit(main())"
+    words = ["strategies", "my_follower:Follower"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "least" in done.stdout
+
+
 def test_it_passes_the_kit_by_its_path() -> None:
     report = check_strategy(BY_PATH, stages=[default_stages()["toy"]])
     assert report.passed, str(report)

@@ -45,7 +45,7 @@ def measured(
     if traffic.answers:
         say(f"replaying {len(traffic.answers)} recorded answers")
         rates = replayed(strategies, traffic.answers, open_tokens(model))
-        notes.append(f"{len(traffic.answers)} recorded answers were replayed, with no model running.")
+        notes.append(f"Recorded answers that were replayed, with no model running: {len(traffic.answers)}.")
     rest = [spec for spec in strategies if str(spec) not in rates]
     if rest:
         say(f"measuring acceptance on {len(traffic.prompts)} prompts")
