@@ -36,3 +36,11 @@ def test_a_browser_that_has_a_file_is_sent_nothing(client: TestClient) -> None:
     assert first.text == client.get("/page/app.js", headers={"Accept-Encoding": "identity"}).text
     again = client.get("/page/app.js", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_choices_come_packed_to_a_browser(client: TestClient) -> None:
+    """The page asks for them at every visit, and all that it loads is to stay under 60 kB."""
+    packed, plain = (client.get("/choices", headers={"Accept-Encoding": form}) for form in ("gzip, br", "identity"))
+    assert packed.json() == plain.json()
+    assert int(packed.headers["content-length"]) < 10_000 < int(plain.headers["content-length"])
+    assert "content-encoding" not in plain.headers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from parlay.chat.defaults import SAMPLING
@@ -37,12 +38,23 @@ class Choices(BaseModel):
 def router(registry: Registry, settings: Settings) -> APIRouter:
     routes = APIRouter(tags=["server"])
 
-    @routes.get("/choices", summary="What can be chosen for a model", responses=responses(404, 503))
-    async def choices(request: Request, model: str | None = None) -> Choices:
+    @routes.get(
+        "/choices", summary="What can be chosen for a model", response_model=Choices, responses=responses(404, 503)
+    )
+    async def choices(request: Request, model: str | None = None) -> Response:
         served = await registry.use(model, request)
-        return await asyncio.to_thread(_choices, served, settings)
+        told = await asyncio.to_thread(_choices, served, settings)
+        return _packed(told.model_dump_json().encode(), request.headers.get("accept-encoding", ""))
 
     return routes
+
+
+def _packed(content: bytes, encodings: str) -> Response:
+    """JSON, in a fifth of its size for a client that reads that: every visit of the page asks for it."""
+    headers = {"Vary": "Accept-Encoding"}
+    if "gzip" in encodings:
+        content, headers["Content-Encoding"] = gzip.compress(content, mtime=0), "gzip"
+    return Response(content, media_type="application/json", headers=headers)
 
 
 def _choices(served: Served, settings: Settings) -> Choices:
