@@ -49,6 +49,11 @@ MISTAKES = {
     "half a name": (["=parlay-mini"], "NAME=MODEL"),
     "the same name by flag": (["--model", NO_MODEL], "two models"),
     "no folder of models": (["--model-dir", "/nowhere"], "/nowhere"),
+    "records of whom": (["--record", "kept", "--api-key", "sesame"], "record=1"),
+    "records of anybody": (["--record", "kept", "--no-auth"], "nobody was asked"),
+    "a mask that is none": (["--record", "kept", "--record-mask", "("], "no regular expression"),
+    "a mask for nothing": (["--record-mask", "x"], "--record FOLDER"),
+    "records of no size": (["--record", "kept", "--record-megabytes", "0"], "at least 1"),
     "no model at once": (["--max-loaded", "0"], "max_loaded"),
 }
 

@@ -16,7 +16,7 @@ from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.given import Cut, Given, read_given, save_given, texts_given
-from parlay.train.data.prompts import ChatFrame, read_conversations
+from parlay.train.data.prompts import ChatFrame, Conversation, read_conversations, read_prompts
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
@@ -25,7 +25,7 @@ from parlay.types import ParlayError
 def test_given_conversations_are_cut_and_nothing_in_them_is_the_targets(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     asked, said = "How are you today, my friend?", "I am well, and you? " * 9
-    given = Given(((asked, said), ("Hi", "Ho")))
+    given = Given((Conversation(asked, said), Conversation("Hi", "Ho")))
     save_given(tmp_path, texts_given(given, tokenizer, Cut(prompt=3, answer=5, row=64, documents=100)))
     (path,) = shards(tmp_path)
     long, short = load_shard(path)
@@ -47,7 +47,7 @@ def test_a_folder_of_texts_of_every_kind_is_read_in_rows(tmp_path: Path) -> None
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     (tmp_path / ".hidden.txt").write_text("Nobody reads this.")
     given = read_given(tmp_path)
-    assert given.conversations == (("Hi", "Ho"),)
+    assert given.conversations == (Conversation("Hi", "Ho"),)
     assert [text[:6] for text in given.documents] == ["The ha", "Martha", "# Note"]
 
     texts = texts_given(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=10_000))
@@ -89,7 +89,23 @@ def test_conversations_need_both_sides(tmp_path: Path) -> None:
     file.write_text('{"prompt": "Hello", "answer": "Good day"}\n{"prompt": "Hello"}\n')
     with pytest.raises(ParlayError, match="line 2 is no"):
         read_conversations(file)
-    assert read_conversations(file, skip_broken=True) == [("Hello", "Good day")]
+    assert read_conversations(file, skip_broken=True) == [Conversation("Hello", "Good day")]
+
+
+def test_recorded_traffic_is_read_as_the_model_read_and_wrote_it(tmp_path: Path) -> None:
+    """In its template already, so no frame is put around it; of what is longer than a row the end."""
+    tokenizer = load_tokenizer(resolve("parlay-mini"))
+    frame = ChatFrame.of(tokenizer)
+    read = tokenizer.decode(frame.around(tokenizer.encode("Hi", add_special_tokens=False)), skip_special_tokens=False)
+    file = tmp_path / "traffic.jsonl"
+    file.write_text(json.dumps({"prompt": read, "answer": "Good day to you", "framed": True}) + "\n")
+    answer = tokenizer.encode("Good day to you", add_special_tokens=False)
+    for row in (500, 9):
+        (text,) = texts_given(read_given(file), tokenizer, Cut(prompt=1, answer=99, row=row, documents=100))
+        whole = (*frame.around(tokenizer.encode("Hi", add_special_tokens=False)), *answer)
+        assert text.ids == whole[-row:]
+    with pytest.raises(ParlayError, match="give it by --texts"):
+        read_prompts(file)
 
 
 def test_features_are_the_same_in_any_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from parlay.cli.serve_models import (
     loading,
     read_ahead,
 )
+from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.serve.json_lines import JsonLines
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_network_flags(parser)
     _add_limit_flags(parser)
     _add_watching_flags(parser)
+    add_record_arguments(parser)
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -152,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.serve.server import Server
     from parlay.vocabulary import Vocabularies
 
-    with _listen(options.host, options.port) as listener, _observers(options.otlp_traces_endpoint) as observers:
+    with _listen(options.host, options.port) as listener, _observers(options, allowed) as observers:
         allowed = _with_idle_seconds(allowed, options, len(models))
         named = len(options.models) + len(options.model)
         vocabularies = Vocabularies(KEPT + named)
@@ -169,8 +171,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _observers(endpoint: str | None) -> Iterator[list[Observer]]:
-    """Who hears of finished requests beside metrics and log. What they have not sent is sent at the end."""
+def _observers(options: argparse.Namespace, allowed: Settings) -> Iterator[list[Observer]]:
+    """Who hears of finished requests beside metrics and log. What they have not sent or written is so at the end."""
+    with recording(options, allowed) as kept, _tracing(options.otlp_traces_endpoint) as traced:
+        yield [*kept, *traced]
+
+
+@contextmanager
+def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
     if endpoint is None:
         yield []
         return

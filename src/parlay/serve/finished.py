@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from parlay.outputs import RequestOutput
-from parlay.types import SamplingParams
+from parlay.types import SamplingParams, Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,12 @@ class Finished:
     """What the client calls the request, in the header ``X-Request-Id``."""
     trace_parent: str | None = None
     """The client's place in a trace, in the header ``traceparent``."""
+    owner: str = ""
+    """The digest of its key; empty where the server has none."""
+    store: bool = True
+    """Whether others may learn from it."""
+    tokenizer: Tokenizer | None = None
+    """The model's."""
     ended: float = field(default_factory=time.time)
     """Unix seconds."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 PROMPT_LOG = "parlay.serve.prompts"
 """The logger of requests' bodies, at level info, if the settings ask for it."""
@@ -15,6 +16,7 @@ MOST_URGENT = -16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
     """None is no limit. ``tokens`` counts those of prompts and outputs a minute, ``priority`` is the most urgent one.
+    ``record``: the key's owner agrees that its prompts and answers are kept, where the server keeps any.
 
     Raises ValueError for a value that can't be used.
     """
@@ -22,6 +24,7 @@ class KeyLimits:
     requests: int | None = None
     tokens: int | None = None
     priority: int = MOST_URGENT
+    record: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("requests", self.requests), ("tokens", self.tokens)):
@@ -30,12 +33,12 @@ class KeyLimits:
 
     def but(self, words: list[str]) -> KeyLimits:
         """These limits with changes, each as ``name=number``. Raises ValueError."""
-        changes: dict[str, int] = {}
+        changes: dict[str, Any] = {}
         for word in words:
             name, equals, number = word.partition("=")
             if not equals or name not in {known.name for known in fields(self)} or not number.lstrip("-").isdecimal():
-                raise ValueError(f"{word!r} is no limit of a key: write requests=N, tokens=N or priority=N")
-            changes[name] = int(number)
+                raise ValueError(f"{word!r} is no limit of a key: write requests=N, tokens=N, priority=N or record=1")
+            changes[name] = bool(int(number)) if name == "record" else int(number)
         return replace(self, **changes)
 
 

@@ -23,7 +23,7 @@ class DrafterTrainOptions(LoopOptions):
     texts: Path | None = option(
         None,
         'what to learn from besides: a folder of text files (.txt, .md, ...), or JSON lines {"prompt": TEXT, "answer": '
-        "TEXT} in a file or folder; reading is quicker than writing",
+        "TEXT} in a file or folder, as parlay serve --record keeps them; reading is quicker than writing",
     )
     document_tokens: int = option(
         500_000, "most tokens of text files that are read, from all over them; each takes some kilobytes", low=8

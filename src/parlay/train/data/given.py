@@ -16,7 +16,7 @@ import numpy as np
 from parlay import corpus
 from parlay.encoding import encode
 from parlay.models.user_cache import written_whole
-from parlay.train.data.prompts import ChatFrame, read_conversations, texts_of
+from parlay.train.data.prompts import ChatFrame, Conversation, conversation_of, read_conversations
 from parlay.train.data.texts import TrainingText, given_path, save_shard
 from parlay.types import ParlayError, Tokenizer
 
@@ -31,7 +31,7 @@ _DIGEST = "given.sha256"
 class Given:
     """Prompts with their answers, and documents."""
 
-    conversations: tuple[tuple[str, str], ...] = ()
+    conversations: tuple[Conversation, ...] = ()
     documents: tuple[str, ...] = ()
 
 
@@ -52,24 +52,23 @@ def read_given(path: Path, *, skip_broken: bool = False) -> Given:
     """
     if not path.is_dir() and path.suffix not in _PROSE:
         return Given(tuple(read_conversations(path, skip_broken=skip_broken)))
-    found = [texts for source in corpus.sources([str(path)]) for texts in _texts(source, skip_broken)]
+    found = [each for source in corpus.sources([str(path)]) for each in _texts(source, skip_broken)]
     if not found:
         raise ParlayError(f"no text in {path}: name a folder of text files, or of .jsonl files, in UTF-8")
     return Given(
-        tuple((texts[0], texts[1]) for texts in found if len(texts) == 2),
-        tuple(texts[0] for texts in found if len(texts) == 1),
+        tuple(each for each in found if isinstance(each, Conversation)),
+        tuple(each for each in found if isinstance(each, str)),
     )
 
 
-def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Sequence[str]]:
-    """Of each conversation its two sides, of each document itself."""
+def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Conversation | str]:
+    """Conversations and documents."""
     if source.path.suffix != ".jsonl":
-        yield from ((text,) for text, _ in corpus.documents(source) or () if text.strip())
+        yield from (text for text, _ in corpus.documents(source) or () if text.strip())
         return
     for number, line in corpus.lines(source):
-        sides = texts_of(line, ("prompt", "answer"))
         try:
-            yield sides or (corpus.text_of(line, f"{source.path}, line {number}"),)
+            yield conversation_of(line) or corpus.text_of(line, f"{source.path}, line {number}")
         except ValueError as error:
             if not skip_broken:
                 raise ParlayError(f"{error}; or prompt and answer: mend the line or pass --skip-broken") from None
@@ -78,17 +77,24 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Sequence[
 def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
     """As token ids: conversations in the model's own frame, documents in rows, the rest of each left out if short.
 
-    Of more rows than are wanted, some are taken all over. Raises ParlayError where no row is long enough.
+    Of recorded conversations the end, as much as fits into a row. Of more rows than are wanted, some are taken all
+    over. Raises ParlayError where no row is long enough.
     """
-    asked = []
-    frame = ChatFrame.of(tokenizer) if given.conversations else ChatFrame((), ())
-    for prompt, answer in given.conversations:
-        words = encode(tokenizer, prompt, special=False)[: cut.prompt]
-        asked.append((*frame.around(words), *encode(tokenizer, answer, special=False)[: cut.answer]))
+    asked = _conversations(given.conversations, tokenizer, cut)
     rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
     if not asked and not rows:
         raise ParlayError(f"the texts given are too short: no document has {_SHORTEST} tokens")
     return [TrainingText(ids, len(ids)) for ids in (*asked, *rows)]
+
+
+def _conversations(found: Sequence[Conversation], tokenizer: Tokenizer, cut: Cut) -> list[tuple[int, ...]]:
+    frame = ChatFrame.of(tokenizer) if not all(each.framed for each in found) else ChatFrame((), ())
+    texts: list[tuple[int, ...]] = []
+    for each in found:
+        words = encode(tokenizer, each.prompt, special=False)
+        prompt = words if each.framed else frame.around(words[: cut.prompt])
+        texts.append((*prompt, *encode(tokenizer, each.answer, special=False)[: cut.answer])[-cut.row :])
+    return texts
 
 
 def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, ...]]:

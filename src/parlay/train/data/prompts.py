@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from parlay.chat_template import render
 from parlay.types import ParlayError, Tokenizer
 
 _MARK = "PARLAY"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +37,77 @@ class ChatFrame:
         return (*self.before, *words, *self.after)
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt and its answer: what a user said, and what a model answered.
+
+    ``framed``: both are what the model read and wrote, in its template, as `parlay serve --record` keeps them.
+    """
+
+    prompt: str
+    answer: str
+    framed: bool = False
+
+
 def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
     """The prompts in a file of JSON lines, each ``{"prompt": TEXT}``.
 
-    Raises ParlayError for an empty file, and for a broken line unless ``skip_broken``.
+    Raises ParlayError for an empty file, for recorded traffic, and for a broken line unless ``skip_broken``.
     """
-    return [prompt for (prompt,) in _read(path, ("prompt",), skip_broken)]
+    lines = _read(path, '"prompt": TEXT', _prompt, skip_broken)
+    if any(framed for _, framed in lines):
+        raise ParlayError(f"{path} holds recorded traffic, whose prompts are in a model's template: give it by --texts")
+    return [prompt for prompt, _ in lines]
 
 
-def read_conversations(path: Path, *, skip_broken: bool = False) -> list[tuple[str, str]]:
-    """As `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``."""
-    return [(prompt, answer) for prompt, answer in _read(path, ("prompt", "answer"), skip_broken)]
+def read_conversations(path: Path, *, skip_broken: bool = False) -> list[Conversation]:
+    """As `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic."""
+    return _read(path, '"prompt": TEXT, "answer": TEXT', conversation_of, skip_broken)
 
 
-def _read(path: Path, keys: Sequence[str], skip_broken: bool) -> list[list[str]]:
+def _read(path: Path, form: str, read: Callable[[str], T | None], skip_broken: bool) -> list[T]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ParlayError(f"can't read {path}: {error}") from error
-    read = [texts_of(line, keys) for line in lines]
-    broken = [number for number, texts in enumerate(read, 1) if texts is None]
+    each = [read(line) for line in lines]
+    broken = [number for number, found in enumerate(each, 1) if found is None]
     if broken and not skip_broken:
-        form = ", ".join(f'"{key}": TEXT' for key in keys)
         raise ParlayError(
             f"{path}: line {broken[0]} is no {{{form}}} ({len(broken)} such lines): mend them or pass --skip-broken"
         )
-    found = [texts for texts in read if texts]
-    if not found:
+    good = [found for found in each if found is not None]
+    if not good:
         raise ParlayError(f"{path} holds no prompts")
-    return found
+    return good
 
 
-def texts_of(line: str, keys: Sequence[str]) -> list[str] | None:
-    """The texts under these keys in a JSON line; None where one of them is missing or empty."""
+def conversation_of(line: str) -> Conversation | None:
+    """What a JSON line holds; None where prompt or answer is missing or empty."""
+    record = _record(line)
+    prompt, answer = _text(record, "prompt"), _text(record, "answer")
+    return Conversation(prompt, answer, _framed(record)) if prompt and answer else None
+
+
+def _prompt(line: str) -> tuple[str, bool] | None:
+    record = _record(line)
+    prompt = _text(record, "prompt")
+    return (prompt, _framed(record)) if prompt else None
+
+
+def _framed(record: dict[str, Any]) -> bool:
+    return record.get("framed") is True
+
+
+def _record(line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError:
-        return None
-    texts = [record.get(key) for key in keys] if isinstance(record, dict) else []
-    good = [text for text in texts if isinstance(text, str) and text.strip()]
-    return good if len(good) == len(keys) else None
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _text(record: dict[str, Any], key: str) -> str:
+    """Empty where there is none."""
+    text = record.get(key)
+    return text if isinstance(text, str) and text.strip() else ""
