@@ -67,7 +67,6 @@ def refused(find: ProvedHeads, folder: Path, method: str = "eagle3") -> str:
         (says(eagle_aux_hidden_state_layer_ids=[0, 1, 3]), "[0, 1, 3] are not layers below the last of a target"),
         (says(draft_vocab_size=None, architectures=["GPT2LMHeadModel"]), "expected an integer"),
     ],
-    ids=str,
 )
 def test_what_is_wrong_is_named(
     edit: Edit, told: str, config: DecoderConfig, find: ProvedHeads, tmp_path: Path
