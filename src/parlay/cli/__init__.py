@@ -28,6 +28,7 @@ COMMANDS = {
     "models": "list the models on this machine",
     "rm": "remove a model that was pulled",
     "drafters": "list, add, share and compare trained drafters",
+    "export": "write a trained drafter in the layout of another program",
     "bench": "measure the speed of strategies, each beside plain decoding",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the decoding strategies and their parameters",

@@ -115,7 +115,7 @@ def _info(options: argparse.Namespace) -> int:
     from parlay.heads.artefact import load, read_facts
     from parlay.heads.card import read_card
 
-    folder = _folder(options.drafter)
+    folder = folder_of(options.drafter)
     facts, (_, text) = read_facts(folder), read_card(folder)
     check_tensors(load(folder))
     said = {"folder": str(folder), **_facts(facts), "checked": "ok"}
@@ -128,7 +128,7 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _folder(drafter: str) -> Path:
+def folder_of(drafter: str) -> Path:
     """That of a name of the store, or a folder."""
     from parlay.heads.artefact import CONFIG
     from parlay.heads.store import find
@@ -167,7 +167,7 @@ def _push(options: argparse.Namespace) -> int:
     from parlay.heads.artefact import load
     from parlay.heads.hub import push
 
-    folder = _folder(options.drafter)
+    folder = folder_of(options.drafter)
     check_tensors(load(folder))
     print(push(folder, options.repo, private=options.private))
     return 0

@@ -17,6 +17,8 @@ from parlay.heads.layer import Block, Steps, add_nothing
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
 
+PUBLISHED = "published"
+"""A setting: of heads as in the paper's code, how many layers they have."""
 _PLUS_LAYERS = 4
 """Matrices of each head of Hydra++, but for its vocabulary; Hydra's have two."""
 
@@ -43,21 +45,50 @@ class HydraHead(nn.Module):
         return out
 
 
-class HydraHeads(SeveralHeadsModule):
-    """All heads, of which head k reads k + 1 embeddings. With ``plus``, a prefix layer's shape, they are Hydra++."""
+class PublishedHydraHead(nn.Module):
+    """As in the paper's code: a residual block that has to shorten its input, and one more that runs several times."""
 
-    def __init__(self, config: SeveralHeadsConfig, plus: DecoderConfig | None = None) -> None:
+    def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.mix = nn.Linear((place + 2) * size, size)
+        self.shorten = nn.Linear((place + 2) * size, size)
+        self.inner = nn.Linear(size, size)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size)
+        self._layers = layers
+
+    def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Logits ``[..., D]`` of states ``hidden`` ``[..., H]`` and ``embedded`` ``[..., K * H]``, side by side."""
+        read = torch.cat((hidden, embedded), -1)
+        mixed = self.shorten(read) + F.silu(self.mix(read))
+        for _ in range(1, self._layers):
+            mixed = mixed + F.silu(self.inner(mixed))
+        out: Tensor = self.lm_head(mixed)
+        return out
+
+
+class HydraHeads(SeveralHeadsModule):
+    """All heads, of which head k reads k + 1 embeddings. With ``plus``, a prefix layer's shape, they are Hydra++.
+
+    With ``published`` they are those of the paper's code, of so many layers.
+    """
+
+    def __init__(self, config: SeveralHeadsConfig, plus: DecoderConfig | None = None, *, published: int = 0) -> None:
         super().__init__(config)
         layers = 2 if plus is None else _PLUS_LAYERS
         self.prefix = None if plus is None else Block(plus)
-        self.heads = nn.ModuleList(HydraHead(config, place, layers) for place in range(config.heads))
+        self.heads = nn.ModuleList(
+            PublishedHydraHead(config, place, published) if published else HydraHead(config, place, layers)
+            for place in range(config.heads)
+        )
         if self.prefix is not None:
             add_nothing(self.prefix)
 
     @staticmethod
     def of(held: HeadArtefact) -> HydraHeads:
         """Without weights yet."""
-        return HydraHeads(SeveralHeadsConfig.of(held), held.layer if held.settings.get("plus") else None)
+        plus, published = held.layer if held.settings.get("plus") else None, int(held.settings.get(PUBLISHED, 0))
+        return HydraHeads(SeveralHeadsConfig.of(held), plus, published=published)
 
     def read(self, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
         """What the heads read of the target's states, ``[B, R, H]``; see `Steps` for ``padding_B`` and ``rows``."""

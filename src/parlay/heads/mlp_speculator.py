@@ -8,41 +8,93 @@ Shapes: K steps, H hidden, D tokens of the draft vocabulary, V tokens of the tar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parlay.heads.artefact import HeadArtefact
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+
+FORM = "form"
+"""A setting: the fields of a `SpeculatorForm`."""
+_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorForm:
+    """What differs in published files: the size of states, and what is shared and normed.
+
+    ``rms``: norms divide by the root of the mean square. ``tied``: see `MlpSpeculator`. ``scaled``: the target's state
+    is normed first.
+    """
+
+    inner: int
+    rms: bool = False
+    tied: bool = True
+    scaled: bool = True
+
+
+class ShiftedRmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + 1e-6) * weight + bias."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., size]``."""
+        return F.rms_norm(x, self.weight.shape, self.weight, _EPS) + self.bias
 
 
 class MlpSpeculator(SeveralHeadsModule):
     """Pure: states and tokens in, states and logits out. Step k guesses token i + 2 + k from the state of token i.
 
-    All steps share one embedding and the matrix after the first, as with ``tie_weights`` in the published code.
+    All steps share one embedding and the matrix after the first, as with ``tie_weights`` in the published code, unless
+    ``form`` says otherwise. States have I numbers.
     """
 
-    def __init__(self, config: SeveralHeadsConfig) -> None:
+    def __init__(self, config: SeveralHeadsConfig, form: SpeculatorForm | None = None) -> None:
         super().__init__(config)
-        size = config.hidden_size
+        self._form = form = form or SpeculatorForm(config.hidden_size)
+        size, places = form.inner, range(config.heads)
+        more = () if form.tied else places[1:]
         self.emb = nn.Embedding(config.vocab_size, size)
-        self.first = nn.Linear(size, size, bias=False)
+        self.more_embs = nn.ModuleList(nn.Embedding(config.vocab_size, size) for _ in more)
+        self.first = nn.Linear(config.hidden_size, size, bias=False)
         self.later = nn.Linear(size, size, bias=False)
-        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(config.heads))
-        self.lm_heads = nn.ModuleList(nn.Linear(size, config.draft_vocab_size, bias=False) for _ in range(config.heads))
+        self.more_later = nn.ModuleList(nn.Linear(size, size, bias=False) for _ in more[1:])
+        self.norms = nn.ModuleList(ShiftedRmsNorm(size) if form.rms else nn.LayerNorm(size) for _ in places)
+        self.lm_heads = nn.ModuleList(nn.Linear(size, config.draft_vocab_size, bias=False) for _ in places)
         share = 0.5 ** (0.5 / config.heads)  # of a state that is left after a step: half of its variance after all
         self._scale = ((1 - share**2) * size / 2) ** 0.5 / share
 
+    @staticmethod
+    def of(held: HeadArtefact) -> MlpSpeculator:
+        """Without weights yet."""
+        said = held.settings.get(FORM)
+        return MlpSpeculator(SeveralHeadsConfig.of(held), None if said is None else SpeculatorForm(**said))
+
     def begin(self, hidden: Tensor) -> Tensor:
         """The state ``[..., H]`` before the first step, of the target's states ``hidden`` ``[..., H]``."""
-        return F.layer_norm(hidden, hidden.shape[-1:]) / 2**0.5
+        if not self._form.scaled:
+            return hidden
+        norm = F.rms_norm(hidden, hidden.shape[-1:], eps=_EPS) if self._form.rms else None
+        return (F.layer_norm(hidden, hidden.shape[-1:]) if norm is None else norm) / 2**0.5
 
     def advance(self, step: int, state: Tensor, ids: Tensor) -> Tensor:
-        """The next state ``[..., H]``, of ``state`` ``[..., H]`` and tokens ``ids`` int64 ``[...]``."""
-        mix = self.later if step else self.first
-        out: Tensor = F.gelu(self.norms[step](mix(state) + self._scale * self.emb(ids)))
+        """The next state ``[..., I]``, of ``state`` ``[..., I]``, or at first ``[..., H]``; ``ids`` int64 ``[...]``."""
+        mix: nn.Module = self.later if step else self.first
+        if step > 1 and self.more_later:
+            mix = self.more_later[step - 2]
+        emb: nn.Module = self.more_embs[step - 1] if step and self.more_embs else self.emb
+        out: Tensor = F.gelu(self.norms[step](mix(state) + self._scale * emb(ids)))
         return out
 
     def read(self, step: int, state: Tensor) -> Tensor:
-        """Logits ``[..., D]`` of ``state`` ``[..., H]``."""
+        """Logits ``[..., D]`` of ``state`` ``[..., I]``."""
         logits: Tensor = self.lm_heads[step](state)
         return logits
 

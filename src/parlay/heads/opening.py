@@ -103,7 +103,7 @@ def heads_of(
     dtype = _DTYPES[target.dtype]
 
     make_runner = partial(_head_runner, dtype=dtype, device=torch.device(target.device), budget=budget)
-    matrices = cache(partial(_matrices, model))
+    matrices = cache(partial(matrices_of, model))
     return TargetHeads(target, matrices, make_runner, dtype, partial(target_states, runner) if runner else None)
 
 
@@ -127,8 +127,8 @@ class Matrices:
         return as_tensor(self.embedding, torch.float32)[witness_ids(vocab_size)]
 
 
-def _matrices(model: str | PreTrainedModel) -> Matrices:
-    """Read from the target's files, unless the model is loaded."""
+def matrices_of(model: str | PreTrainedModel) -> Matrices:
+    """Read from the target's files, unless the model is loaded. Raises ParlayError."""
     if not isinstance(model, str):
         return Matrices(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach())
     found = resolve(model)

@@ -17,7 +17,7 @@ from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.recipes.target import Target
-from parlay.types import SamplingParams
+from parlay.types import RunnerSpec, SamplingParams
 from tests.heads.conftest import LOAD
 
 Drafts = Callable[[str, Path], None]
@@ -45,10 +45,14 @@ def config(target: Target) -> DecoderConfig:
     return target.config
 
 
+def spec_of(model: Path) -> RunnerSpec:
+    return models.load(str(model), LOAD).spec
+
+
 @pytest.fixture
 def find(model: Path) -> ProvedHeads:
     """As strategies find heads."""
-    return ProvedHeads(heads_of(str(model), models.load(str(model), LOAD).spec, None))
+    return ProvedHeads(heads_of(str(model), spec_of(model), None))
 
 
 @pytest.fixture

@@ -107,3 +107,122 @@ def eagle(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
         **feed_forward(config, "layers.0."),
     }
     return config, tensors
+
+
+def speculator(kind: str, layer: Mapping[str, Any], **said: object) -> dict[str, Any]:
+    """The config that the package speculators writes."""
+    return {
+        "speculators_model_type": kind,
+        "architectures": [kind],
+        "transformer_layer_config": dict(layer),
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "someone/toy", "architectures": ["LlamaForCausalLM"]},
+        },
+        **said,
+    }
+
+
+def speculators_eagle3(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config, tensors = eagle3(target, "layers.0.")
+    taps, size = config.pop("eagle_aux_hidden_state_layer_ids"), config.pop("draft_vocab_size")
+    said = {"draft_vocab_size": size, "eagle_aux_hidden_state_layer_ids": taps, "norm_before_residual": True}
+    return speculator("eagle3", config, **said), tensors
+
+
+def peagle(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config, tensors = speculators_eagle3(target)
+    layer = {**config["transformer_layer_config"], "num_hidden_layers": 2}
+    more = {
+        "mask_hidden": torch.randn(1, 1, 3 * target.hidden_size),
+        "layers.1.input_layernorm.weight": vector(target.hidden_size),
+        **attention(layer, target.hidden_size, "layers.1."),
+        **feed_forward(layer, "layers.1."),
+    }
+    said = {**config, "norm_before_residual": False, "mask_token_id": target.vocab_size - 1}
+    return {**said, **speculator("peagle", layer)}, {**tensors, **more}
+
+
+def speculators_mtp(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    size, at = target.hidden_size, "mtp_layers.0."
+    layer = {**layer_config(target), "model_type": "qwen3", "num_hidden_layers": target.num_layers}
+    tensors = {
+        **{f"{at}{name}_layernorm.weight": vector(size) for name in ("hidden", "token", "final", "input")},
+        f"{at}input_proj.weight": matrix(size, 2 * size),
+        f"{at}self_attn.q_norm.weight": vector(16),
+        f"{at}self_attn.k_norm.weight": vector(16),
+        **attention(layer, size, at),
+        **feed_forward(layer, at),
+    }
+    return speculator("mtp", layer, num_nextn_predict_layers=1), tensors
+
+
+def deepseek_mtp(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """In the files of a model, whose own layers are there too."""
+    size, at = target.hidden_size, f"model.layers.{target.num_layers}."
+    config = {**layer_config(target), "num_hidden_layers": target.num_layers, "num_nextn_predict_layers": 1}
+    tensors = {
+        "model.layers.0.input_layernorm.weight": vector(size),
+        "model.embed_tokens.weight": matrix(target.vocab_size, size),
+        **{f"{at}{name}.weight": vector(size) for name in ("enorm", "hnorm", "input_layernorm", "shared_head.norm")},
+        f"{at}eh_proj.weight": matrix(size, 2 * size),
+        f"{at}shared_head.head.weight": matrix(target.vocab_size, size),
+        **attention(config, size, at),
+        **feed_forward(config, at),
+    }
+    return config, tensors
+
+
+def medusa(target: DecoderConfig, heads: int = 2) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    size = target.hidden_size
+    config = {"model_type": "medusa", "hidden_size": size, "vocab_size": target.vocab_size, "num_heads": heads}
+    tensors = {f"blocks.{head}.layers.0.weight": matrix(size, size) for head in range(heads)}
+    tensors |= {f"lm_heads.{head}.weight": matrix(target.vocab_size, size) for head in range(heads)}
+    return {**config, "num_hidden_layers": 1, "architectures": ["MedusaModel"]}, tensors
+
+
+def numbered_medusa(target: DecoderConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """As the paper's code has it, converted from its pickle."""
+    _, tensors = medusa(target)
+    found = {}
+    for head in range(2):
+        found[f"{head}.0.linear.weight"] = tensors[f"blocks.{head}.layers.0.weight"]
+        found[f"{head}.0.linear.bias"] = torch.randn(target.hidden_size)
+        found[f"{head}.1.weight"] = tensors[f"lm_heads.{head}.weight"]
+    return {"base_model_name_or_path": "someone/toy", "medusa_num_heads": 2, "medusa_num_layers": 1}, found
+
+
+def hydra(target: DecoderConfig, layers: int = 2) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    size, heads = target.hidden_size, 2
+    tensors = {}
+    for head in range(heads):
+        for kind in ("linear", "res_connection"):
+            tensors[f"hydra_mlp.{head}.0.{kind}.weight"] = matrix(size, (head + 2) * size)
+            tensors[f"hydra_mlp.{head}.0.{kind}.bias"] = torch.randn(size)
+        repeated = matrix(size, size), torch.randn(size)
+        for layer in range(1, layers):
+            tensors[f"hydra_mlp.{head}.{layer}.linear.weight"] = repeated[0].clone()
+            tensors[f"hydra_mlp.{head}.{layer}.linear.bias"] = repeated[1].clone()
+        tensors[f"hydra_lm_head.{head}.weight"] = matrix(target.vocab_size, size)
+        tensors[f"hydra_lm_head.{head}.bias"] = torch.randn(target.vocab_size)
+    config = {"hydra_num_heads": heads, "hydra_num_layers": layers, "hydra_head_arch": "mlp", "grounded_heads": True}
+    return {**config, "hidden_state_offset": 0, "base_model_name_or_path": "someone/toy"}, tensors
+
+
+def mlp_speculator(
+    target: DecoderConfig, *, tied: bool = False, scaled: bool = True, steps: int = 3
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Files with tied weights hold each matrix once."""
+    size, inner = target.hidden_size, 40
+    tensors: dict[str, Tensor] = {}
+    for step in range(steps):
+        if step == 0 or not tied:
+            tensors[f"speculator.emb.{step}.weight"] = matrix(target.vocab_size, inner)
+            tensors[f"speculator.ln.{step}.weight"] = vector(inner)
+            tensors[f"speculator.ln.{step}.bias"] = torch.randn(inner)
+            tensors[f"speculator.head.{step}.weight"] = matrix(target.vocab_size, inner)
+        if step < 2 or not tied:
+            tensors[f"speculator.proj.{step}.weight"] = matrix(inner, inner if step else size)
+    config = {"model_type": "mlp_speculator", "emb_dim": size, "inner_dim": inner, "n_predict": steps}
+    return {**config, "vocab_size": target.vocab_size, "tie_weights": tied, "scale_input": scaled}, tensors

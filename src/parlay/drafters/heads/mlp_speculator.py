@@ -13,7 +13,6 @@ from parlay.drafters.heads.state_heads import StateJob, StaticTreeDrafter, carri
 from parlay.drafters.resources import Resources
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.opening import opened
-from parlay.heads.several import SeveralHeadsConfig
 
 
 class MlpSpeculatorDrafter(StaticTreeDrafter):
@@ -24,7 +23,7 @@ class MlpSpeculatorDrafter(StaticTreeDrafter):
 
     def __init__(self, resources: Resources, options: HeadOptions) -> None:
         held = opened(SOURCE, resources.find_head, options.head).artefact
-        self._speculator = MlpSpeculator(SeveralHeadsConfig.of(held))
+        self._speculator = MlpSpeculator.of(held)
         self._speculator.load_state_dict(dict(held.tensors))
         self._speculator.float().requires_grad_(False)
         super().__init__(held, self._speculator.draft_ids, resources.vocab_size)

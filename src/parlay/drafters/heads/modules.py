@@ -92,7 +92,7 @@ _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
     methods.HYDRA: HydraHeads.of,
     methods.KANGAROO: lambda held: KangarooAdapter(held.layer, _draft_vocab(held)),
     methods.MEDUSA: lambda held: MedusaHeads(SeveralHeadsConfig.of(held)),
-    methods.MLP_SPECULATOR: lambda held: MlpSpeculator(SeveralHeadsConfig.of(held)),
+    methods.MLP_SPECULATOR: MlpSpeculator.of,
     methods.MTP: _mtp,
     methods.PASS: _probes,
     methods.PPD: _probes,

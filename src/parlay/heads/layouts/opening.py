@@ -7,13 +7,18 @@ from pathlib import Path
 
 from parlay.heads.artefact import CARD, CONFIG, BadHead, HeadArtefact
 from parlay.heads.layouts import files
+from parlay.heads.layouts.deepseek_mtp import DEEPSEEK_MTP
 from parlay.heads.layouts.eagle import EAGLE
 from parlay.heads.layouts.eagle3 import EAGLE3
+from parlay.heads.layouts.hydra import HYDRA
 from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, Foreign, Json, Layout
+from parlay.heads.layouts.medusa import MEDUSA
+from parlay.heads.layouts.mlp_speculator import MLP_SPECULATOR
+from parlay.heads.layouts.speculators import SPECULATORS
 from parlay.models.hub import fetch_folder, without_address
 from parlay.types import RunnerSpec
 
-LAYOUTS: tuple[Layout, ...] = (EAGLE3, EAGLE)
+LAYOUTS: tuple[Layout, ...] = (SPECULATORS, MEDUSA, MLP_SPECULATOR, HYDRA, DEEPSEEK_MTP, EAGLE3, EAGLE)
 """The first that recognises a folder reads it."""
 
 

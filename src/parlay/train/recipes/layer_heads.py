@@ -52,11 +52,16 @@ class RepeatedLayer(LayerHeads):
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         """One step: states ``[B, R, H]``."""
 
+    def _again(self, hidden_BRH: Tensor) -> Tensor:
+        """What a step reads of what the one before gave."""
+        return hidden_BRH
+
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
         steps = Steps(batch.padding_B, batch.rows)
         hidden = self._first(batch)
         embedded_BTH = F.embedding(batch.ids_BT, self._embedding_VH)
         for step in range(count):
+            hidden = self._again(hidden) if step else hidden
             rows = hidden.shape[1]
             ahead = F.pad(embedded_BTH[:, step + 1 :], (0, 0, 0, step + 1))  # a text's end has nothing to add
             hidden = self._step(hidden, ahead[:, -rows:], steps)

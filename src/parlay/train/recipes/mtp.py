@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.heads.layer import Steps, add_nothing
-from parlay.heads.mtp import MtpModule
+from parlay.heads.mtp import NORMED, MtpModule
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import MtpTrainOptions
@@ -40,7 +40,8 @@ class MtpRecipe(RepeatedLayer):
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         del heldout  # trees grow where the module itself is sure
-        return {"taps": [self._target.config.num_layers], "draft_vocab_size": len(self._head_DH)}
+        sizes = {"draft_vocab_size": len(self._head_DH), NORMED: True}
+        return {"taps": [self._target.config.num_layers], **sizes}
 
     def tensors(self) -> dict[str, Tensor]:
         """With the target's LM head where that is not its embedding, from which drafters read it."""
@@ -55,6 +56,9 @@ class MtpRecipe(RepeatedLayer):
 
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         return self._mtp.step(hidden_BTH, embedded_BTH, steps)
+
+    def _again(self, hidden_BRH: Tensor) -> Tensor:
+        return self._mtp.again(hidden_BRH)
 
     def _read(self, hidden_BRH: Tensor) -> Tensor:
         normed_BRH = self._mtp.norm(hidden_BRH)
@@ -71,7 +75,7 @@ def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -
 def _start_sequential(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe:
     """From the best linear guess on."""
     size = target.config.hidden_size
-    module = MtpModule(target.config, min(options.draft_vocab, target.config.vocab_size))
+    module = MtpModule(target.config, min(options.draft_vocab, target.config.vocab_size), normed=True)
     module.set_draft_vocab(common_tokens(texts, options.draft_vocab, target.config.vocab_size))
     guess = linear_guess(target, texts, slice(-size, None), normed=True)
     with torch.no_grad():

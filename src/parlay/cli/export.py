@@ -1,0 +1,49 @@
+"""`parlay export`: write a trained drafter in the layout of another program."""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache, partial
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("drafter", metavar="HEAD", help="a name that parlay drafters list prints, or a folder")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must be empty, or not there")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=("speculators", "vllm"),
+        help="speculators: eagle3, block-drafter (as P-EAGLE) and mtp; vllm: medusa",
+    )
+    parser.add_argument("--model", default="", help="the target (default: the one that the head's config names)")
+    parser.add_argument(
+        "--verifier", default="", help="what the other program calls the target, as in user/name (default: MODEL)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    import torch  # here, because help needs none of it
+
+    from parlay.cli.drafters import folder_of
+    from parlay.drafters.heads.modules import check_tensors
+    from parlay.heads.artefact import CARD, load
+    from parlay.heads.layouts.exporting import export
+    from parlay.heads.layouts.writing import Verifier
+    from parlay.heads.opening import matrices_of
+    from parlay.models.fused import as_tensor
+
+    folder = folder_of(options.drafter)
+    head = load(folder)
+    check_tensors(head)
+    model = options.model or head.origin.target
+    matrices = cache(partial(matrices_of, model))
+    verifier = Verifier(
+        options.verifier or model,
+        lambda: as_tensor(matrices().embedding, torch.bfloat16),
+        lambda: as_tensor(matrices().lm_head, torch.bfloat16),
+    )
+    card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+    export(head, card, options.format, options.out, verifier)
+    print(f"wrote {options.out}: {head.method} for {verifier.name or 'a target without a name'}")
+    return 0

@@ -1,0 +1,55 @@
+"""Modules of multi-token prediction as DeepSeek publishes them: in the model's own files, a layer after its last.
+
+``num_nextn_predict_layers`` says how many there are. Tensors ``enorm``, ``hnorm``, ``eh_proj``, a decoder layer's, and
+``shared_head``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from parlay.heads.artefact import BadHead, HeadArtefact
+from parlay.heads.layouts.eagle3 import architecture_of
+from parlay.heads.layouts.layout import NO_WITNESS, Foreign, Json, Layout, decoder_layer, renamed, with_draft_vocab
+from parlay.heads.mtp import NORMED
+from parlay.types import RunnerSpec
+
+_COUNT = "num_nextn_predict_layers"
+
+
+def _prefix(config: Json) -> str:
+    return f"model.layers.{config.get('num_hidden_layers')}."
+
+
+def _recognises(config: Json, names: frozenset[str]) -> bool:
+    return bool(config.get(_COUNT)) and "speculators_model_type" not in config
+
+
+def _owns(config: Json, name: str) -> bool:
+    return name.startswith(_prefix(config))
+
+
+def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+    config, prefix = foreign.config, _prefix(foreign.config)
+    foreign.require(config, **{_COUNT: 1, "num_hidden_layers": target.num_layers})
+    if not foreign.tensors:
+        raise BadHead(f"{foreign.folder} says {_COUNT} 1, and lacks the tensors of that module, {prefix}*")
+    for field in ("kv_lora_rank", "q_lora_rank"):
+        foreign.require(config, **{field: "absent: its attention is not that of Llama"})
+    if any(".mlp.experts." in name for name in foreign.tensors):
+        raise foreign.refuse("n_routed_experts", config.get("n_routed_experts"), "absent: its layer has experts")
+    layer = decoder_layer(foreign, config, target, architecture_of(frozenset(foreign.tensors)))
+    tensors = renamed(
+        foreign.tensors,
+        (f"{prefix}shared_head.norm.", "norm."),
+        (f"{prefix}shared_head.head.", "lm_head."),
+        (f"{prefix}embed_tokens.", "embed_tokens."),
+        *((f"{prefix}{name}.", f"{name}.") for name in ("enorm", "hnorm", "eh_proj")),
+        (prefix, "block."),
+    )
+    settings = {"taps": [target.num_layers], "draft_vocab_size": layer.vocab_size, NORMED: True}
+    tensors = with_draft_vocab(tensors, torch.arange(layer.vocab_size), layer.vocab_size)
+    return HeadArtefact("mtp", layer, settings, tensors, NO_WITNESS)
+
+
+DEEPSEEK_MTP = Layout("DeepSeek MTP", _recognises, _read, _owns)

@@ -1,0 +1,75 @@
+"""Hydra as its paper's code writes it, once its pickle was converted: ``hydra_mlp`` and ``hydra_lm_head``.
+
+Heads of several layers repeat one: the file holds it once for each time.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.hydra import PUBLISHED
+from parlay.heads.layouts.layout import (
+    NO_WITNESS,
+    Foreign,
+    Json,
+    Layout,
+    plain_layer,
+    usual_acceptance,
+    with_draft_vocab,
+)
+from parlay.types import RunnerSpec
+
+_MOST = 64
+_MLP = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
+_LM_HEAD = re.compile(r"hydra_lm_head\.(\d+)\.(weight|bias)")
+
+
+def _recognises(config: Json, names: frozenset[str]) -> bool:
+    return "hydra_num_heads" in config
+
+
+def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+    config = foreign.config
+    foreign.require(config, hydra_head_arch="mlp", grounded_heads=True, hidden_state_offset=0)
+    heads, layers = foreign.number(config, "hydra_num_heads"), foreign.number(config, "hydra_num_layers")
+    for field, value in (("hydra_num_heads", heads), ("hydra_num_layers", layers)):
+        if value > _MOST:
+            raise foreign.refuse(field, value, f"at most {_MOST}")
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in foreign.tensors.items():
+        own = _named(name.removeprefix("hydra_head."))
+        if own in tensors and not torch.equal(tensors[own], tensor):
+            raise foreign.refuse(name, "another matrix than that of the layer above", "the same")
+        tensors[own] = tensor
+    if layers == 1:
+        size = target.hidden_size
+        for head in range(heads):
+            tensors |= {f"heads.{head}.inner.weight": torch.zeros(size, size)}
+            tensors |= {f"heads.{head}.inner.bias": torch.zeros(size)}
+    settings = {
+        "taps": [target.num_layers],
+        "draft_vocab_size": target.vocab_size,
+        "heads": heads,
+        "acceptance": usual_acceptance(heads),
+        PUBLISHED: layers,
+    }
+    tensors = with_draft_vocab(tensors, torch.arange(target.vocab_size), target.vocab_size)
+    return HeadArtefact("hydra", plain_layer(target), settings, tensors, NO_WITNESS)
+
+
+def _named(name: str) -> str:
+    """What a tensor of the file is here; its own name, where it is nothing."""
+    if match := _MLP.fullmatch(name):
+        head, layer, kind, part = match.groups()
+        first = {"linear": "mix", "res_connection": "shorten"}[kind]
+        own = first if layer == "0" else "inner" if kind == "linear" else ""
+        return f"heads.{head}.{own}.{part}" if own else name
+    match = _LM_HEAD.fullmatch(name)
+    return f"heads.{match[1]}.lm_head.{match[2]}" if match else name
+
+
+HYDRA = Layout("Hydra", _recognises, _read)

@@ -1,0 +1,88 @@
+"""Medusa as vLLM reads it: ``model_type`` medusa, tensors ``blocks`` and ``lm_heads``, and ``token_map``.
+
+``token_map`` lists the tokens of a smaller vocabulary. The paper's code names its tensors by bare numbers, in
+pickles, which some have converted.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.layouts.layout import (
+    NO_WITNESS,
+    Foreign,
+    Json,
+    Layout,
+    checked_ids,
+    plain_layer,
+    usual_acceptance,
+    with_draft_vocab,
+)
+from parlay.types import RunnerSpec
+
+_NUMBERED = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
+_MOST_HEADS = 64
+
+
+def _recognises(config: Json, names: frozenset[str]) -> bool:
+    return config.get("model_type") == "medusa" or "medusa_num_heads" in config
+
+
+def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+    config = foreign.config
+    said = {"num_heads": config.get("medusa_num_heads"), "num_hidden_layers": config.get("medusa_num_layers")}
+    said = {**said, "vocab_size": target.vocab_size, "hidden_size": target.hidden_size, **config}
+    foreign.require(said, num_hidden_layers=1, logit_scale=1.0)
+    foreign.require(said, vocab_size=target.vocab_size, hidden_size=target.hidden_size)
+    heads = foreign.number(said, "num_heads")
+    if heads > _MOST_HEADS:
+        raise foreign.refuse("num_heads", heads, f"at most {_MOST_HEADS}")
+    tensors = dict(map(_named, foreign.tensors.items()))
+    ids_D = _draft_ids(foreign, tensors.pop("token_map", None), target.vocab_size)
+    shared = tensors.pop("lm_head.weight", tensors.get("lm_heads.0.weight")) if said.get("original_lm_head") else None
+    for head in range(heads):
+        tensors.setdefault(f"blocks.{head}.linear.bias", torch.zeros(target.hidden_size))
+        if shared is not None:
+            tensors[f"lm_heads.{head}.weight"] = shared
+    rows = {name: _rows(each, ids_D, target.vocab_size) for name, each in tensors.items() if "lm_heads" in name}
+    tensors = with_draft_vocab({**tensors, **rows}, ids_D, target.vocab_size)
+    settings = {
+        "taps": [target.num_layers],
+        "draft_vocab_size": len(ids_D),
+        "heads": heads,
+        "acceptance": usual_acceptance(heads),
+    }
+    return HeadArtefact("medusa", plain_layer(target), settings, tensors, NO_WITNESS)
+
+
+def _named(entry: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    """By Parlay's name: a head is one block, its first."""
+    name, tensor = entry
+    numbers = _NUMBERED.fullmatch(name)
+    if numbers is not None:
+        head, place, linear, part = numbers.groups()
+        return (f"blocks.{head}.layers.{place}.{part}" if linear else f"lm_heads.{head}.{part}").replace(
+            ".layers.0.", ".linear."
+        ), tensor
+    return name.removeprefix("medusa_heads.").replace(".layers.0.", ".linear."), tensor
+
+
+def _draft_ids(foreign: Foreign, token_map: Tensor | None, vocab_size: int) -> Tensor:
+    """The target's token of each draft id: those of ``token_map`` ``[D]``, or all."""
+    if token_map is None or token_map.is_floating_point() or token_map.dim() != 1:
+        foreign.require(foreign.config, truncated_vocab_size=vocab_size)
+        return torch.arange(vocab_size)
+    foreign.require(foreign.config, truncated_vocab_size=len(token_map))
+    return checked_ids(foreign, "token_map", token_map.long(), vocab_size)
+
+
+def _rows(weight_DH: Tensor, ids_D: Tensor, vocab_size: int) -> Tensor:
+    """The rows of the draft vocabulary: some files hold those of all tokens."""
+    return weight_DH[ids_D] if len(weight_DH) == vocab_size else weight_DH
+
+
+MEDUSA = Layout("Medusa", _recognises, _read)
