@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info.add_argument("drafter", metavar="NAME", help="a name that parlay drafters list prints, or a folder")
     info.add_argument("--json", action="store_true", help="print one JSON object")
     adding = _action(actions, "add", "check a trained drafter and copy it into the store")
-    adding.add_argument("folder", type=Path, metavar="FOLDER", help="what parlay train wrote")
+    adding.add_argument("folder", type=Path, metavar="FOLDER", help="what parlay train wrote, or a published head")
+    adding.add_argument("--model", default="", help="the target of a published head, which it may not name")
     _add_key_flags(adding)
     removal = _action(actions, "remove", "remove a drafter from the store")
     removal.add_argument("drafter", metavar="NAME")
@@ -141,10 +144,35 @@ def _add(options: argparse.Namespace) -> int:
     from parlay.drafters.heads.modules import check_tensors
     from parlay.heads import store
     from parlay.heads.artefact import load
+    from parlay.heads.layouts.opening import is_artefact
 
-    check_tensors(load(options.folder))
-    _say_added(store.add(options.folder, domain=options.domain, name=options.name))
+    with tempfile.TemporaryDirectory() as started:
+        folder = options.folder if is_artefact(options.folder) else Path(started)
+        if folder != options.folder:
+            _convert(options.folder, options.model, folder)
+        check_tensors(load(folder))
+        _say_added(store.add(folder, domain=options.domain, name=options.name))
     return 0
+
+
+def _convert(folder: Path, model: str, out: Path) -> None:
+    """Writes the published head of a folder as one of Parlay's own for this model."""
+    from parlay.heads.artefact import CARD, Origin, save
+    from parlay.heads.card import read_card
+    from parlay.heads.opening import converted, matrices_of
+    from parlay.models.loading import read_config
+    from parlay.models.origin import public_name, weights_sha256
+    from parlay.models.resolving import resolve
+
+    if not model:
+        raise ValueError(f"{folder} is no head of Parlay's own: name its target, as in --model user/name")
+    head, proved = converted(folder, read_config(resolve(model)), matrices_of(model))
+    if not proved:
+        print(f"Nothing in {folder} proves that it goes with {model}: look at how many drafts are accepted")
+    licence = str(read_card(folder)[0].get("license", ""))
+    origin = Origin(public_name(model), weights_sha256(model), licence=licence)
+    card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+    save(out, replace(head, origin=origin), card)
 
 
 def _say_added(added: StoredDrafter) -> None:

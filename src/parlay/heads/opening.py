@@ -26,7 +26,7 @@ from parlay.heads.artefact import (
     witness_ids,
 )
 from parlay.heads.draft_vocab import draft_ids
-from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD
+from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD, TargetShape
 from parlay.heads.layouts.opening import fetched, is_artefact, read
 from parlay.heads.proof import target_states
 from parlay.heads.store import StoredDrafter
@@ -105,6 +105,22 @@ def heads_of(
     make_runner = partial(_head_runner, dtype=dtype, device=torch.device(target.device), budget=budget)
     matrices = cache(partial(matrices_of, model))
     return TargetHeads(target, matrices, make_runner, dtype, partial(target_states, runner) if runner else None)
+
+
+def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[HeadArtefact, bool]:
+    """The head that a folder holds in a published layout, as one of Parlay's own, and whether it proves its target.
+
+    It has the target's LM head where it brought none. If the embedding that it brought is the target's, that proves it,
+    and it keeps no embedding of its own. Raises BadHead.
+    """
+    held, ids_W = read(folder, target), witness_ids(target.vocab_size)
+    tensors, witness_WH = dict(held.tensors), matrices.witnesses(target.vocab_size)
+    proved = EMBEDDING in tensors and same_rows(tensors[EMBEDDING][ids_W], witness_WH)
+    if proved:
+        del tensors[EMBEDDING]
+    if LM_HEAD not in tensors and held.method in NEED_LM_HEAD:
+        tensors[LM_HEAD] = as_tensor(matrices.lm_head, torch.float32)[draft_ids(tensors["d2t"])]
+    return replace(held, tensors=tensors, witness_WH=witness_WH), proved
 
 
 def held_open(artefact: HeadArtefact, embedding: Operand) -> OpenHead:
@@ -206,37 +222,28 @@ class TargetHeads:
             return False
         return True
 
-    def converted(self, folder: Path) -> HeadArtefact:
-        """The head that a folder holds in a published layout, as one of Parlay's own for this target. Raises BadHead.
-
-        It has the target's LM head where it brought none, and no embedding of its own if that is the target's.
-        """
-        held, matrices = read(folder, self._target), self._matrices()
-        tensors, witness_WH = dict(held.tensors), matrices.witnesses(self._target.vocab_size)
-        if EMBEDDING in tensors and same_rows(tensors[EMBEDDING][witness_ids(self._target.vocab_size)], witness_WH):
-            del tensors[EMBEDDING]
-        elif folder not in self._told:
-            self._told.add(folder)
-            _log.warning(
-                "%s is a head in the layout of %s%s. Nothing in it proves that it goes with this model: look at how "
-                "many drafts are accepted",
-                folder,
-                held.settings[LAYOUT],
-                f" for {held.origin.target}" if held.origin.target else "",
-            )
-        if LM_HEAD not in tensors and held.method in NEED_LM_HEAD:
-            tensors[LM_HEAD] = as_tensor(matrices.lm_head, torch.float32)[draft_ids(tensors["d2t"])]
-        return replace(held, tensors=tensors, witness_WH=witness_WH)
-
     def _open(self, folder: Path) -> OpenHead:
         if is_artefact(folder):
             artefact = load(folder)
             self._check(str(folder), artefact.layer, artefact.witness_WH)
         else:
-            artefact = self.converted(folder)
+            artefact, proved = converted(folder, self._target, self._matrices())
+            self._tell(folder, artefact, proved)
         tensors = dict(artefact.tensors)
         embedding = tensors.pop(EMBEDDING, self._matrices().embedding)
         return OpenHead(replace(artefact, tensors=tensors), embedding, self._make_runner, self._dtype, self._states)
+
+    def _tell(self, folder: Path, held: HeadArtefact, proved: bool) -> None:
+        if proved or folder in self._told:
+            return
+        self._told.add(folder)
+        _log.warning(
+            "%s is a head in the layout of %s%s. Nothing in it proves that it goes with this model: look at how many "
+            "drafts are accepted",
+            folder,
+            held.settings[LAYOUT],
+            f" for {held.origin.target}" if held.origin.target else "",
+        )
 
     def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor) -> None:
         rows_WH = self._matrices().witnesses(self._target.vocab_size)

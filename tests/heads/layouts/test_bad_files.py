@@ -112,3 +112,66 @@ def test_another_methods_head_is_refused(config: DecoderConfig, find: ProvedHead
     folder = published.write(tmp_path, *published.eagle3(config))
     with pytest.raises(UsageError, match="is a head for strategy eagle3"):
         opened("medusa", find, str(folder))
+
+
+MEDUSA, HYDRA, SPECULATOR = (published.medusa, published.hydra, published.mlp_speculator)
+PEAGLE, MTP, SEQUENTIAL = (published.peagle, published.speculators_mtp, published.deepseek_mtp)
+LAYER = "transformer_layer_config"
+
+
+def layer_says(**fields: object) -> Edit:
+    return lambda config, tensors: config[LAYER].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ((MEDUSA, says(num_hidden_layers=2)), "num_hidden_layers is 2, and Parlay runs such heads only where it is 1"),
+        ((MEDUSA, says(vocab_size=63)), "vocab_size is 63"),
+        ((MEDUSA, says(num_heads=0)), "num_heads 0: expected an integer from 1 on"),
+        ((MEDUSA, says(num_heads=10**9)), "num_heads is 1000000000"),
+        ((MEDUSA, says(num_heads=3)), "lacks blocks.2.linear.weight, lm_heads.2.weight"),
+        ((MEDUSA, says(num_heads=1)), "does not know blocks.1.linear.weight, lm_heads.1.weight"),
+        ((MEDUSA, says(truncated_vocab_size=9)), "truncated_vocab_size is 9"),
+        ((MEDUSA, says(logit_scale=0.5)), "logit_scale is 0.5"),
+        ((MEDUSA, holds("token_map", torch.tensor([1, 1]))), "token_map does not name different tokens"),
+        ((MEDUSA, holds("blocks.0.layers.1.weight", torch.ones(32, 32))), "does not know blocks.0.layers.1.weight"),
+        ((HYDRA, says(hydra_head_arch="prefix-mlp")), "hydra_head_arch is prefix-mlp"),
+        ((HYDRA, says(grounded_heads=False)), "grounded_heads is False"),
+        ((HYDRA, says(hidden_state_offset=1)), "hidden_state_offset is 1"),
+        ((HYDRA, says(hydra_num_layers=1)), "does not know hydra_mlp.0.1.linear.bias"),
+        ((HYDRA, lacks("hydra_lm_head.1.bias")), "lacks heads.1.lm_head.bias"),
+        ((SPECULATOR, says(emb_dim=64)), "emb_dim is 64"),
+        ((SPECULATOR, says(n_predict=2)), "does not know emb.2.weight"),
+        ((SPECULATOR, lacks("speculator.ln.1.bias")), "lacks ln.1.bias"),
+        ((SPECULATOR, says(inner_dim=41)), "has in another shape"),
+        ((PEAGLE, lacks("mask_hidden")), "lacks mask_hidden"),
+        ((PEAGLE, says(mask_token_id=None)), "mask_token_id None: expected an integer"),
+        ((PEAGLE, says(mask_token_id=64)), "mask_token_id is 64"),
+        ((PEAGLE, says(speculators_config={})), "speculators_config names no proposal method"),
+        ((PEAGLE, says(speculators_model_type="dflash")), "speculators_model_type is dflash"),
+        ((PEAGLE, says(**{LAYER: None})), f"config.json has no {LAYER}"),
+        ((PEAGLE, layer_says(model_type="gemma3")), "model_type is gemma3"),
+        ((PEAGLE, layer_says(layer_types=["sliding_attention"])), "layer_types is ['sliding_attention']"),
+        ((PEAGLE, layer_says(num_hidden_layers=3)), "lacks layers.2."),
+        ((MTP, says(num_nextn_predict_layers=2)), "num_nextn_predict_layers is 2"),
+        ((MTP, layer_says(model_type="qwen3_next")), "model_type is qwen3_next"),
+        ((SEQUENTIAL, says(num_nextn_predict_layers=2)), "num_nextn_predict_layers is 2"),
+        ((SEQUENTIAL, says(num_hidden_layers=4)), "num_hidden_layers is 4"),
+        ((SEQUENTIAL, says(kv_lora_rank=8)), "kv_lora_rank is 8"),
+        ((SEQUENTIAL, holds("model.layers.3.mlp.experts.0.up_proj.weight", torch.ones(1))), "its layer has experts"),
+        ((SEQUENTIAL, lacks("model.layers.3.enorm.weight")), "lacks enorm.weight"),
+    ],
+    ids=str,
+)
+def test_each_layout_names_what_is_wrong(
+    case: tuple[Callable[[DecoderConfig], tuple[dict[str, Any], dict[str, Tensor]]], Edit],
+    told: str,
+    config: DecoderConfig,
+    find: ProvedHeads,
+    tmp_path: Path,
+) -> None:
+    file, edit = case
+    said, tensors = file(config)
+    edit(said, tensors)
+    assert told in refused(find, published.write(tmp_path, said, tensors))

@@ -21,7 +21,7 @@ class HeadOptions(Options):
 
     head: str = option(
         "",
-        "folder of the head, or its name or domain in parlay drafters; empty: the general one for the target",
+        "folder or Hub repository of the head, or its name or domain in parlay drafters; empty: the target's",
         opens=True,
     )
 

@@ -10,9 +10,17 @@ import torch
 
 from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.layouts.eagle3 import architecture_of
-from parlay.heads.layouts.layout import NO_WITNESS, Foreign, Json, Layout, decoder_layer, renamed, with_draft_vocab
+from parlay.heads.layouts.layout import (
+    NO_WITNESS,
+    Foreign,
+    Json,
+    Layout,
+    TargetShape,
+    decoder_layer,
+    renamed,
+    with_draft_vocab,
+)
 from parlay.heads.mtp import NORMED
-from parlay.types import RunnerSpec
 
 _COUNT = "num_nextn_predict_layers"
 
@@ -29,7 +37,7 @@ def _owns(config: Json, name: str) -> bool:
     return name.startswith(_prefix(config))
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config, prefix = foreign.config, _prefix(foreign.config)
     foreign.require(config, **{_COUNT: 1, "num_hidden_layers": target.num_layers})
     if not foreign.tensors:

@@ -13,12 +13,12 @@ from parlay.heads.layouts.layout import (
     Foreign,
     Json,
     Layout,
+    TargetShape,
     decoder_layer,
     renamed,
     usual_acceptance,
     with_draft_vocab,
 )
-from parlay.types import RunnerSpec
 
 _LEVELS = 5
 
@@ -27,7 +27,7 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
     return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names and "layers.0.hidden_norm.weight" not in names
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     foreign.require(foreign.config, num_hidden_layers=1)
     layer = decoder_layer(foreign, foreign.config, target, "LlamaForCausalLM")
     tensors = renamed(foreign.tensors)

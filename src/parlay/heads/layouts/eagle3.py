@@ -15,12 +15,12 @@ from parlay.heads.layouts.layout import (
     Foreign,
     Json,
     Layout,
+    TargetShape,
     decoder_layer,
     offset_ids,
     renamed,
     with_draft_vocab,
 )
-from parlay.types import RunnerSpec
 
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
@@ -30,7 +30,7 @@ def architecture_of(names: frozenset[str]) -> str:
     return "Qwen3ForCausalLM" if any(name.endswith("q_norm.weight") for name in names) else "LlamaForCausalLM"
 
 
-def taps_of(foreign: Foreign, said: Sequence[int] | None, target: RunnerSpec) -> list[int]:
+def taps_of(foreign: Foreign, said: Sequence[int] | None, target: TargetShape) -> list[int]:
     """The layers whose inputs are fused: ``said``, or EAGLE-3's own, 2, L / 2 and L - 3. Raises BadHead."""
     layers = target.num_layers
     found = sorted(said or (2, layers // 2, layers - 3))
@@ -50,7 +50,7 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
     return published and "speculators_model_type" not in config
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     nested = config.get("eagle_config") or {}
     foreign.require(config, num_hidden_layers=1, parallel_drafting=False)

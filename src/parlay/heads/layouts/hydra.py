@@ -17,11 +17,11 @@ from parlay.heads.layouts.layout import (
     Foreign,
     Json,
     Layout,
+    TargetShape,
     plain_layer,
     usual_acceptance,
     with_draft_vocab,
 )
-from parlay.types import RunnerSpec
 
 _MOST = 64
 _MLP = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
@@ -32,24 +32,18 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
     return "hydra_num_heads" in config
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     foreign.require(config, hydra_head_arch="mlp", grounded_heads=True, hidden_state_offset=0)
     heads, layers = foreign.number(config, "hydra_num_heads"), foreign.number(config, "hydra_num_layers")
     for field, value in (("hydra_num_heads", heads), ("hydra_num_layers", layers)):
         if value > _MOST:
             raise foreign.refuse(field, value, f"at most {_MOST}")
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in foreign.tensors.items():
-        own = _named(name.removeprefix("hydra_head."))
-        if own in tensors and not torch.equal(tensors[own], tensor):
-            raise foreign.refuse(name, "another matrix than that of the layer above", "the same")
-        tensors[own] = tensor
-    if layers == 1:
+    tensors = _own(foreign, layers)
+    if layers == 1:  # no layer is repeated
         size = target.hidden_size
-        for head in range(heads):
-            tensors |= {f"heads.{head}.inner.weight": torch.zeros(size, size)}
-            tensors |= {f"heads.{head}.inner.bias": torch.zeros(size)}
+        nothing = {"weight": torch.zeros(size, size), "bias": torch.zeros(size)}
+        tensors |= {f"heads.{head}.inner.{part}": each for head in range(heads) for part, each in nothing.items()}
     settings = {
         "taps": [target.num_layers],
         "draft_vocab_size": target.vocab_size,
@@ -61,12 +55,23 @@ def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
     return HeadArtefact("hydra", plain_layer(target), settings, tensors, NO_WITNESS)
 
 
-def _named(name: str) -> str:
+def _own(foreign: Foreign, layers: int) -> dict[str, Tensor]:
+    """By Parlay's names. Raises BadHead for a layer that is no repetition of the one above."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in foreign.tensors.items():
+        own = _named(name.removeprefix("hydra_head."), layers)
+        if own in tensors and not torch.equal(tensors[own], tensor):
+            raise foreign.refuse(name, "another matrix than that of the layer above", "the same")
+        tensors[own] = tensor
+    return tensors
+
+
+def _named(name: str, layers: int) -> str:
     """What a tensor of the file is here; its own name, where it is nothing."""
     if match := _MLP.fullmatch(name):
         head, layer, kind, part = match.groups()
         first = {"linear": "mix", "res_connection": "shorten"}[kind]
-        own = first if layer == "0" else "inner" if kind == "linear" else ""
+        own = first if layer == "0" else "inner" if kind == "linear" and int(layer) < layers else ""
         return f"heads.{head}.{own}.{part}" if own else name
     match = _LM_HEAD.fullmatch(name)
     return f"heads.{match[1]}.lm_head.{match[2]}" if match else name

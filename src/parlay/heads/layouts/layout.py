@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.models.config import DecoderConfig, config_of
-from parlay.types import ParlayError, RunnerSpec
+from parlay.types import ParlayError
 
 Json = Mapping[str, Any]
 EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -24,6 +24,22 @@ LAYOUT = "layout"
 """A setting: in which layout a head was published. Nothing in such a head says how often it should be right."""
 USUAL_ACCEPTANCE = (0.5, 0.14, 0.07, 0.05, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01)
 """For static trees of heads that don't say: how often each rank of a guess is right. A level keeps 0.8 of this."""
+
+
+class TargetShape(Protocol):
+    """What a head needs to know of its target: a runner's spec says it, and a checkpoint's config."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +81,11 @@ class Layout:
 
     name: str
     recognises: Callable[[Json, frozenset[str]], bool]
-    read: Callable[[Foreign, RunnerSpec], HeadArtefact]
+    read: Callable[[Foreign, TargetShape], HeadArtefact]
     owns: Callable[[Json, str], bool] = lambda config, name: True
 
 
-def decoder_layer(foreign: Foreign, said: Json, target: RunnerSpec, architecture: str) -> DecoderConfig:
+def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architecture: str) -> DecoderConfig:
     """The shape of a head's layers as ``said`` gives it. Raises BadHead for what Parlay's layers do not compute.
 
     Its longest text is the target's: positions turn, and have no end.
@@ -84,7 +100,7 @@ def decoder_layer(foreign: Foreign, said: Json, target: RunnerSpec, architecture
     )
 
 
-def plain_layer(target: RunnerSpec) -> DecoderConfig:
+def plain_layer(target: TargetShape) -> DecoderConfig:
     """For heads without decoder layers: the sizes that they share with their target."""
     return DecoderConfig(
         architecture="LlamaForCausalLM",

@@ -17,12 +17,12 @@ from parlay.heads.layouts.layout import (
     Foreign,
     Json,
     Layout,
+    TargetShape,
     checked_ids,
     plain_layer,
     usual_acceptance,
     with_draft_vocab,
 )
-from parlay.types import RunnerSpec
 
 _NUMBERED = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 _MOST_HEADS = 64
@@ -32,7 +32,7 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
     return config.get("model_type") == "medusa" or "medusa_num_heads" in config
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     said = {"num_heads": config.get("medusa_num_heads"), "num_hidden_layers": config.get("medusa_num_layers")}
     said = {**said, "vocab_size": target.vocab_size, "hidden_size": target.hidden_size, **config}

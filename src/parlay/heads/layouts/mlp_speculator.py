@@ -6,9 +6,11 @@ first ``proj``, whether the file repeats them or not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
 from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.layouts.layout import (
@@ -16,13 +18,13 @@ from parlay.heads.layouts.layout import (
     Foreign,
     Json,
     Layout,
+    TargetShape,
     plain_layer,
     renamed,
     usual_acceptance,
     with_draft_vocab,
 )
 from parlay.heads.mlp_speculator import FORM, SpeculatorForm
-from parlay.types import RunnerSpec
 
 _MOST_STEPS = 64
 
@@ -31,7 +33,7 @@ def _recognises(config: Json, names: frozenset[str]) -> bool:
     return config.get("model_type") == "mlp_speculator"
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     config = foreign.config
     foreign.require(config, vocab_size=target.vocab_size, emb_dim=target.hidden_size)
     steps = foreign.number(config, "n_predict")
@@ -40,16 +42,8 @@ def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
     inner = int(config.get("inner_dim") or target.hidden_size)
     tied = bool(config.get("tie_weights"))
     form = SpeculatorForm(inner, rms=True, tied=tied, scaled=bool(config.get("scale_input")))
-    held = renamed(foreign.tensors, ("speculator.", ""))
-    tensors = {}
-    for name, own in _names(steps, tied).items():
-        first = f"{name.partition('.')[0]}.0.{name.rpartition('.')[2]}"
-        found = held.get(name, held.get(first) if tied and not name.startswith("proj") else None)
-        if found is None:
-            raise BadHead(f"{foreign.folder} lacks {name}: the folder is incomplete")
-        tensors[own] = found
+    tensors = _own(foreign, renamed(foreign.tensors, ("speculator.", "")), steps, tied)
     tensors.setdefault("later.weight", torch.zeros(inner, inner))  # of one step alone
-    tensors |= {name: each for name, each in held.items() if not name.startswith(("emb.", "proj.", "ln.", "head."))}
     settings = {
         "taps": [target.num_layers],
         "draft_vocab_size": target.vocab_size,
@@ -60,6 +54,26 @@ def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
     ids_D = torch.arange(target.vocab_size)
     tensors = with_draft_vocab(tensors, ids_D, target.vocab_size)
     return HeadArtefact("mlp-speculator", plain_layer(target), settings, tensors, NO_WITNESS)
+
+
+def _own(foreign: Foreign, held: Mapping[str, Tensor], steps: int, tied: bool) -> dict[str, Tensor]:
+    """By Parlay's names; what is left over keeps its own. Raises BadHead for a name that the file lacks."""
+    names = _names(steps, tied)
+    found: dict[str, Tensor] = {}
+    for name, own in names.items():
+        place = _first(name) if tied and name not in held else name
+        if place not in held:
+            raise BadHead(f"{foreign.folder} lacks {name}: the folder is incomplete")
+        found[own] = held[place]
+    again = {name for name in held if tied and _first(name) in held and held[name].equal(held[_first(name)])}
+    return {**found, **{name: held[name] for name in held.keys() - names.keys() - again}}
+
+
+def _first(name: str) -> str:
+    """That of the matrix which steps share."""
+    part, _, rest = name.partition(".")
+    step, _, ending = rest.partition(".")
+    return f"{part}.{min(int(step), 1) if part == 'proj' else 0}.{ending}" if step.isdigit() else name
 
 
 def _names(steps: int, tied: bool) -> dict[str, str]:

@@ -11,12 +11,11 @@ from parlay.heads.layouts.deepseek_mtp import DEEPSEEK_MTP
 from parlay.heads.layouts.eagle import EAGLE
 from parlay.heads.layouts.eagle3 import EAGLE3
 from parlay.heads.layouts.hydra import HYDRA
-from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, Foreign, Json, Layout
+from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, Foreign, Json, Layout, TargetShape
 from parlay.heads.layouts.medusa import MEDUSA
 from parlay.heads.layouts.mlp_speculator import MLP_SPECULATOR
 from parlay.heads.layouts.speculators import SPECULATORS
 from parlay.models.hub import fetch_folder, without_address
-from parlay.types import RunnerSpec
 
 LAYOUTS: tuple[Layout, ...] = (SPECULATORS, MEDUSA, MLP_SPECULATOR, HYDRA, DEEPSEEK_MTP, EAGLE3, EAGLE)
 """The first that recognises a folder reads it."""
@@ -27,7 +26,7 @@ def is_artefact(folder: Path) -> bool:
     return {"method", "layer"} <= files.read_said(folder).keys()
 
 
-def read(folder: Path, target: RunnerSpec) -> HeadArtefact:
+def read(folder: Path, target: TargetShape) -> HeadArtefact:
     """The head of a folder, as one for this target. Raises BadHead, in one line."""
     config, found = files.read_said(folder), files.places(folder)
     layout = _layout_of(folder, config, frozenset(found))

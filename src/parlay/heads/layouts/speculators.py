@@ -21,6 +21,7 @@ from parlay.heads.layouts.layout import (
     Foreign,
     Json,
     Layout,
+    TargetShape,
     decoder_layer,
     offset_ids,
     renamed,
@@ -28,7 +29,6 @@ from parlay.heads.layouts.layout import (
 )
 from parlay.heads.mtp import NORMED as MTP_NORMED
 from parlay.models.config import DecoderConfig
-from parlay.types import RunnerSpec
 
 LAYER = "transformer_layer_config"
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -47,7 +47,7 @@ MTP_NAMES = (
 )
 
 
-def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
+def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     kind = str(foreign.config["speculators_model_type"])
     reader = _READERS.get(kind)
     if reader is None:
@@ -56,7 +56,7 @@ def _read(foreign: Foreign, target: RunnerSpec) -> HeadArtefact:
     return reader(foreign, layer, said, target)
 
 
-def _layer(foreign: Foreign, target: RunnerSpec) -> tuple[DecoderConfig, dict[str, Any]]:
+def _layer(foreign: Foreign, target: TargetShape) -> tuple[DecoderConfig, dict[str, Any]]:
     """The shape of the layers, and all that their config says."""
     said = foreign.config.get(LAYER)
     if not isinstance(said, dict):
@@ -71,7 +71,7 @@ def _layer(foreign: Foreign, target: RunnerSpec) -> tuple[DecoderConfig, dict[st
 
 
 def _common(
-    foreign: Foreign, layer: DecoderConfig, target: RunnerSpec
+    foreign: Foreign, layer: DecoderConfig, target: TargetShape
 ) -> tuple[dict[str, Any], Callable[[Mapping[str, Tensor]], dict[str, Tensor]]]:
     """Settings of EAGLE-3 and P-EAGLE, and what adds their draft vocabulary to tensors."""
     config = foreign.config
@@ -86,14 +86,14 @@ def _common(
     return settings, lambda tensors: with_draft_vocab(tensors, ids_D, layer.vocab_size)
 
 
-def _eagle3(foreign: Foreign, layer: DecoderConfig, said: Json, target: RunnerSpec) -> HeadArtefact:
+def _eagle3(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
     foreign.require(said, num_hidden_layers=1)
     settings, with_vocab = _common(foreign, layer, target)
     tensors = with_vocab(renamed(foreign.tensors, ("layers.0.", "midlayer.")))
     return HeadArtefact("eagle3", layer, settings, tensors, NO_WITNESS, _origin(foreign))
 
 
-def _peagle(foreign: Foreign, layer: DecoderConfig, said: Json, target: RunnerSpec) -> HeadArtefact:
+def _peagle(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
     settings, with_vocab = _common(foreign, layer, target)
     sizes = {
         "layers": foreign.number(said, "num_hidden_layers"),
@@ -108,7 +108,7 @@ def _peagle(foreign: Foreign, layer: DecoderConfig, said: Json, target: RunnerSp
     return HeadArtefact("block-drafter", layer, {**settings, **sizes}, tensors, NO_WITNESS, _origin(foreign))
 
 
-def _mtp(foreign: Foreign, layer: DecoderConfig, said: Json, target: RunnerSpec) -> HeadArtefact:
+def _mtp(foreign: Foreign, layer: DecoderConfig, said: Json, target: TargetShape) -> HeadArtefact:
     del said  # the number of layers is the target's
     foreign.require(foreign.config, num_nextn_predict_layers=1)
     settings = {"taps": [target.num_layers], "draft_vocab_size": layer.vocab_size, MTP_NORMED: True}
