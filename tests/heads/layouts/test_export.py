@@ -68,7 +68,7 @@ def exported(cli: Cli, trained: Trained, model: Path, tmp_path: Path) -> Trained
     return export
 
 
-@pytest.mark.parametrize("method", FORMATS)
+@pytest.mark.parametrize("method", sorted(FORMATS))
 def test_what_is_exported_opens_again(method: str, exported: Trained, drafts: Drafts) -> None:
     out = exported(method)
     assert sorted(path.name for path in out.iterdir()) == ["README.md", "config.json", "model.safetensors"]
