@@ -162,7 +162,7 @@ def layer_says(**fields: object) -> Edit:
         ((SEQUENTIAL, holds("model.layers.3.mlp.experts.0.up_proj.weight", torch.ones(1))), "its layer has experts"),
         ((SEQUENTIAL, lacks("model.layers.3.enorm.weight")), "lacks enorm.weight"),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else each[0].__name__,
 )
 def test_each_layout_names_what_is_wrong(
     case: tuple[Callable[[DecoderConfig], tuple[dict[str, Any], dict[str, Tensor]]], Edit],
