@@ -1,4 +1,4 @@
-"""`head=user/name` opens a head from the Hugging Face Hub, which is a folder here; of a whole model it fetches no more."""
+"""`head=user/name` opens a head from the Hugging Face Hub, a folder here; of a whole model it fetches no more."""
 
 from __future__ import annotations
 
