@@ -135,7 +135,7 @@ def test_torch_computes_on_one_thread_between_forwards() -> None:
         request = Request(
             id="a", prompt=(1, 2), params=SamplingParams(max_tokens=4), key=NoiseKey(1), stop_checker=watcher
         )
-        engine.add(request, Strategy("none", None, SharedNoise(), Plain()))
+        engine.add(request, Strategy("none", (), SharedNoise(), Plain()))
         while not engine.idle:
             engine.step()
         assert torch.get_num_threads() == 2

@@ -87,7 +87,7 @@ class Adversaries:
 
     def _strategy(self, name: str) -> Strategy:
         if name == PLAIN:
-            return Strategy(PLAIN, None, SharedNoise(), Plain())
+            return Strategy(PLAIN, (), SharedNoise(), Plain())
         answer = answer_from(lambda request: self._texts[request.prompt])
         drafter = sometimes(answer, self._llm.runner.spec.vocab_size, PATTERNS[name])
-        return Strategy(name, drafter, SharedNoise(), Adaptive(self._llm.engine.cost, BUDGET))
+        return Strategy(name, (drafter,), SharedNoise(), Adaptive(self._llm.engine.cost, BUDGET))

@@ -99,17 +99,17 @@ class Stage:
         """What the target writes in this cell; the run that finds out warms everything up."""
         key = (cell.context, cell.tokens)
         if key not in self._texts:
-            self._texts[key] = self._run(cell, Strategy(PLAIN, None, SharedNoise(), Plain()), 1).text
+            self._texts[key] = self._run(cell, Strategy(PLAIN, (), SharedNoise(), Plain()), 1).text
         return self._texts[key]
 
     def decode(self, cell: Cell, strategy: str) -> Decoded:
         """The cell by one strategy."""
         if strategy == PLAIN:
-            return self._run(cell, Strategy(PLAIN, None, SharedNoise(), Plain()), cell.batch)
+            return self._run(cell, Strategy(PLAIN, (), SharedNoise(), Plain()), cell.batch)
         writer = self._writer() if strategy == WRITE_4 else None
         right = errors(cell.chance(strategy), cell.tokens)
         teller = Teller(self.text(cell), right, self._target.spec.vocab_size, writer)
-        return self._run(cell, Strategy(strategy, teller, SharedNoise(), Fixed(BUDGETS[strategy])), cell.batch)
+        return self._run(cell, Strategy(strategy, (teller,), SharedNoise(), Fixed(BUDGETS[strategy])), cell.batch)
 
     def _writer(self) -> Drafter:
         vocab_size = self._target.spec.vocab_size

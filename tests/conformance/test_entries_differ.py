@@ -62,11 +62,11 @@ def proposals(name: str) -> tuple[Tree, ...]:
     entry = catalogue()[name]
     subject = subject_of(f"{name}:{entry.toys[0]}" if entry.toys[0] else name)
     made = subject.strategy(STAGE, BUDGET)
-    assert made.drafter is not None
-    witness = Witness(made.drafter)
+    (drafter,) = made.drafters
+    witness = Witness(drafter)
     runner = STAGE.open_runner(CAPACITY)
     for ask in asks():
-        decode(runner, [(ask, Strategy(name, witness, made.rule, made.policy))])
+        decode(runner, [(ask, Strategy(name, (witness,), made.rule, made.policy))])
     return tuple(witness.proposed)
 
 

@@ -66,7 +66,7 @@ class Case:
 
 
 def drafting(head: ToyHead, policy: Policy | None = None) -> Strategy:
-    return Strategy("head", head, SharedNoise(), policy or Fixed(4))
+    return Strategy("head", (head,), SharedNoise(), policy or Fixed(4))
 
 
 def states_of(stage: Stage) -> StateOf:
@@ -192,7 +192,7 @@ def test_steps_that_decode_plainly_are_not_tapped() -> None:
     runner, ask = Watched(case.stage), case.ask(5, 25)
     decode(runner, [(ask, drafting(case.head(), Fixed(0)))])
     assert runner.tapped == [25] + [0] * 39, "the prompt alone"
-    decode(runner, [(replace(ask, sample_index=1), Strategy("none", None, SharedNoise(), Fixed(0)))])
+    decode(runner, [(replace(ask, sample_index=1), Strategy("none", (), SharedNoise(), Fixed(0)))])
     assert not any(runner.tapped[1:])
 
 
@@ -236,7 +236,7 @@ def test_a_head_reads_long_texts_in_pieces() -> None:
     """No call runs more rows than a step; until all is there nothing is drafted."""
     case = case_of("toy")
     head, runner, ask = case.head(), Watched(case.stage), case.ask(5, 100)
-    decode(runner, [(ask, Strategy("none", None, SharedNoise(), Fixed(0)))])
+    decode(runner, [(ask, Strategy("none", (), SharedNoise(), Fixed(0)))])
     runner.tapped.clear()
     (sample,) = decode(runner, [(replace(ask, sample_index=1), drafting(head))], Limits(max_rows=32))
     assert sample.tokens == case.stage.expected(replace(ask, sample_index=1)).output

@@ -31,7 +31,7 @@ BOTH = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "samp
 
 
 def drafting(drafter: Drafter, budget: int) -> Strategy:
-    return Strategy("toy", drafter, SharedNoise(), Fixed(budget))
+    return Strategy("toy", (drafter,), SharedNoise(), Fixed(budget))
 
 
 def run(drafter: Drafter, budget: int, params: SamplingParams) -> StageSample:

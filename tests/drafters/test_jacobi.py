@@ -78,7 +78,7 @@ def run(
     logits_of: LogitsOf, params: SamplingParams, policy: Policy | None = None, budget: int = 64, **settings: int | str
 ) -> StageSample:
     drafter = Jacobi(RESOURCES, Options(**settings))  # type: ignore[arg-type]
-    strategy = Strategy("jacobi", drafter, SharedNoise(), policy or Fixed(budget))
+    strategy = Strategy("jacobi", (drafter,), SharedNoise(), policy or Fixed(budget))
     (sample,) = decode(ToyRunner(logits_of, VOCAB), [(StageRequest((5, 6, 7), params, seed=3), strategy)], Limits())
     return sample
 

@@ -83,7 +83,7 @@ def run(
     tree: Literal["tree", "chain", "none"] = "tree",
     draft_rows: int = 256,
 ) -> StageSample:
-    strategy = Strategy("lookahead", drafter, SharedNoise(), policy or Fixed(100))
+    strategy = Strategy("lookahead", (drafter,), SharedNoise(), policy or Fixed(100))
     jobs = [(StageRequest(PROMPT, params, seed=3), strategy)]
     (sample,) = decode(ToyRunner(LOGITS, VOCAB, tree=tree), jobs, Limits(max_draft_rows=draft_rows))
     return sample
@@ -276,7 +276,7 @@ def test_a_whole_ngram_and_the_bonus_are_n_tokens_a_step() -> None:
         return torch.nn.functional.one_hot(torch.tensor((ids[-1] + 5) % VOCAB), VOCAB).float()
 
     prompt = tuple(5 * place % VOCAB for place in range(2 * VOCAB))
-    strategy = Strategy("lookahead", make(window=3, ngram=5), SharedNoise(), Fixed(100))
+    strategy = Strategy("lookahead", (make(window=3, ngram=5),), SharedNoise(), Fixed(100))
     ask = StageRequest(prompt, replace(GREEDY, max_tokens=40))
     (sample,) = decode(ToyRunner(cycle, VOCAB), [(ask, strategy)], Limits())
     assert sample.metrics.tokens_per_step == 5

@@ -53,7 +53,7 @@ class Service:
         nodes = parse(spec).settings["k"]
         assert isinstance(nodes, int)
         drafter = build(parse(spec), Resources(VOCAB, no_runner))
-        self._strategy = Strategy(spec, drafter, SharedNoise(), Fixed(nodes))
+        self._strategy = Strategy(spec, (drafter,), SharedNoise(), Fixed(nodes))
 
     def ask(self, prompt: Ids, *, salt: str = "", store: bool = True) -> Metrics:
         """The metrics of a request, whose text must be the answer."""

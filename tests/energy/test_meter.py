@@ -38,7 +38,7 @@ def test_constant_power_gives_exact_joules_per_emitted_token() -> None:
     """Rejected drafts cost energy and are no tokens: what is counted is what was emitted."""
     logits = RandomLogits(24)
     drafter = sometimes(answer_by(logits), 24, [True, False, True])
-    strategy = Strategy("sometimes", drafter, SharedNoise(), Fixed(4))
+    strategy = Strategy("sometimes", (drafter,), SharedNoise(), Fixed(4))
     hardware = Hardware()
     meter = hardware.meter()
     window = meter.begin()

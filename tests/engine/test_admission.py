@@ -57,7 +57,7 @@ def ask(name: str = "a", *, constraint: ToyConstraint | None = None, tokens: int
 
 
 def proposing(guess: Callable[[SequenceView, int], Draft], policy: Fixed) -> Strategy:
-    return Strategy("s", toy_drafters.ToyDrafter(guess), SharedNoise(), policy)
+    return Strategy("s", (toy_drafters.ToyDrafter(guess),), SharedNoise(), policy)
 
 
 def steps(runner: ToyRunner, asks: Sequence[Request], strategy: Strategy, count: int, **limits: int) -> list[Event]:
@@ -122,7 +122,7 @@ class Torn(ToyConstraint):
 
 def test_a_constraint_that_raises_costs_its_request_the_drafts_and_nothing_else() -> None:
     oracle = toy_drafters.oracle(toy_drafters.answer_by(LOGITS))
-    strategy = Strategy("s", oracle, SharedNoise(), Fixed(3))
+    strategy = Strategy("s", (oracle,), SharedNoise(), Fixed(3))
     plain = steps(ToyRunner(LOGITS, VOCAB), [ask("a", constraint=ToyConstraint(GRAMMAR_40)), ask("b")], strategy, 20)
     torn = steps(ToyRunner(LOGITS, VOCAB), [ask("a", constraint=Torn(GRAMMAR_40)), ask("b")], strategy, 20)
     for name, faults in (("a", 1), ("b", 0)):

@@ -80,7 +80,7 @@ def _oracle() -> toy_drafters.ToyDrafter:
 
 
 def strategy(rule: SharedNoise | None = None, *, drafts: bool = True) -> Strategy:
-    return Strategy("s", _oracle() if drafts else None, rule or SharedNoise(), Fixed(3) if drafts else Plain())
+    return Strategy("s", (_oracle(),) if drafts else (), rule or SharedNoise(), Fixed(3) if drafts else Plain())
 
 
 def request(name: str, *prompt: int, **fields: Stumbling) -> Request:
@@ -163,7 +163,7 @@ def test_choices_that_can_not_be_told_cost_the_drafts_and_nothing_else(monkeypat
         raise RuntimeError("bad sampler")
 
     monkeypatch.setattr("parlay.engine.accept.ranked", refuse)
-    curious = replace(strategy(), drafter=toy_drafters.RejectedReader(_oracle(), LOGITS))
+    curious = replace(strategy(), drafters=(toy_drafters.RejectedReader(_oracle(), LOGITS),))
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, curious) for one in WELL])
     assert {name: outcome(events) for name, events in finished.items()} == expected()
     assert [events[-1].metrics.drafter_faults for events in finished.values() if events[-1].metrics] == [1, 1, 1]
@@ -241,6 +241,6 @@ class Clinging(toy_drafters.ToyDrafter):
 
 
 def test_a_drafter_that_raises_at_the_end_keeps_no_request_from_ending() -> None:
-    clinging = replace(strategy(), drafter=Clinging(lambda view, budget: NO_DRAFT))
+    clinging = replace(strategy(), drafters=(Clinging(lambda view, budget: NO_DRAFT),))
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, clinging) for one in WELL])
     assert {name: outcome(events) for name, events in finished.items()} == expected()

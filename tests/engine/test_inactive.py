@@ -53,7 +53,7 @@ def request(name: str, tokens: int = 40) -> Request:
 def wrong(policy: Fixed) -> Strategy:
     """Each draft is rejected, so each step commits one token."""
     drafter = toy_drafters.sometimes(toy_drafters.answer_by(LOGITS), VOCAB, (False,))
-    return Strategy("wrong", drafter, SharedNoise(), policy)
+    return Strategy("wrong", (drafter,), SharedNoise(), policy)
 
 
 def decode(policy: Fixed, steps: int) -> tuple[Engine, Strategy]:
@@ -113,7 +113,7 @@ def test_a_drafter_that_is_not_asked_costs_nothing_but_its_first_look_at_a_text(
     """It is asked in the steps after 8 and 14 tokens, and sees what happened there, and in the first step."""
     drafter = Watching()
     engine = Engine(ToyRunner(LOGITS, VOCAB), Steady())
-    engine.add(request("a"), Strategy("watching", drafter, SharedNoise(), Drowsy(inactive=4)))
+    engine.add(request("a"), Strategy("watching", (drafter,), SharedNoise(), Drowsy(inactive=4)))
     for _ in range(13):
         engine.step()
     assert drafter.seen == [4, 9, 15]

@@ -43,7 +43,7 @@ class Asking:
 
 
 def strategy(guess: Guess, budget: int = 4) -> Strategy:
-    return Strategy("asking", Asking(guess), SharedNoise(), Fixed(budget))
+    return Strategy("asking", (Asking(guess),), SharedNoise(), Fixed(budget))
 
 
 def writes(skip: Skip, stop: int = 100) -> Guess:
@@ -173,7 +173,7 @@ def test_who_does_not_ask_gets_none() -> None:
         return []
 
     runner = ToyRunner(LOGITS, 24)
-    modest = Strategy("modest", Modest(guess), SharedNoise(), Fixed(4))
+    modest = Strategy("modest", (Modest(guess),), SharedNoise(), Fixed(4))
     (sample,) = decode(runner, [(StageRequest((3, 1, 4), GREEDY), modest)])
     assert sample.metrics.drafter_faults == 0
 

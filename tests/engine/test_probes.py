@@ -58,7 +58,7 @@ def decode(runner: Watched, tokens: int, budget: int, limits: Limits) -> Metrics
     engine = Engine(runner, Steady(), limits)
     params = SamplingParams(temperature=0, max_tokens=tokens)
     request = Request(id="r", prompt=(1, 2, 3), params=params, key=NoiseKey(0))
-    engine.add(request, Strategy("toy", ToyDrafter(oracle_with_probes), SharedNoise(), Fixed(budget)))
+    engine.add(request, Strategy("toy", (ToyDrafter(oracle_with_probes),), SharedNoise(), Fixed(budget)))
     while True:
         for event in engine.step():
             if event.metrics is not None:

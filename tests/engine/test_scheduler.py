@@ -15,7 +15,7 @@ from parlay.testing.toys import ToyRunner
 from parlay.types import NO_SKIP, Event, NoiseKey, Output, Request, SamplingParams, Segment, Skip, Strategy
 from tests.engine.toy_engine import LOGITS, PLAIN, VOCAB, committed, engine
 
-ORACLE = Strategy("oracle", toy_drafters.oracle(toy_drafters.answer_by(LOGITS)), SharedNoise(), Fixed(4))
+ORACLE = Strategy("oracle", (toy_drafters.oracle(toy_drafters.answer_by(LOGITS)),), SharedNoise(), Fixed(4))
 
 
 class Watched(ToyRunner):

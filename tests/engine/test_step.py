@@ -39,7 +39,7 @@ def request(name: str, prompt: int = 3, tokens: int = 8, **fields: object) -> Re
 
 
 def drafting(drafter: Drafter, budget: int = 4) -> Strategy:
-    return Strategy("drafting", drafter, SharedNoise(), Fixed(budget))
+    return Strategy("drafting", (drafter,), SharedNoise(), Fixed(budget))
 
 
 def run(target: Engine, most: int = 500) -> dict[str, list[Event]]:

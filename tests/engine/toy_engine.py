@@ -15,7 +15,7 @@ from parlay.types import Event, Strategy
 VOCAB = 16
 LOGITS = RandomLogits(VOCAB, seed=3)
 ANSWER = toy_drafters.answer_by(LOGITS)
-PLAIN = Strategy("none", None, SharedNoise(), Plain())
+PLAIN = Strategy("none", (), SharedNoise(), Plain())
 
 
 def engine(runner: ToyRunner | None = None, **limits: int) -> Engine:

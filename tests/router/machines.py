@@ -88,7 +88,7 @@ def simulate(
         view, inactive = SequenceView(number), 0
         while len(view.tokens) <= tokens:
             asked = inactive == 0
-            (wanted,), inactive = policy.plan([view]) if asked else ([0], inactive - 1)
+            (wanted,), inactive, *_ = policy.plan([view]) if asked else ([0], inactive - 1)
             found = wanted if coin.random() < drafting.covers else 0
             draft = policy.trim([view], [trees.chain([0] * found, "toy", [drafting.score] * found)])[0]
             accepted = 0

@@ -98,7 +98,7 @@ def simulate(
     inactive, opened = 0, False
     while run.tokens < tokens:
         asked = inactive == 0
-        (budget,), inactive = policy.plan([view]) if asked else ([0], inactive - 1)
+        (budget,), inactive, *_ = policy.plan([view]) if asked else ([0], inactive - 1)
         proposed = budget if coin.random() < drafting.covers else 0
         draft = trees.chain([0] * proposed, "toy", [drafting.score] * proposed)
         draft = policy.trim([view], [draft])[0]

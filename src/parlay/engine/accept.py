@@ -30,7 +30,8 @@ def _judge(turns: list[Turn]) -> None:
 def rank(turns: list[Turn]) -> None:
     """Note the tokens that the sampler prefers at the root, then at each node on the node's own path."""
     for turn in turns:
-        count, tree = turn.sequence.needs.choices, turn.draft.tree
+        needs, tree = turn.sequence.needs, turn.draft.tree
+        count = max([needs[drafter].choices for drafter in turn.curious])
         if count == 1 and not tree.tokens and turn.sequence.strategy.rule.exactness is Exactness.BITS:
             turn.choices = (turn.verdict.sampled[:1],)  # the rule asked the sampler already
             continue

@@ -9,9 +9,9 @@
 7. rows: all drafts of the step share one budget of rows
 8. memory: the context and the cache must hold it
 
-`DraftAdmission.admit` takes one strategy's drafts through 1 to 5, `add_forced` and `settle` take all drafts of the step
-through 6 and then 7 and 8. What raises in 1 to 6 costs its requests their drafts. A draft that was drawn from a
-distribution is cut only in ways that do not depend on what was drawn.
+`DraftAdmission.admit` takes one drafter's drafts through 1 to 4, `trim` those of one strategy through 5, `add_forced`
+and `settle` take all drafts of the step through 6 and then 7 and 8. What raises in 1 to 6 costs its requests their
+drafts. A draft that was drawn from a distribution is cut only in ways that do not depend on what was drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parlay import trees
 from parlay.engine.constrained import legal, with_forced
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.turn import Turn
-from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, RunnerSpec, Strategy
+from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, Policy, RunnerSpec
 
 
 class DraftAdmission:
@@ -38,27 +38,27 @@ class DraftAdmission:
         """How many nodes a drafter may draft now. More would be cut again, or lie beyond the end of the text."""
         return min(self._share, self._before_end(turn))
 
-    def admit(self, strategy: Strategy, turns: list[Turn]) -> None:
-        """Steps 1 to 5, for the drafts of one strategy. Raises ValueError for a draft that is not sound."""
+    def admit(self, rule: AcceptRule, turns: list[Turn]) -> None:
+        """Steps 1 to 4, for the drafts of one drafter. Raises ValueError for a draft that is not sound."""
         for turn in turns:
-            check(turn.draft, strategy.rule, self._spec)
+            check(turn.draft, rule, self._spec)
             turn.draft = trees.first(turn.draft, turn.budget)
             if turn.sequence.request.constraint is not None:
                 turn.draft = legal(turn.draft, turn.sequence.request.constraint)
             if self._spec.tree == "chain":
                 turn.draft = trees.best_chain(turn.draft)
-        if any(turn.draft.tree.tokens for turn in turns):
-            trimmed = strategy.policy.trim([turn.sequence for turn in turns], [turn.draft for turn in turns])
-            for turn, draft in zip(turns, trimmed, strict=True):
-                turn.draft = draft
+
+    def trim(self, policy: Policy, turns: list[Turn]) -> None:
+        """Step 5, for the drafts of one strategy."""
+        trimmed = policy.trim([turn.sequence for turn in turns], [turn.draft for turn in turns])
+        for turn, draft in zip(turns, trimmed, strict=True):
+            turn.draft = draft
 
     def add_forced(self, turns: list[Turn]) -> None:
         """Step 6, for the drafts of the whole step. Doing it again changes nothing."""
         for turn in turns:
             constraint = turn.sequence.request.constraint
-            if (
-                constraint is not None and turn.sequence.strategy.drafter is not None
-            ):  # without a drafter decoding stays plain
+            if constraint is not None and turn.sequence.strategy.drafters:  # without a drafter decoding stays plain
                 self._add_forced(turn, constraint)
 
     def settle(self, turns: list[Turn]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from parlay.engine.admission import DraftAdmission
@@ -17,7 +17,7 @@ from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
 from parlay.engine.turn import Turn, charge, grouped
-from parlay.types import NO_DRAFT, Draft, Drafter, Policy, Spent, Strategy
+from parlay.types import NO_DRAFT, Budgets, Draft, Drafter, Needs, Policy, Spent, Strategy
 
 
 class Drafting:
@@ -35,7 +35,7 @@ class Drafting:
         """Whether this step is one of those."""
 
     def propose(self, turns: list[Turn]) -> None:
-        """Ask each drafter once for all its sequences, then settle what the target verifies."""
+        """Ask drafters, each at once for all sequences that want it, then settle what the target verifies."""
         ready = [turn for turn in turns if turn.at_root and turn.sequence.drafting]
         if not self._stays_inactive(turns, ready):
             self._inactive = sys.maxsize
@@ -53,30 +53,70 @@ class Drafting:
         return self._is_inactive
 
     def _draft(self, strategy: Strategy, turns: list[Turn]) -> None:
-        """One strategy's sequences."""
-        assert strategy.drafter is not None
-        began = time.perf_counter()
-        isolated(partial(self._plan, strategy.policy), turns, _leave_out, again=False)
-        needs = strategy.drafter.needs
+        """One strategy's sequences. Its policy says which drafter each asks, until it has enough to choose from."""
+        began, asking, policy = time.perf_counter(), 0.0, strategy.policy
+        proposed: dict[Turn, Draft] = {}
+        asks = self._told(policy.plan, turns)
+        for _ in strategy.drafters:
+            if not asks:
+                break
+            now = time.perf_counter()
+            offers = self._asked(strategy, asks)
+            asking += time.perf_counter() - now
+            proposed |= {turn: draft for turn, draft in offers.items() if draft is not None}
+            several = len(strategy.drafters) > 1
+            asks = self._told(partial(_weighed, policy, turns, offers), turns) if several else []
+        if any(map(len, proposed.values())):
+            isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
+        watching = [turn for turn in turns if turn.watching]
+        for turn in watching:
+            turn.planning_seconds = (time.perf_counter() - began - asking) / len(watching)
+
+    def _told(self, say: Callable[[list[Sequence]], Budgets], turns: list[Turn]) -> list[tuple[Turn, int]]:
+        """The drafters to ask now, by the policy's word, and whether it will be inactive afterwards."""
+        asks: list[tuple[Turn, int]] = []
+
+        def tell(turns: list[Turn]) -> None:
+            budgets = say([turn.sequence for turn in turns])
+            drafters = budgets.drafters or [0] * len(turns)
+            for turn, nodes, drafter in zip(turns, budgets.nodes, drafters, strict=True):
+                if nodes > 0:
+                    turn.budget = min(nodes, self._admission.limit(turn))
+                    turn.watching = (*turn.watching, drafter)
+                    asks.append((turn, drafter))
+            for turn, others in zip(turns, budgets.watching, strict=bool(budgets.watching)):
+                turn.watching = tuple({*turn.watching, *others} - turn.sequence.lost)
+            self._inactive = min(self._inactive, 0 if asks else budgets.inactive)
+
+        isolated(tell, turns, _leave_out, again=False)
+        return asks
+
+    def _asked(self, strategy: Strategy, asks: list[tuple[Turn, int]]) -> dict[Turn, Draft | None]:
+        """What the drafters propose; None where one failed."""
+        offers: dict[Turn, Draft | None] = {}
+        for number, drafter in enumerate(strategy.drafters):
+            group = [turn for turn, asked in asks if asked == number]
+            if not group:
+                continue
+            began = time.perf_counter()
+            ready = self._lent([turn for turn in group if number not in turn.sequence.lost], drafter.needs)
+            if ready:
+                isolated(partial(self._ask, strategy, drafter), ready, partial(_fail, number))
+            self._layers.reclaim()
+            offers |= {turn: turn.draft for turn in ready}
+            offers |= {turn: None for turn in group if number in turn.sequence.lost}
+            charge([(turn, number) for turn in group], time.perf_counter() - began)
+        return offers
+
+    def _lent(self, turns: list[Turn], needs: Needs) -> list[Turn]:
+        """Those whose drafter can be asked, with the target's layers lent if it needs them."""
         asked = [turn for turn in turns if turn.budget > 0]
         if needs.layers:
-            asked = [turn for turn in asked if self._lend(turn)]
-        elif needs.taps:
+            return [turn for turn in asked if self._lend(turn)]
+        if needs.taps:
             for turn in asked:
                 self._layers.lend(turn.sequence, 0)
-        if asked:
-            isolated(partial(self._ask, strategy, strategy.drafter), asked, _leave_out)
-        self._layers.reclaim()
-        charge([turn for turn in turns if turn.active], time.perf_counter() - began)
-
-    def _plan(self, policy: Policy, turns: list[Turn]) -> None:
-        """Set budgets, and note for how many more steps the policy gives none."""
-        views = [turn.sequence for turn in turns]
-        nodes, inactive = policy.plan(views)
-        wanted = [(turn, budget) for turn, budget in zip(turns, nodes, strict=True) if budget > 0]
-        self._inactive = min(self._inactive, 0 if wanted else inactive)
-        for turn, budget in wanted:
-            turn.active, turn.budget = True, min(budget, self._admission.limit(turn))
+        return asked
 
     def _lend(self, turn: Turn) -> bool:
         """Set memory aside for rows of the target's own layers. If there is little, lower the budget.
@@ -96,28 +136,46 @@ class Drafting:
         drafts = drafter.propose([turn.sequence for turn in turns], [turn.budget for turn in turns])
         for turn, draft in zip(turns, drafts, strict=True):
             turn.draft = draft
-        self._admission.admit(strategy, turns)
+        self._admission.admit(strategy.rule, turns)
 
     def learn(self, turns: list[Turn], spent: Spent) -> None:
         """Report the outcome of all its sequences' drafts to each policy, in one call."""
         if self._is_inactive:
             return
         for group in _by_strategy([turn for turn in turns if turn.done.committed and turn.sequence.drafting]):
-            isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, Turn.drop_drafter, again=False)
+            isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, Turn.drop_policy, again=False)
 
     def observe(self, turns: list[Turn]) -> None:
         """Report the step of all its sequences to each drafter that asks for it, in one call."""
-        observed = [turn for turn in turns if _observes(turn)]
-        for group in grouped(observed, lambda turn: id(turn.sequence.strategy.drafter)):
+        groups: dict[tuple[int, int], list[Turn]] = {}
+        for turn in turns:
+            for number in turn.observers:
+                groups.setdefault((number, id(turn.sequence.strategy.drafters[number])), []).append(turn)
+        for (number, _), group in groups.items():
             began = time.perf_counter()
-            isolated(_observe, group, Turn.drop_drafter, again=False)
-            charge(group, time.perf_counter() - began)
+            isolated(partial(_observe, number), group, partial(_drop, number), again=False)
+            charge([(turn, number) for turn in group], time.perf_counter() - began)
 
 
 def _leave_out(turn: Turn, error: Exception) -> None:
-    """Verify nothing of what was proposed."""
+    """Verify nothing of what was proposed: the policy failed, or what was made of the draft is not sound."""
     turn.budget, turn.draft = 0, NO_DRAFT
-    turn.drop_drafter(error)
+    turn.drop_policy(error)
+
+
+def _fail(number: int, turn: Turn, error: Exception) -> None:
+    """A drafter proposed nothing that could be used."""
+    turn.budget, turn.draft = 0, NO_DRAFT
+    turn.drop_drafter(number, error)
+
+
+def _drop(number: int, turn: Turn, error: Exception) -> None:
+    turn.drop_drafter(number, error)
+
+
+def _weighed(policy: Policy, turns: list[Turn], offers: Mapping[Turn, Draft | None], views: list[Sequence]) -> Budgets:
+    """The policy's word when it has seen these offers; `NO_DRAFT` stands for those who were not asked."""
+    return policy.weigh(views, [offers.get(turn, NO_DRAFT) for turn in turns])
 
 
 def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
@@ -132,25 +190,19 @@ def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
             drafts.append(draft)
             accepted.append(turn.done.accepted if draft is turn.draft else 0)
     if views:
-        asked = [turn.draft_seconds for turn in turns if turn.active]
-        seconds = sum(asked) / len(asked) if asked else 0.0
-        policy.learn(views, drafts, accepted, Spent(seconds, spent.verify_seconds, spent.rows, spent.context))
+        asked = [turn for turn in turns if turn.watching]
+        seconds = sum([turn.draft_seconds for turn in asked]) / len(asked) if asked else 0.0
+        by_drafter = tuple([sum(each) for each in zip(*[turn.seconds for turn in asked if turn.seconds], strict=True)])
+        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter)
+        policy.learn(views, drafts, accepted, spent)
 
 
-def _observes(turn: Turn) -> bool:
-    """A drafter sees the first step of a sequence, later those in which its policy is active, and tapped ones."""
-    needs = turn.sequence.needs
-    return bool(turn.taps) or (turn.at_root and needs.outcomes and (turn.active or turn.prefill))
-
-
-def _observe(turns: list[Turn]) -> None:
-    """Turns with one drafter."""
-    drafter = turns[0].sequence.strategy.drafter
-    assert drafter is not None
-    drafter.observe([turn.observation() for turn in turns])
+def _observe(number: int, turns: list[Turn]) -> None:
+    """Turns that share the drafter of this number."""
+    turns[0].sequence.strategy.drafters[number].observe([turn.observation(number) for turn in turns])
 
 
 def _by_strategy(turns: list[Turn]) -> Iterable[list[Turn]]:
     """The turns that may draft, those of one strategy together."""
-    drafting = [turn for turn in turns if turn.sequence.strategy.drafter is not None]
+    drafting = [turn for turn in turns if turn.sequence.strategy.drafters]
     return grouped(drafting, lambda turn: id(turn.sequence.strategy))

@@ -14,7 +14,7 @@ from parlay.engine.drafting import Drafting
 from parlay.engine.isolation import isolated, named
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler
-from parlay.engine.sequence import NOTHING_NEEDED, Sequence
+from parlay.engine.sequence import Sequence
 from parlay.engine.turn import Commit, Turn, charge
 from parlay.engine.verify import verify
 from parlay.sampling.processors import validate
@@ -89,8 +89,9 @@ class Engine:
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._validate(request)
-        needs = strategy.drafter.needs if strategy.drafter is not None else NOTHING_NEEDED
-        self.check_needs(strategy.name, needs)
+        needs = tuple([drafter.needs for drafter in strategy.drafters])
+        for each in needs:
+            self.check_needs(strategy.name, each)
         sequence = Sequence(
             sequence=self._next_sequence,
             request=request,
@@ -99,7 +100,7 @@ class Engine:
             tokens=list(request.prompt),
             prompt_length=len(request.prompt),
             needs=needs,
-            layers=self._layers if needs.layers or needs.taps else None,
+            layers=self._layers if any(each.layers or each.taps for each in needs) else None,
         )
         self._next_sequence += 1
         self._sequences[request.id] = sequence
@@ -186,11 +187,11 @@ class Engine:
         """Let the accept rules decide the drafts. Early prefill chunks have nothing to decide."""
         due = [turn for turn in _without_fault(turns) if turn.at_root]
         accept(due)
-        if curious := [turn for turn in due if turn.active and turn.sequence.needs.choices and turn.fault is None]:
+        if curious := [turn for turn in due if turn.fault is None and turn.curious]:
             began = time.perf_counter()
-            isolated(rank, curious, Turn.drop_drafter)
+            isolated(rank, curious, Turn.drop_policy)
             seconds = time.perf_counter() - began
-            charge(curious, seconds)
+            charge([(turn, drafter) for turn in curious for drafter in turn.curious], seconds)
             clock.draft += seconds
 
     def _commit(self, turns: list[Turn]) -> None:
@@ -295,9 +296,9 @@ def _without_fault(turns: list[Turn]) -> list[Turn]:
 
 
 def _forget(sequence: Sequence) -> None:
-    """Policy and drafter drop their state of the sequence. An exception is logged, and the request still ends."""
-    policy, drafter = sequence.strategy.policy, sequence.strategy.drafter
-    for release in (policy.release, *([drafter.release] if drafter is not None else [])):
+    """Policy and drafters drop their state of the sequence. An exception is logged, and the request still ends."""
+    strategy = sequence.strategy
+    for release in (strategy.policy.release, *[drafter.release for drafter in strategy.drafters]):
         try:
             release(sequence.sequence)
         except Exception:

@@ -24,21 +24,30 @@ class Sequence:
     exactness: Exactness
     tokens: list[int]
     prompt_length: int
-    needs: Needs = NOTHING_NEEDED
-    """What its drafter wants from each step."""
+    needs: tuple[Needs, ...] = ()
+    """What each drafter of its strategy wants from each step; nothing, if it failed here."""
     layers: Layers | None = None
     cached: int = 0
     is_open: bool = False
     admitted: bool = False
     """Whether it has run before, even if it was preempted since."""
     drafting: bool = True
-    """False after its drafter or its policy raised."""
+    """False after its policy or all of its drafters raised."""
+    lost: set[int] = field(default_factory=set)
+    """The drafters that raised."""
     tally: Tally = field(default_factory=Tally)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
 
-    def drop_drafter(self) -> None:
+    def drop_drafter(self, number: int) -> None:
+        """Go on without this drafter of the strategy; without any, plainly."""
+        self.needs = tuple([NOTHING_NEEDED if each == number else need for each, need in enumerate(self.needs)])
+        self.lost.add(number)
+        self.drafting = self.drafting and len(self.lost) < len(self.needs)
+        self.tally.drafter_faults += 1
+
+    def drop_policy(self) -> None:
         """Decode plainly from now on."""
-        self.drafting, self.needs = False, NOTHING_NEEDED
+        self.drafting, self.needs = False, ()
         self.tally.drafter_faults += 1
 
     @property

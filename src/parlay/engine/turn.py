@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -62,10 +62,11 @@ class Turn:
     fault: Fault | None = None
 
     budget: int = 0
-    """Propose: how many nodes its drafter may draft, probes not counted. With 0 it is not asked."""
-    active: bool = False
-    """The policy gave it a budget (which limits may have cut to 0), so its drafter may see the step."""
+    """Propose: how many nodes the drafter asked last may draft, probes not counted. With 0 none is asked."""
+    watching: tuple[int, ...] = ()
+    """The drafters that may see the step: the policy gave them a budget, which limits may have cut to 0, or said so."""
     draft: Draft = NO_DRAFT
+    """The draft of the drafter asked last, in the end what the policy made of it."""
 
     out: Output = _NO_OUTPUT
     """Verify: the output of the forward that ran this turn. Other turns of the step have rows in it too."""
@@ -79,10 +80,13 @@ class Turn:
     verdict: Verdict = _NO_VERDICT
     """Accept: what the rule decided. An early prefill chunk keeps the empty verdict."""
     choices: tuple[tuple[int, ...], ...] = ()
-    """The tokens that the sampler prefers at the root and at each node, if the drafter of an active turn wants them."""
+    """The tokens that the sampler prefers at the root and at each node, if a watching drafter wants them."""
 
-    draft_seconds: float = 0.0
-    """Wall time of what was done for its drafter in this step: its share of proposing, tapping, ranking, observing."""
+    planning_seconds: float = 0.0
+    """Its share of the wall time that its policy took before the forward."""
+    seconds: list[float] = field(default_factory=list)
+    """Its share of the wall time of what was done for each drafter in this step: proposing, tapping, ranking, showing.
+    Empty: nothing was done."""
 
     done: Commit = _NO_COMMIT
     """Commit: what joined the sequence."""
@@ -92,12 +96,21 @@ class Turn:
         logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=error)
         self.fault = Fault(reason)
 
-    def drop_drafter(self, error: Exception) -> None:
-        """Its drafter or its policy has failed: the request goes on plainly."""
-        self.sequence.drop_drafter()
+    def drop_drafter(self, number: int, error: Exception) -> None:
+        """A drafter has failed: the request goes on without it."""
+        self.sequence.drop_drafter(number)
+        self._log_loss("drafter", error)
+
+    def drop_policy(self, error: Exception) -> None:
+        """Its policy has failed: the request goes on plainly."""
+        self.sequence.drop_policy()
+        self._log_loss("policy", error)
+
+    def _log_loss(self, part: str, error: Exception) -> None:
+        without = "without it" if self.sequence.drafting else "without drafts"
         logger.warning(
-            "the drafter of strategy %s failed (%s): request %s goes on without drafts, its text unchanged",
-            self.sequence.strategy.name, named(error), self.sequence.request.id,
+            "the %s of strategy %s failed (%s): request %s goes on %s, its text unchanged",
+            part, self.sequence.strategy.name, named(error), self.sequence.request.id, without,
         )  # fmt: skip
 
     @property
@@ -105,32 +118,64 @@ class Turn:
         """The nodes that were committed. A stop may have cut the verdict's path."""
         return self.verdict.path[: self.done.accepted]
 
-    def observation(self) -> Observation:
-        """What the drafter sees of this step."""
-        return Observation(self.sequence, self.draft, self.verdict, self._states(), self.choices, self.start)
+    def observation(self, drafter: int) -> Observation:
+        """What a drafter sees of this step: only what it asks for."""
+        needs = self.sequence.needs[drafter]
+        choices = tuple([row[: needs.choices] for row in self.choices]) if drafter in self.curious else ()
+        taps = needs.taps if drafter in self.tapped else ()
+        return Observation(self.sequence, self.draft, self.verdict, self._states(taps), choices, self.start)
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers to tap: what its drafter asks for, if it drafts or text is fed to the target.
+    def tapped(self) -> tuple[int, ...]:
+        """The drafters for which layers are tapped: those that read them, if they may see the step or text is fed.
 
         So a sequence that decodes plainly, because its policy does not let it draft, is not slowed by taps.
         """
-        taps = self.sequence.needs.taps
-        return taps if taps and (self.budget or self.prefill or not self.at_root or len(self.pending) > 1) else ()
+        needs = self.sequence.needs
+        if not needs or not any(need.taps for need in needs):
+            return ()
+        fed = self.prefill or not self.at_root or len(self.pending) > 1
+        seeing = range(len(needs)) if fed else self.watching
+        return tuple([drafter for drafter in seeing if needs[drafter].taps])
 
-    def _states(self) -> dict[int, Tensor]:
+    @property
+    def taps(self) -> set[int]:
+        """The layers that they read."""
+        return {layer for drafter in self.tapped for layer in self.sequence.needs[drafter].taps}
+
+    @property
+    def curious(self) -> list[int]:
+        """The drafters that watch and want to see the sampler's choices."""
+        needs = self.sequence.needs
+        return [drafter for drafter in self.watching if needs and needs[drafter].choices]
+
+    @property
+    def observers(self) -> list[int]:
+        """The drafters that are shown the step: a sequence's first, those in which they watch, and tapped ones."""
+        needs, tapped = self.sequence.needs, self.tapped
+        seeing = range(len(needs)) if self.prefill else self.watching
+        seen = [drafter for drafter in seeing if needs[drafter].outcomes] if self.at_root and needs else []
+        return sorted({*seen, *tapped}) if tapped else seen
+
+    @property
+    def draft_seconds(self) -> float:
+        """Wall time of all that was done for drafts."""
+        return self.planning_seconds + sum(self.seconds)
+
+    def _states(self, taps: tuple[int, ...]) -> dict[int, Tensor]:
         """The hidden states of the tokens that became cached: ``[T, H]`` for each tapped layer."""
-        if not self.taps:
+        if not taps:
             return {}
         first_node = self.first_row + len(self.pending)
         rows = [*range(self.first_row, first_node), *(first_node + node for node in self.path)]
-        return {layer: self.out.taps[layer][rows] for layer in self.taps}
+        return {layer: self.out.taps[layer][rows] for layer in taps}
 
 
-def charge(turns: list[Turn], seconds: float) -> None:
-    """Charge seconds of work that was done for the drafters of these turns together."""
-    for turn in turns:
-        turn.draft_seconds += seconds / len(turns)
+def charge(shares: list[tuple[Turn, int]], seconds: float) -> None:
+    """Charge seconds of work that was done together for drafters of turns."""
+    for turn, drafter in shares:
+        turn.seconds = turn.seconds or [0.0] * len(turn.sequence.strategy.drafters)
+        turn.seconds[drafter] += seconds / len(shares)
 
 
 def grouped(turns: list[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:

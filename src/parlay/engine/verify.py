@@ -16,14 +16,14 @@ def verify(runner: Runner, turns: list[Turn]) -> float:
     which the drafters that asked for them are charged.
     """
     tapping = 0.0
-    taps = sorted({tap for turn in turns if turn.sequence.needs.taps for tap in turn.taps})
+    taps = sorted({tap for turn in turns for tap in turn.taps})
 
     def forward(turns: list[Turn]) -> None:
         nonlocal tapping
         segments = [_segment(turn) for turn in turns]
         out = runner.forward(segments, taps)
         tapping += out.tap_seconds
-        charge([turn for turn in turns if turn.taps], out.tap_seconds)
+        charge([(turn, drafter) for turn in turns for drafter in turn.tapped], out.tap_seconds)
         row = 0
         for turn, segment, (start, end) in zip(turns, segments, pairwise(out.starts), strict=True):
             turn.out, turn.first_row, turn.first_logits = out, row, start

@@ -95,7 +95,7 @@ def _writer(runner: Runner) -> Drafter:
 def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int) -> Metrics:
     """The metrics of the sample whose steps took the median time."""
     engine = Engine(runner, MeasuredCost())
-    strategy = Strategy("overheads", drafter, SharedNoise(), Fixed(nodes))
+    strategy = Strategy("overheads", (drafter,), SharedNoise(), Fixed(nodes))
     params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
     for number in range(batch):
         prompt = (number, *range(1, _PROMPT))

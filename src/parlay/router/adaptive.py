@@ -12,7 +12,7 @@ from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration
 from parlay.router.ledger import PROMPTS, Account, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
-from parlay.types import Budgets, Cost, Draft, SequenceView, Spent
+from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which the drafter counts as known
@@ -21,7 +21,7 @@ _LOOK = 16  # steps after which a sequence with credit looks at prices again
 _UP = 0.1  # how far the depth per node follows a draft
 
 
-class Adaptive:
+class Adaptive(Policy):
     """Drafts as much as raises tokens per second, after SmartSpec's goodput (arXiv:2406.14066).
 
     *Planning*: how many nodes to draft, from the share of levels accepted lately, the measured seconds of proposals,

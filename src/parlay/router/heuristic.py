@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay import trees
-from parlay.types import Budgets, Draft, SequenceView, Spent
+from parlay.types import Budgets, Draft, Policy, SequenceView, Spent
 
 _MORE, _LESS, _LEAST = 2, 1, 1
 _MOST = 1024  # the upper bound of the parameter k
 
 
-class Heuristic:
+class Heuristic(Policy):
     """The ``heuristic`` schedule of assisted generation (Gante 2023, transformers' ``num_assistant_tokens_schedule``).
 
     A sequence drafts ``budget`` nodes at first, two more after each draft that was accepted to its end, one less after

@@ -13,7 +13,7 @@ from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
 __all__ = ["BY_NAME", "Adaptive", "Confidence", "Fixed", "Heuristic", "Plain", "Risk", "make_policy"]
 
 
-class Fixed:
+class Fixed(Policy):
     """Always drafts ``budget`` nodes and verifies all of them."""
 
     def __init__(self, budget: int) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from parlay import trees
 from parlay.router.acceptance import UNSCORED, ScoreCalibration, walk
-from parlay.types import Budgets, Draft, SequenceView, Spent
+from parlay.types import Budgets, Draft, Policy, SequenceView, Spent
 
 _RECORD = 256  # latest tested nodes, to which a threshold is fitted
 _FEWEST = 6  # tested nodes before the first fit
 _MISSED = 3.0  # weight of a right node below the threshold, relative to a wrong one above it
 
 
-class Confidence:
+class Confidence(Policy):
     """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
 
     A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
@@ -73,7 +73,7 @@ def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> floa
     return best
 
 
-class Risk:
+class Risk(Policy):
     """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
 
     Each a is the chance of a node if its parent is right. In the paper a trained head predicts it; here it is the

@@ -79,7 +79,8 @@ class StrategyCache:
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
-        return _Built(Strategy(str(spec), drafter, rule, self._policy(spec, drafter)), closing)
+        drafters = () if drafter is None else (drafter,)
+        return _Built(Strategy(str(spec), drafters, rule, self._policy(spec, drafter)), closing)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""

@@ -122,16 +122,18 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one step cost a sequence: what was done for its drafter, and the forward that verified its draft.
+    """What one step cost a sequence: what was done for its drafters, and the forward that verified its draft.
 
-    ``draft_seconds`` go to proposing, ranking what the drafter wants to see, and showing it. ``context`` is the mean
-    length of the batch's texts in that forward, before it committed anything.
+    ``draft_seconds`` go to planning, proposing, ranking what drafters want to see, and showing it. ``context`` is the
+    mean length of the batch's texts in that forward, before it committed anything. ``by_drafter`` are the seconds of
+    each of the strategy's drafters, for all its sequences together and without the policy's own.
     """
 
     draft_seconds: float
     verify_seconds: float
     rows: int
     context: int
+    by_drafter: tuple[float, ...] = ()
 
 
 NOTHING_SPENT = Spent(0.0, 0.0, 0, 0)
@@ -141,22 +143,35 @@ class Budgets(NamedTuple):
     """How many nodes each sequence may draft in this step; 0 is always allowed and costs nothing.
 
     Where all are 0, they are 0 for ``inactive`` more steps. In these the policy is not called, as long as the same
-    sequences run.
+    sequences run. ``drafters`` says by sequence which of the strategy's drafters is asked now; empty: the first.
+    ``watching`` says by sequence which others shall see the step, asked or not, so that they need not catch up later.
     """
 
     nodes: Sequence[int]
     inactive: int = 0
+    drafters: Sequence[int] = ()
+    watching: Sequence[tuple[int, ...]] = ()
 
 
 class Policy(Protocol):
-    """Sets budgets. One per strategy; its state per sequence is its own."""
+    """Sets budgets, and chooses among drafters. One per strategy; its state per sequence is its own."""
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
         """Called before each step, but for those in which it said it would be inactive."""
         ...
 
+    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+        """Whom to ask next, now that these drafts were proposed; None where the drafter failed, for good.
+
+        Called for strategies of several drafters, after each that was asked. Budgets of 0: nobody any more.
+        """
+        return Budgets([0] * len(views))
+
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        """Cut drafts down to the nodes that pay."""
+        """Cut drafts down to the nodes that pay. ``drafts``: what was proposed last for each sequence.
+
+        A policy that asked several drafters may return an earlier proposal of this step instead.
+        """
         ...
 
     def learn(
@@ -170,9 +185,9 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Drafter (or none), accept rule and budget policy under one name."""
+    """Drafters (mostly one, or none), accept rule and budget policy under one name."""
 
     name: str
-    drafter: Drafter | None
+    drafters: tuple[Drafter, ...]
     rule: AcceptRule
     policy: Policy

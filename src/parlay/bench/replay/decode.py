@@ -101,12 +101,10 @@ def refuse_sight(strategy: Strategy) -> None:
     """Raises ValueError for a strategy that reads more of the target than the tokens that it commits."""
     if strategy.rule.exactness not in (Exactness.BITS, Exactness.SEED):
         raise ValueError("its accept rule weighs the target's probabilities, which were not recorded")
-    if strategy.drafter is None:
-        return
-    needs = strategy.drafter.needs
-    if needs.choices:
+    needs = [drafter.needs for drafter in strategy.drafters]
+    if any(each.choices for each in needs):
         raise ValueError("looks at what the target prefers beside the text, which was not recorded")
-    if needs.layers or needs.taps:
+    if any(each.layers or each.taps for each in needs):
         raise ValueError("needs the target's own layers, and only its text was recorded")
 
 

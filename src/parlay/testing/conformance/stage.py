@@ -80,7 +80,9 @@ class Subject:
     def strategy(self, stage: Stage, budget: int) -> Strategy:
         """A fresh instance that always drafts ``budget`` nodes."""
         drafter = self.make(stage.resources)
-        return Strategy(self.name, drafter, self.rule(), Plain() if drafter is None else Fixed(budget))
+        if drafter is None:
+            return Strategy(self.name, (), self.rule(), Plain())
+        return Strategy(self.name, (drafter,), self.rule(), Fixed(budget))
 
 
 PLAIN = Subject("none", lambda _: None)

@@ -106,7 +106,7 @@ def interruptions(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse
         engine.step()
     engine.abort("aborted")
     runner.check()
-    if strategy.drafter is not None:
+    if strategy.drafters:
         strategy = replace(strategy, policy=Pausing(4, range(4, 10)))
     other = StageRequest(prompt(stage, 32, 12), replace(VARIETY[1], max_tokens=25), seed=4)
     return agree(stage, [(ask, strategy), (other, strategy)], runner=runner)
@@ -125,5 +125,5 @@ class Pausing(Fixed):
 
 
 def _broken(strategy: Strategy, at: int, where: str) -> Strategy:
-    drafter: Drafter | None = strategy.drafter
-    return strategy if drafter is None else replace(strategy, drafter=Raising(drafter, at, where))
+    drafters: tuple[Drafter, ...] = tuple([Raising(drafter, at, where) for drafter in strategy.drafters])
+    return replace(strategy, drafters=drafters)
