@@ -66,14 +66,14 @@ release: $(VENV)/.release docs  ## build and check all that would be uploaded: s
 		$(PYTHON) -m venv --clear build/fresh && \
 		build/fresh/bin/pip install --disable-pip-version-check --quiet --constraint constraints.txt "$$made" && \
 		(cd build && fresh/bin/parlay generate 'Once upon a time' --max-tokens 8) && \
-		(cd build && fresh/bin/python -c 'from parlay.models.compiled.library import load; print("compiled decoder:", load().name.decode())') || exit 1; \
+		(cd build && fresh/bin/python -c 'from parlay.compiled.library import load; print("compiled decoder:", load().name.decode())') || exit 1; \
 	done
 	@ls -l dist && echo 'All of dist/ may be uploaded; wheels of other platforms: .github/workflows/wheels.yml'
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/parlay/models/compiled/core/*)
+$(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/parlay/compiled/core/*)
 	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[serve]'

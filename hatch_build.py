@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-BUILD = Path(__file__).parent / "src" / "parlay" / "models" / "compiled" / "build.py"
+BUILD = Path(__file__).parent / "src" / "parlay" / "compiled" / "build.py"
 
 
 class CompiledDecoder(BuildHookInterface):  # type: ignore[type-arg]

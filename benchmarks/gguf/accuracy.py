@@ -22,8 +22,8 @@ from benchmarks.gguf.llama import LlamaCpp
 from parlay import models
 from parlay.bench.records import Cell, Row
 from parlay.bench.workloads.files import records
+from parlay.compiled.library import SWITCH
 from parlay.llm import LLM
-from parlay.models.compiled.library import SWITCH
 from parlay.options import LoadOptions
 from parlay.types import SamplingParams, Segment
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from parlay.models.compiled import build
+from parlay.compiled import build
 from parlay.models.dequantize import dense
 from tests.models.test_formats import BLOCKS, assert_product, rows, stored
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from parlay import threads, trees
-from parlay.models.compiled.build import NAMES
-from parlay.models.compiled.library import SWITCH, NotLoaded
-from parlay.models.compiled.library import load as load_library
+from parlay.compiled.build import NAMES
+from parlay.compiled.library import SWITCH, NotLoaded
+from parlay.compiled.library import load as load_library
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.models.shapes import Weight

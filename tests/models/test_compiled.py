@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.models.compiled import library
-from parlay.models.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest
-from parlay.models.compiled.library import SWITCH, NotLoaded
+from parlay.compiled import library
+from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest
+from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.models.config import DecoderConfig, read_config
 from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner, Quantize

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.models.compiled import structs
-from parlay.models.compiled.build import LIBRARY, NAMES
-from parlay.models.compiled.library import SWITCH, load
+from parlay.compiled import structs
+from parlay.compiled.build import LIBRARY, NAMES
+from parlay.compiled.library import SWITCH, load
 from parlay.models.dequantize import dense
 from parlay.models.stored import Format, StoredTensor
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.models.compiled import build
+from parlay.compiled import build
 
 HEADERS = Path(__file__).parent / "macos"
 MACHINES = {"x86_64": build._X86["avx512_bf16"], "arm64": build._ARM["dotprod"]}

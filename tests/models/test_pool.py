@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from parlay import models, threads
-from parlay.models.compiled.build import LIBRARY
-from parlay.models.compiled.library import NotLoaded, load
+from parlay.compiled.build import LIBRARY
+from parlay.compiled.library import NotLoaded, load
 from parlay.types import Runner, Segment, Tree
 
 try:

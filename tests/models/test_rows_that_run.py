@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay import trees
-from parlay.models.compiled.library import SWITCH
+from parlay.compiled.library import SWITCH
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Result, Work
 from parlay.models.native import NativeRunner

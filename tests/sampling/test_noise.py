@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from parlay.compiled.build import NAMES
+from parlay.compiled.library import SWITCH
 from parlay.sampling import noise
 from parlay.types import NoiseKey
 
@@ -154,3 +156,29 @@ def test_an_unlikely_token_wins_as_often_as_it_should() -> None:
     logits_V[:200] = math.log((1 - share) / 200)
     outside = sum(token >= 200 for token in noise.draw(logits_V.expand(draws, size), range(draws)))
     assert abs(outside - draws * share) < 4.5 * math.sqrt(draws * share)
+
+
+@pytest.mark.parametrize("switch", ["0", *NAMES])
+@pytest.mark.parametrize("size", [1, 63, 64, 1000, 9001])
+@pytest.mark.parametrize("count", [1, 5, 300])
+def test_the_best_are_the_same_with_and_without_the_compiled_library(
+    switch: str, size: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    generator = torch.Generator().manual_seed(size)
+    for scale in (0.0, 1.0, 30.0):
+        logits_V = scale * torch.randn(size, generator=generator)
+        logits_V[1::3] = -torch.inf
+        scores_V = logits_V.double() + noise.gumbel(noise.bits([size], torch.arange(size)))[0]
+        expected = [token for token in scores_V.sort(descending=True, stable=True).indices.tolist() if token % 3 != 1]
+        assert noise.best(logits_V[None], [size], min(count, size)) == [expected[:count]]
+        assert noise.draw(logits_V[None], [size]) == expected[:1]
+
+
+@pytest.mark.parametrize("switch", ["0", *NAMES])
+def test_more_equal_scores_than_the_library_has_room_for_go_to_the_lowest_ids(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    for size in (500, 20_000):
+        assert noise.best(torch.full((1, size), 1e18), [1], 3) == [[0, 1, 2]]

@@ -12,8 +12,8 @@ import torch
 
 from parlay import trees
 from parlay.cache import Budget, CacheShape, Rows, Store
+from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
-from parlay.models.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward

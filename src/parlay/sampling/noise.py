@@ -12,15 +12,19 @@ Suffixes: S streams, N ids, R rows, C candidates of a row, V the vocabulary.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import math
+import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.compiled import library, structs
 from parlay.sampling import select
 from parlay.types import NoiseKey
 
@@ -136,8 +140,8 @@ def gumbel(noise_bits: Tensor) -> Tensor:
 def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
     """One token per row: the first maximum of ``float64(logits) + noise``. Rows are float32 with a finite maximum."""
     size = logits_RV.shape[-1]
-    if logits_RV.is_cpu and size > _WHOLE_ROW:
-        return [_draw_large(row, state) for row, state in zip(logits_RV, streams, strict=True)]
+    if logits_RV.is_cpu and (size > _WHOLE_ROW or _core() is not None):
+        return [_best_of_row(row, state, 1)[0] for row, state in zip(logits_RV, streams, strict=True)]
     ids = torch.arange(size, device=logits_RV.device)
     return select.argmax(gumbel(bits(streams, ids)).add_(logits_RV))[1].tolist()
 
@@ -148,9 +152,14 @@ def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int
     The first is what `draw` gives. Rows are as for `draw`.
     """
     size = logits_RV.shape[-1]
-    if logits_RV.is_cpu and size > _WHOLE_ROW:
-        return [_best_large(row, state, count) for row, state in zip(logits_RV, streams, strict=True)]
-    ids = torch.arange(size, device=logits_RV.device)
+    if logits_RV.is_cpu and (size > _WHOLE_ROW or _core() is not None):
+        return [_best_of_row(row, state, count) for row, state in zip(logits_RV, streams, strict=True)]
+    return _best_of_rows(logits_RV, streams, count)
+
+
+def _best_of_rows(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int]]:
+    """`best` by the noise of all tokens."""
+    ids = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
     scores_RV = gumbel(bits(streams, ids)).add_(logits_RV)
     return [select.leading_finite(scores_V, count) for scores_V in scores_RV]
 
@@ -167,27 +176,37 @@ def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams:
     return ids_RC.gather(1, places_R[:, None])[:, 0].tolist()
 
 
-def _draw_large(logits_V: Tensor, state: int) -> int:
-    """What `draw` gives, with few logarithms.
+def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
+    """What `best` gives for a row. The compiled library finds it, unless scores are too near for its logarithms."""
+    core = _core()
+    if core is not None and count <= structs.MOST_BEST and logits_V.is_contiguous():
+        ids = (ctypes.c_int64 * structs.best_room(count))()
+        found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), state, count, ids)
+        if found > 0:
+            return ids[:found]
+    if logits_V.numel() > _WHOLE_ROW:
+        return _best_by_bound(logits_V, state, count)
+    return _best_of_rows(logits_V[None], [state], count)[0]
+
+
+def _core() -> structs.Core | None:
+    return _loaded(os.environ.get(library.SWITCH))
+
+
+@lru_cache
+def _loaded(_switch: str | None) -> structs.Core | None:
+    """The compiled library, or None where torch has to do. Looked for once for each value of the switch."""
+    try:
+        return library.load()
+    except library.NotLoaded:
+        return None
+
+
+def _best_by_bound(logits_V: Tensor, state: int, count: int) -> list[int]:
+    """What `best` gives, with few logarithms.
 
     A token below the best logits can only win with much noise, and the bits alone show whether it has that much.
     """
-    maxima_B = select.block_maxima(logits_V[None])[0]
-    bound = maxima_B.topk(min(_NEAR, maxima_B.numel() // 2)).values[-1].item()
-    near_N = select.at_least(logits_V, max(bound, torch.finfo(torch.float32).min), maxima_B)
-    score, token = _best(logits_V, near_N, bits([state], near_N)[0])
-    missing = score - bound - 1e-6 * (1 + abs(score))  # less than the noise that a token below the bound needs
-    if missing > _MAX_GUMBEL:
-        return token
-    far_N, far_bits_N = _noisy(state, logits_V.numel(), _bits_of(missing))
-    if not far_N.numel():
-        return token
-    far_score, far_token = _best(logits_V, far_N, far_bits_N)
-    return min((-score, token), (-far_score, far_token))[1]
-
-
-def _best_large(logits_V: Tensor, state: int, count: int) -> list[int]:
-    """What `best` gives, with few logarithms; see `_draw_large`."""
     maxima_B = select.block_maxima(logits_V[None])[0]
     bound = max(
         maxima_B.topk(min(max(_NEAR, count), maxima_B.numel() // 2)).values[-1].item(), torch.finfo(torch.float32).min

@@ -52,8 +52,8 @@ def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Te
         return ids_RC, torch.ones_like(ids_RC, dtype=torch.bool), sure_R
     best_RC = logits_RV.gather(1, ids_RC)
     order_RC = best_RC.sort(dim=1, descending=True, stable=True).indices
-    weights_RC = (best_RC - best_RC.amax(1, keepdim=True)).exp_()
-    reached_RC = weights_RC.gather(1, order_RC).cumsum(1, dtype=torch.float64)
+    weights_RC = _exp(best_RC - best_RC.amax(1, keepdim=True))
+    reached_RC = weights_RC.gather(1, order_RC).cumsum(1)
     whole_R = reached_RC[:, -1] if params.top_k else torch.stack([_mass(row_V) for row_V in logits_RV])
     goal_R1 = (params.top_p * whole_R)[:, None]
     needed_R1 = (reached_RC < goal_R1).sum(1, keepdim=True) + 1
@@ -64,7 +64,7 @@ def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Te
 
 def _mass(logits_V: Tensor) -> Tensor:
     """The sum of all weights, a scalar."""
-    return _weights(logits_V).sum(dtype=torch.float64)
+    return _weights(logits_V).sum()
 
 
 def _filters(params: SamplingParams) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -79,8 +79,13 @@ def _filters(params: SamplingParams) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 def _weights(logits_N: Tensor) -> Tensor:
-    """Probabilities up to a factor: the likeliest token has 1."""
-    return (logits_N - logits_N.amax()).exp_()
+    """Float64 probabilities up to a factor: the likeliest token has 1."""
+    return _exp(logits_N - logits_N.amax())
+
+
+def _exp(logits_RN: Tensor) -> Tensor:
+    """In float64. At low temperatures most results are subnormal in float32, which takes ten times as long."""
+    return logits_RN.double().exp_()
 
 
 def _smallest_set(preference_N: Tensor, weights_N: Tensor, mass: float) -> Tensor:
@@ -89,11 +94,11 @@ def _smallest_set(preference_N: Tensor, weights_N: Tensor, mass: float) -> Tenso
     Ties go to the lower index. The running sum is in float64 and starts at the most preferred token, so it does not
     depend on how many candidates were looked at.
     """
-    goal = mass * weights_N.sum(dtype=torch.float64).item()
+    goal = mass * weights_N.sum().item()
     count = _FIRST_GUESS
     while True:
         places_C = select.leading(preference_N, count)
-        reached_C = weights_N[places_C].cumsum(0, dtype=torch.float64)
+        reached_C = weights_N[places_C].cumsum(0)
         if count >= len(preference_N) or reached_C[-1].item() >= goal:
             needed = int((reached_C < goal).sum()) + 1
             return places_C[:needed].sort().values
@@ -103,7 +108,7 @@ def _smallest_set(preference_N: Tensor, weights_N: Tensor, mass: float) -> Tenso
 def _typical(logits_N: Tensor, mass: float) -> Tensor:
     """Locally typical sampling (Meister et al. 2023): prefer tokens whose surprise is near the row's entropy."""
     weights_N = _weights(logits_N)
-    total = weights_N.sum(dtype=torch.float64)
-    surprise_N = total.log() - weights_N.double().log()  # infinite where the weight is 0: never preferred
+    total = weights_N.sum()
+    surprise_N = total.log() - weights_N.log()  # infinite where the weight is 0: never preferred
     entropy = torch.where(weights_N > 0, weights_N * surprise_N, 0.0).sum() / total
     return _smallest_set(-(surprise_N - entropy).abs(), weights_N, mass)

@@ -1,1 +1,1 @@
-"""The decoder in C: a forward is one call. `build` makes the library, `library` loads it, `forward` runs it."""
+"""The decoder in C: a forward is one call. `weights` packs, `forward` runs, `product` is one matrix alone."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from parlay import threads, trees
-from parlay.models.compiled import structs
-from parlay.models.compiled.library import NotLoaded, load
+from parlay.compiled import structs
+from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Work, with_features

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.compiled import structs
-from parlay.models.compiled.library import NotLoaded, load
+from parlay.compiled import structs
+from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Memory
 from parlay.models.stored import Format
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay import threads
 from parlay.cache.buffers import zeros
-from parlay.models.compiled import structs
+from parlay.compiled import structs
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.quantize import Int8Weight

@@ -159,18 +159,18 @@ export class Chat {
     } catch (error) {
       this.#failed(message, error);
     } finally {
-      this.#end(running);
+      await this.#end(running);
     }
   }
 
-  /** @param {Running} running */
-  #end(running) {
+  /** An answer is kept before it is shown as over. @param {Running} running */
+  async #end(running) {
     const { message } = running;
-    this.running = null;
     message.figures ??= counted(message);
+    await this.#keep(running);
+    this.running = null;
     this.#follow(() => this.answers.get(message.id)?.update().forEach(announce));
     this.#showState();
-    this.#keep(running);
   }
 
   /** @param {Running} running @param {import("./api.js").Delta} delta */

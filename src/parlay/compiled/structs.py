@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int64, c_uint64, c_void_p
 
 
 class Linear(Structure):
@@ -75,6 +75,14 @@ class Growth(Structure):
     ]
 
 
+MOST_BEST = 256  # that `noisy_best` finds
+
+
+def best_room(count: int) -> int:
+    """For so many ids `noisy_best` needs room."""
+    return 2 * count + 64
+
+
 PANEL_BYTES = CFUNCTYPE(c_int64, c_int64, c_int64)
 PACK = CFUNCTYPE(None, c_int64, c_void_p, c_int64, c_int64, c_void_p)
 READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
@@ -82,6 +90,7 @@ MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
+NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_uint64, c_int64, c_void_p)
 REST = CFUNCTYPE(None)
 
 
@@ -96,5 +105,6 @@ class Core(Structure):
         ("space_bytes", SPACE_BYTES),
         ("forward", FORWARD),
         ("grow", GROW),
+        ("noisy_best", NOISY_BEST),
         ("rest", REST),
     ]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from parlay.models.compiled import structs
-from parlay.models.compiled.build import LIBRARY, NAMES, SYSTEMS, digest
+from parlay.compiled import structs
+from parlay.compiled.build import LIBRARY, NAMES, SYSTEMS, digest
 
 SWITCH = "PARLAY_COMPILED"
 """Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "grow.h"
+#include "noise.h"
 
 #define TEXT(NAME) #NAME
 #define QUOTED(NAME) TEXT(NAME)
@@ -41,4 +42,6 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
     free(space);
 }
 
-const Core CORE = {QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, grow, parlay_pool_rest};
+const Core CORE = {
+    QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, grow, noisy_best, parlay_pool_rest,
+};

@@ -89,6 +89,7 @@ typedef struct {
                            int64_t threads);
     void (*forward)(const Model *, const Batch *);
     void (*grow)(const Model *, const Batch *, const Growth *);
+    int64_t (*noisy_best)(const float *logits, int64_t size, uint64_t state, int64_t count, int64_t *ids); /* noise.h */
     void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;
 

@@ -1,0 +1,112 @@
+/* The tokens of largest logit plus Gumbel noise. The noise is that of sampling/noise.py: SplitMix64's output number t
+ * of a stream, as a uniform number u, then -log(-log(u)).
+ *
+ * A logarithm costs more than all else, so a token gets its noise only if a bound shows that it may be among the best:
+ * -log(-log(u)) <= -log(1 - u), and log2 of a float is at least its bits, read as a whole number, less those of 1.
+ */
+#ifndef PARLAY_NOISE_H
+#define PARLAY_NOISE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define GOLDEN 0x9E3779B97F4A7C15u
+#define TOKENS 64      /* looked at together */
+#define MOST_BEST 256  /* that can be asked for */
+
+typedef struct {
+    int64_t count, held;
+    int lost; /* more compete than there is room for */
+    double least; /* what is below this is not among the `count` best */
+    int64_t id[2 * MOST_BEST + TOKENS];
+    double score[2 * MOST_BEST + TOKENS];
+} Best;
+
+static inline uint64_t noise_bits(uint64_t state, uint64_t token)
+{
+    uint64_t z = state + (token + 1) * GOLDEN;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+/* In float64, rising with the signed bits: the middle of one of 2^52 equal cells of (0, 1) gives u. */
+static inline double gumbel(uint64_t bits)
+{
+    double u = ((double)((int64_t)bits >> 12) + (0x1p51 + 0.5)) * 0x1p-52;
+    return -log(-log(u));
+}
+
+/* At least the noise of these bits. 1 - u is at least the complement's upper 24 bits, which a float holds exactly. */
+static inline float most_gumbel(uint64_t bits)
+{
+    float rest = (float)(int32_t)(~(bits ^ (uint64_t)1 << 63) >> 40);
+    int32_t whole;
+    memcpy(&whole, &rest, 4);
+    return 0.6931472f * ((24 + 127) + 1e-4f - (float)whole * 0x1p-23f);
+}
+
+/* Scores that are nearer than this may change places where logarithms round otherwise. */
+static inline double margin(double score) { return 1e-12 + 1e-15 * fabs(score); }
+
+/* Sorts what is held, the largest score first and equal ones by id, and lets go of what is certainly not among the best. */
+static void keep_best(Best *best)
+{
+    for (int64_t i = 1; i < best->held; i++) {
+        int64_t id = best->id[i], j = i;
+        double score = best->score[i];
+        for (; j && (best->score[j - 1] < score || (best->score[j - 1] == score && best->id[j - 1] > id)); j--)
+            best->score[j] = best->score[j - 1], best->id[j] = best->id[j - 1];
+        best->score[j] = score, best->id[j] = id;
+    }
+    if (best->held < best->count) return;
+    double last = best->score[best->count - 1];
+    best->least = last - margin(last);
+    while (best->score[best->held - 1] < best->least) best->held--;
+}
+
+static inline void enter(Best *best, int64_t id, double score)
+{
+    if (score < best->least || score == -INFINITY) return;
+    if (best->held == 2 * best->count + TOKENS) keep_best(best);
+    if (best->held == 2 * best->count + TOKENS) {
+        best->lost = 1;
+        return;
+    }
+    best->id[best->held] = id;
+    best->score[best->held++] = score;
+}
+
+/* Writes the `count` best of a row to `ids`, the best first, and returns how many there are. Where logarithms that round
+ * otherwise might choose others or another order, it writes all that compete and returns their number below 0; 0 where
+ * they are more than 2 * count + TOKENS. A row has a finite number. */
+static int64_t noisy_best(const float *logits, int64_t size, uint64_t state, int64_t count, int64_t *ids)
+{
+    Best best = {.count = count, .least = -INFINITY};
+    for (int64_t start = 0; start < size; start += TOKENS) {
+        int64_t run = size - start < TOKENS ? size - start : TOKENS;
+        uint64_t bits[TOKENS];
+        float most[TOKENS];
+        float least = (float)(best.least - 1e-6 * (1 + fabs(best.least)));
+        int any = 0;
+        for (int64_t i = 0; i < run; i++) {
+            bits[i] = noise_bits(state, (uint64_t)(start + i));
+            most[i] = logits[start + i] + most_gumbel(bits[i]);
+            any |= most[i] >= least;
+        }
+        for (int64_t i = 0; any && i < run; i++)
+            if (most[i] >= least) enter(&best, start + i, (double)logits[start + i] + gumbel(bits[i]));
+        if (any && best.held > count) keep_best(&best);
+    }
+    keep_best(&best);
+    if (best.lost) return 0;
+    int sure = best.held <= count;
+    for (int64_t i = 0; i < best.held; i++) {
+        ids[i] = best.id[i];
+        if (i && best.score[i - 1] - best.score[i] <= margin(best.score[i])) sure = 0;
+    }
+    return sure ? best.held : -best.held;
+}
+
+#endif
