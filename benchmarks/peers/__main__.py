@@ -50,7 +50,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add_venv_flags(parser)
     parser.add_argument("--peers", nargs="*", choices=engines, default=engines, metavar="ENGINE", help=str(engines))
     parser.add_argument(
-        "--modes", nargs="+", metavar="MODE", help="of the peers' modes only these (default: all that can run)"
+        "--modes",
+        nargs="+",
+        metavar="MODE",
+        help="of the peers' modes only these, as MODE or ENGINE:MODE (default: all that can run)",
     )
     parser.add_argument("--model", nargs="+", choices=MODELS, default=[SMOLLM2], help=f"default: {SMOLLM2}")
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
@@ -145,7 +148,8 @@ def measure(
 def modes(peer: Peer, model: str, options: argparse.Namespace) -> list[str]:
     """Those asked for, without those that lack a draft model."""
     able = [mode for mode in peer.modes if model in DRAFTED or mode not in peer.drafting]
-    return [mode for mode in able if not options.modes or mode in options.modes]
+    asked = options.modes or able
+    return [mode for mode in able if mode in asked or f"{peer.engine}:{mode}" in asked]
 
 
 def command(options: argparse.Namespace) -> str:

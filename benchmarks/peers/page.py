@@ -8,6 +8,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.pages import about, failures, number, shown, table
+from benchmarks.peers.catalogue import PEERS
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
 from parlay.bench.summary import Measurements, Spread, decode_rate, measured, ratio, whole_rate
 from parlay.llm import DEFAULT_STRATEGY
@@ -120,10 +121,19 @@ def section(model: Model) -> list[str]:
     head = ("engine and mode", *model.workloads, *(f"against {base}" for base in BASES), "whole time", "same", "")
     lines += table(head, [system_line(model, system) for system in ran])
     lines += ["*Whole time*: whole requests, prompt included, against transformers plain.", ""]
+    lines += left_out(model)
     lines += gains(model)
     for contest in CONTESTS:
         lines += duel(model, contest)
     return lines + failures(model.found)
+
+
+def left_out(model: Model) -> list[str]:
+    """The modes of the peers that were not asked for."""
+    peers = (peer for peer in PEERS if peer.engine in model.peers)
+    able = [System(peer.engine, mode) for peer in peers for mode in peer.modes if mode not in peer.drafting]
+    absent = [" ".join(system) for system in able if system not in model.systems]
+    return [f"Modes left out of this run: {', '.join(absent)}.", ""] if absent else []
 
 
 def system_line(model: Model, system: System) -> tuple[str, ...]:

@@ -178,6 +178,20 @@ def under_way(address: str) -> dict[str, float]:
     return {name: told[name] for name in names if told[name]}
 
 
+def fill(address: str) -> None:
+    """Read prompts that nobody sends again, until the cache is full, so that memory which grows later is no cache."""
+    room, tokens = metrics(address)["parlay_cache_room_tokens"], 0
+    for number in itertools.count():
+        if tokens > room:
+            return
+        tokens += json.loads(call(address, "POST", "/v1/completions", filler(number)))["usage"]["prompt_tokens"]
+
+
+def filler(number: int) -> Json:
+    """One of these prompts."""
+    return {"prompt": f"Ferry {number} leaves at {list(range(60))}.", "max_tokens": 1, "strategy": "none"}
+
+
 def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
     """Run that many requests, and tell what was found."""
     offered = json.loads(call(address, "GET", "/choices"))["strategies"]
@@ -206,7 +220,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     failing = f"{FAILING}:policy=fixed,after=3"
     with served(options.model, "--memory", MEMORY, "--strategy", failing, "--log-level", "error") as url:
-        result = soak(url.removeprefix("http://"), options.requests, options.seed, options.clients)
+        address = url.removeprefix("http://")
+        fill(address)
+        result = soak(address, options.requests, options.seed, options.clients)
     command = f"python -m benchmarks.serving.soak_endpoints --model {options.model} --requests {options.requests}"
     result["provenance"] = provenance(command)
     print(json.dumps(result), flush=True)

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.peers.__main__ import main
+from benchmarks.peers.__main__ import main, modes, parse
 from benchmarks.peers.catalogue import PEERS, REQUIREMENTS, VLLM, Peer
 from benchmarks.peers.decoder import PeerDecoder, surroundings
 from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import NotInstalled, find, given
 from benchmarks.peers.worker import Failed, Limits, Worker
+from benchmarks.setup import SMOLLM2
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Cell, Results, Row
 from parlay.bench.rounds import Rounds
@@ -151,6 +152,14 @@ def test_threads_are_told_in_each_engines_own_words() -> None:
     assert told["VLLM_CPU_OMP_THREADS_BIND"].isdigit()
 
 
+def test_modes_are_chosen_for_all_peers_or_for_one() -> None:
+    options = parse(["--modes", "plain", "vllm-cpu:suffix"])
+    chosen = {peer.engine: modes(peer, SMOLLM2, options) for peer in PEERS}
+    assert chosen.pop(VLLM.engine) == ["plain", "suffix"]
+    assert set(map(tuple, chosen.values())) == {("plain",)}
+    assert modes(VLLM, SMOLLM2, parse([])) == ["plain", "ngram", "suffix"]
+
+
 # ---------------------------------------------------------------------------------------------------------- decoders
 
 
@@ -228,6 +237,7 @@ def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(
     assert "| edit | 4.00 (4.00-4.00) | 3.00 (3.00-3.00) | 160.00 |" in text, "the default beside plain decoding"
     assert plain[3] == "| edit | none | 2.00 (plain) | 0.12 (plain) | 0.12 (fast plain) |"
     assert "| parlay prompt-lookup | 39 | 39 | 8.00 | 4.00 | 5.67 | 8/8 | 1.2; bf16 |" in text
+    assert "Modes left out of this run: transformers plain-compiled, transformers prompt-lookup.\n" in text
 
 
 def test_a_file_that_holds_no_results_is_an_error_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

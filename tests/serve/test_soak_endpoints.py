@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from fastapi import FastAPI
 
 from benchmarks.serving.endpoints import ENDPOINTS
-from benchmarks.serving.soak_endpoints import Soak, cases, soak
+from benchmarks.serving.soak_client import call
+from benchmarks.serving.soak_endpoints import Soak, cases, fill, filler, soak
+from parlay import LLM
+from parlay.aio import AsyncLLM
+from parlay.serve.app import create_app
+from parlay.serve.settings import Settings
 
 Serve = Callable[[FastAPI], AbstractContextManager[str]]
 
@@ -30,3 +37,16 @@ def test_what_differs_or_is_lost_is_told(make_app: Callable[..., FastAPI], serve
         run.known.clear()
         run.run([case], 1)
     assert run.tally.fates == {"completed": 1, "lost": 1}
+
+
+def test_the_cache_is_full_before_memory_is_measured(serve: Serve) -> None:
+    engine = AsyncLLM(LLM("parlay-mini", memory="4MiB"))
+    try:
+        with serve(create_app({"parlay-mini": engine}, Settings())) as url:
+            address = url.removeprefix("http://")
+            fill(address)
+            first = json.loads(call(address, "POST", "/v1/completions", filler(0)))
+    finally:
+        asyncio.run(engine.close(0))
+    found = first["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found < first["usage"]["prompt_tokens"] - 16, "the end of the first text should have made room for the last"
