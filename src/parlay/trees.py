@@ -62,6 +62,15 @@ def path_to(tree: Tree, node: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
+def anchors(tree: Tree, count: int) -> list[int]:
+    """Of the last ``count`` nodes each one's last ancestor that is not one of them; -1: the root."""
+    first = len(tree) - count
+    found: list[int] = []
+    for parent in tree.parents[first:]:
+        found.append(found[parent - first] if parent >= first else parent)
+    return found
+
+
 def along(values: tuple[Value, ...], path: Sequence[int]) -> tuple[Value, ...]:
     """What nodes have, for the nodes of a path: paths rise, so one that ends with node n - 1 is the first n nodes."""
     if path and path[-1] == len(path) - 1:
@@ -108,7 +117,7 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
         scores=tuple(draft.scores[node] for node in nodes) if draft.scores else (),
         probs=None if draft.probs is None else draft.probs[list(nodes)],
         probes=len(probes),
-        inputs=None if draft.inputs is None or not probes else draft.inputs[probes],
+        inputs=None if draft.inputs is None or not probes else draft.inputs.of(probes),
     )
 
 
@@ -124,7 +133,7 @@ def _beginning(draft: Draft, count: int) -> Draft:
         scores=draft.scores[:count],
         probs=None if draft.probs is None else draft.probs[:count],
         probes=probes,
-        inputs=None if draft.inputs is None or not probes else draft.inputs[:probes],
+        inputs=None if draft.inputs is None or not probes else draft.inputs.of(range(probes)),
     )
 
 

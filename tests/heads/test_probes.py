@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ import torch.nn.functional as F
 
 from parlay import models, trees
 from parlay.drafters.draft_models.static_trees import best_tree
-from parlay.drafters.heads.options import PPD, HeadOptions, PpdOptions
-from parlay.drafters.heads.probes import Pass, Ppd, probe_counts
+from parlay.drafters.heads.options import BITA, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
+from parlay.drafters.heads.probes import Bita, Pass, Ppd, SpeculativeStreaming, probe_counts
 from parlay.drafters.resources import Resources
 from parlay.options import LoadOptions, UsageError
 from parlay.testing.checkpoints import save_random
@@ -35,7 +37,8 @@ def test_the_first_draft_is_probes_below_the_root_which_read_the_trained_inputs(
     found = propose(Ppd(RESOURCES, PpdOptions()), Sight(tokens=[1, 2]), 8)
     assert found.tree.parents == (-1, 0)
     assert found.probes == 2
-    torch.testing.assert_close(found.inputs, held.artefact.tensors["inputs_MH"])
+    assert found.inputs is not None
+    torch.testing.assert_close(found.inputs.rows_KH, held.artefact.tensors["inputs_MH"])
 
 
 def test_the_next_tree_holds_what_the_probes_at_the_end_of_the_walk_ranked() -> None:
@@ -66,17 +69,50 @@ def test_probes_stand_where_they_are_likeliest_to_be_read() -> None:
 
 
 def test_probes_that_lose_their_node_take_their_inputs_along() -> None:
-    inputs = torch.arange(3.0)[:, None]
+    inputs = Features(torch.arange(3.0)[:, None])
     draft = Draft(Tree((5, 6, 0, 0, 0), (-1, 0, -1, 1, 2)), sources=("",) * 5, probes=3, inputs=inputs)
     cut = trees.first(draft, 1)
     assert (cut.tree.parents, cut.probes) == ((-1, -1, 1), 2)
     assert cut.inputs is not None
-    assert cut.inputs.flatten().tolist() == [0.0, 2.0]
+    assert cut.inputs.rows_KH.flatten().tolist() == [0.0, 2.0]
     assert trees.without_probes(draft).inputs is None
 
 
-@pytest.mark.parametrize(("made", "options"), [(Ppd, PpdOptions()), (Pass, HeadOptions())])
-def test_a_target_that_reads_tokens_alone_is_refused(made: type[Ppd] | type[Pass], options: PpdOptions) -> None:
+@pytest.mark.parametrize("made", [Bita, SpeculativeStreaming])
+def test_all_probes_hang_below_the_likeliest_nodes(made: type[Bita] | type[SpeculativeStreaming]) -> None:
+    drafter = made(RESOURCES, GroupOptions(groups=2))
+    first = propose(drafter, Sight(tokens=[1, 2]), 8)
+    assert (first.tree.parents, first.probes) == ((-1, 0), 2)
+    choices = ((7, 1, 2), (3, 4, 5), (6, 7, 8))
+    drafter.observe([Observation(Sight(tokens=[1, 2, 7]), first, Verdict((), (7,)), choices=choices)])
+    found = propose(drafter, Sight(tokens=[1, 2, 7]), 3)
+    assert found.tree.tokens[:3] == (3, 4, 6), "the first probe's best two, and the second's best"
+    assert (found.tree.parents[3:], found.probes) == ((-1, 3, 0, 5), 4), "where the walk is likeliest to end"
+
+
+def test_probes_bring_what_they_were_trained_with() -> None:
+    held = {name: random_heads(TARGET)(name, "") for name in (BITA, STREAMING)}
+    assert held[BITA] is not None
+    assert held[STREAMING] is not None
+    bita = propose(Bita(RESOURCES, GroupOptions()), Sight(tokens=[1, 2]), 8).inputs
+    streams = propose(SpeculativeStreaming(RESOURCES, GroupOptions()), Sight(tokens=[1, 2]), 8).inputs
+    assert bita is not None
+    assert streams is not None
+    assert bita.prefix is not None
+    assert streams.join is not None
+    assert (bita.join, streams.prefix, streams.join.layer) == (None, None, 2)
+    torch.testing.assert_close(bita.prefix.states, held[BITA].artefact.tensors["prefix"])
+    torch.testing.assert_close(streams.join.down_RH, held[STREAMING].artefact.tensors["down_RH"])
+
+
+def test_a_prefix_for_another_target_is_refused() -> None:
+    other = replace(RESOURCES, target=replace(TARGET, kv_heads=2))
+    with pytest.raises(UsageError, match="shape of another model's"):
+        Bita(other, GroupOptions())
+
+
+@pytest.mark.parametrize(("made", "options"), [(Ppd, PpdOptions()), (Pass, HeadOptions()), (Bita, GroupOptions())])
+def test_a_target_that_reads_tokens_alone_is_refused(made: Any, options: HeadOptions) -> None:
     with pytest.raises(UsageError, match="no target"):
         made(Resources(VOCAB, no_runner, find_head=random_heads(TARGET)), options)
 

@@ -38,12 +38,22 @@ class ModelStruct(Structure):
     ]
 
 
+class PrefixStruct(Structure):
+    _fields_ = [("pages", c_void_p), ("pitch", c_int64), ("keys", c_int64)]
+
+
 class SegmentStruct(Structure):
     _fields_ = [
         ("pages", c_void_p),
         *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "base", "begin")),
         ("parents", c_void_p),
+        ("prefix", POINTER(PrefixStruct)),
+        ("seers", c_int64),
     ]
+
+
+class Joining(Structure):
+    _fields_ = [("anchor", c_int64), ("rank", c_int64), ("down", c_void_p), ("up", c_void_p)]
 
 
 class Batch(Structure):
@@ -57,6 +67,8 @@ class Batch(Structure):
         ("taps", c_void_p),
         ("logits", c_void_p),
         ("space", c_void_p),
+        *((name, c_int64) for name in ("late", "late_segments", "join")),
+        ("joining", POINTER(Joining)),
     ]
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from parlay.engine.isolation import isolated, named
 from parlay.engine.turn import Turn, charge
-from parlay.types import NO_DRAFT, Features, Runner, Segment
+from parlay.types import NO_DRAFT, Runner, Segment
 
 
 def verify(runner: Runner, turns: list[Turn]) -> float:
@@ -45,6 +45,5 @@ def verify(runner: Runner, turns: list[Turn]) -> float:
 def _segment(turn: Turn) -> Segment:
     pending, wants_prompt = len(turn.pending), turn.sequence.request.params.prompt_logprobs is not None
     logits_from = 0 if wants_prompt else pending - 1 if turn.at_root else pending
-    inputs = turn.draft.inputs
-    features = None if inputs is None else Features(inputs)
-    return Segment(turn.sequence.sequence, turn.pending, turn.draft.tree, logits_from, features=features)
+    tree, inputs = turn.draft.tree, turn.draft.inputs
+    return Segment(turn.sequence.sequence, turn.pending, tree, logits_from, features=inputs)

@@ -35,12 +35,14 @@ class Steps:
     Row i of a later step continues row i of the step before. So it sees the rows up to i of the first step, and row i
     of all steps after it (Li et al. 2025, EAGLE-3). ``padding`` int64 ``[B]`` says how many rows in front of each text
     nobody sees. Only the last ``rows`` rows are computed, R of T: of the others the first step needs keys and values.
+    ``prefix`` ``[2, K, P, D]`` are keys and values that all rows of later steps see besides.
     """
 
     padding: Tensor | None = None
     rows: int | None = None
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    prefix: Tensor | None = None
 
     def last(self, x: Tensor) -> Tensor:
         """The rows ``[B, R, ...]`` of ``x`` ``[B, T, ...]`` that are computed."""
@@ -110,11 +112,19 @@ def _attend(query_BARD: Tensor, steps: Steps) -> Tensor:
     scale = query_BARD.shape[-1] ** -0.5
     past = (query_BARD @ steps.keys[0].transpose(2, 3)).float() * scale
     later = [(query_BARD * key).float().sum(-1, keepdim=True) * scale for key in steps.keys[1:]]
-    weights = torch.cat((past.masked_fill(hidden, -torch.inf), *later), -1).softmax(-1).to(query_BARD.dtype)
+    scores = [past.masked_fill(hidden, -torch.inf), *later]
+    before = (
+        None
+        if steps.prefix is None
+        else steps.prefix.to(query_BARD.dtype).repeat_interleave(query_BARD.shape[1] // steps.prefix.shape[1], 1)
+    )
+    if before is not None:
+        scores.append((query_BARD @ before[0].mT).float() * scale)
+    weights = torch.cat(scores, -1).softmax(-1).to(query_BARD.dtype)
     mixed = weights[..., :total] @ steps.values[0]
     for place, value in enumerate(steps.values[1:]):
         mixed = mixed + weights[..., total + place, None] * value
-    return mixed
+    return mixed if before is None else mixed + weights[..., -before.shape[2] :] @ before[1]
 
 
 class Mlp(nn.Module):

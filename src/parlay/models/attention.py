@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parlay import trees
 from parlay.cache import Rows
-from parlay.models.attention_form import Form, Heads
+from parlay.models.attention_form import Form, Heads, SeenPrefix
 from parlay.models.gathered import Gathered
 from parlay.models.rope import Rope
 from parlay.types import Tree
@@ -54,7 +54,7 @@ class ExactAttention:
         """How many free slots there must be between pending rows and nodes: paths of a branching tree go there."""
         return 0 if trees.is_chain(tree) else max(trees.depths(tree))
 
-    def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor) -> Attend:
+    def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
         heads = self._heads
         count = len(out)
@@ -67,10 +67,18 @@ class ExactAttention:
         turns = self._rope.at(positions(place))
         parts = _parts(heads, rows, place, begin=begin, queries_KQD=queries_KQD, turns=turns)
         grouped = out.view(count, heads.num_kv_heads, heads.group * heads.head_dim)
-        tiles = [self._tile(rows, queries_KQD, grouped, tile) for run in runs for tile in run.cut(_TILE_ROWS)]
+        seers = count - (prefix.rows if prefix else 0)
+        tiles = [
+            self._tile(rows, queries_KQD, grouped, tile, prefix if tile.rows[0] >= seers else None)
+            for run in runs
+            for part in run.apart(seers)
+            for tile in part.cut(_TILE_ROWS)
+        ]
         return _Plan(parts, tiles)
 
-    def _tile(self, rows: Gathered, queries_KQD: Tensor, out_TKW: Tensor, run: _Run) -> _Tile:
+    def _tile(
+        self, rows: Gathered, queries_KQD: Tensor, out_TKW: Tensor, run: _Run, prefix: SeenPrefix | None
+    ) -> _Tile:
         """The product of one run's rows. ``out_TKW`` is what all rows' attention goes to, W = G * D."""
         group, length, first = self._heads.group, len(run.rows), run.rows[0]
         padded = _round_up(length * group, self._form.rows)
@@ -88,6 +96,7 @@ class ExactAttention:
             size=(length, kv_heads, width),
             stride=(width, padded * self._heads.head_dim, 1),
             moves=_Moves.of(rows, run),
+            prefix=prefix,
         )
 
 
@@ -102,6 +111,13 @@ class _Run:
     position: int
     sources: tuple[int, ...] = ()
     place: int = 0
+
+    def apart(self, first: int) -> Iterator[_Run]:
+        """The rows before row ``first``, and the others: one run or two, of which the first brings the copies."""
+        before = sum(row < first for row in self.rows)
+        yield replace(self, rows=self.rows[: before or None])
+        if 0 < before < len(self.rows):
+            yield _Run(self.rows[before:], self.position + before)
 
     def cut(self, most: int) -> Iterator[_Run]:
         """Runs of at most so many rows; the first brings the copies."""
@@ -168,6 +184,7 @@ class _Tile:
     size: tuple[int, int, int]
     stride: tuple[int, int, int]
     moves: _Moves | None
+    prefix: SeenPrefix | None
 
     def __call__(self, layer: int) -> None:
         if self.moves is not None:
@@ -175,11 +192,20 @@ class _Tile:
         queries = self.queries if self.gather is None else self.gather.into(self.queries)
         scores = torch.bmm(queries, self.keys[layer])
         scores.narrow(2, self.hidden_from, self.hidden.shape[1]).add_(self.hidden)
-        result = torch.bmm(torch.softmax(scores, -1), self.values[layer]).as_strided(self.size, self.stride)
+        result = self._mixed(layer, queries, scores).as_strided(self.size, self.stride)
         if self.gather is None:
             self.out.copy_(result)
         else:
             self.out[self.gather.rows] = result.to(self.out.dtype)
+
+    def _mixed(self, layer: int, queries_KQD: Tensor, scores_KQS: Tensor) -> Tensor:
+        """``[K, Q, D]``, contiguous."""
+        if self.prefix is None:
+            return torch.bmm(torch.softmax(scores_KQS, -1), self.values[layer])
+        more = torch.bmm(queries_KQD, self.prefix.keys[layer].transpose(1, 2))
+        weights = torch.softmax(torch.cat((scores_KQS, more), -1), -1)
+        path, before = torch.split(weights, [scores_KQS.shape[2], more.shape[2]], -1)
+        return torch.bmm(path, self.values[layer]) + torch.bmm(before, self.prefix.values[layer])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.types import Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,24 @@ class Heads:
     @property
     def qkv_heads(self) -> int:
         return self.num_heads + 2 * self.num_kv_heads
+
+
+class SeenPrefix(NamedTuple):
+    """What the last ``rows`` rows of a segment see besides their path: keys and values ``[L, K, P, D]`` of each layer.
+
+    Keys are in the order of rotations, which do not turn them.
+    """
+
+    keys: Tensor
+    values: Tensor
+    rows: int
+
+
+def prefix_of(prefix: Prefix, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Keys and values of a `SeenPrefix`."""
+    keys, values = prefix.states.to(device, dtype).unbind(1)
+    pairs = keys.reshape(*keys.shape[:-1], 2, -1).transpose(-1, -2)  # halves to pairs, as `interleave` orders weights
+    return pairs.flatten(-2).contiguous(), values.contiguous()
 
 
 @dataclass(frozen=True, slots=True)

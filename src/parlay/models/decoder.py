@@ -15,7 +15,7 @@ from torch import Tensor
 from parlay.models.attention import SERIAL, Attend
 from parlay.models.attention_form import Heads
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Taps
+from parlay.models.forward import Given, Taps
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.linear import Linear, pack
 from parlay.models.rope import interleave
@@ -78,17 +78,21 @@ class TorchDecoder:
         plan: Callable[[Tensor], Sequence[Attend]],
         taps: Taps,
         skip: Skip = frozenset(),
+        *,
         embedded_NH: Tensor | None = None,
+        joining: Sequence[Given] = (),
     ) -> Tensor:
         """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
         ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]`` that
         attention writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not run.
-        ``embedded_NH`` is for decoders with a ``beside_norm``.
+        ``embedded_NH`` is for decoders with a ``beside_norm``. Rows of ``joining`` run in all layers; what they are
+        before their own is never seen.
         """
         mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)
         attends = plan(mixed)
         for index, layer in enumerate(self.layers):
+            _join(hidden_NH, [given for given in joining if given.features.join and given.features.join.layer == index])
             taps.take(index, hidden_NH)
             if ("attention", index) not in skip:
                 qkv = self._qkv(layer, hidden_NH, embedded_NH if index == 0 else None)
@@ -116,6 +120,16 @@ class TorchDecoder:
             rows = flat.view(-1, heads.qkv_heads, heads.head_dim)
             layer.qk_norm.inplace(rows.narrow(1, 0, heads.num_heads + heads.num_kv_heads))
         return torch.view_as_complex(flat.view(-1, heads.qkv_heads, heads.head_dim // 2, 2))
+
+
+def _join(hidden_NH: Tensor, joining: Sequence[Given]) -> None:
+    """Rows that begin here get their state; see `Join`."""
+    for _, first, features, anchors in joining:
+        assert features.join is not None, "only such rows join"
+        down_RH, up_RH = features.join.down_RH.to(hidden_NH.device), features.join.up_RH.to(hidden_NH.device)
+        for row, (anchor, given_H) in enumerate(zip(anchors, features.rows_KH.to(hidden_NH.device), strict=True)):
+            state_H = hidden_NH[anchor].float()  # one by one: rows must not depend on each other
+            hidden_NH[first + row] = (given_H + state_H + (down_RH @ state_H) @ up_RH).to(hidden_NH.dtype)
 
 
 def silu_product(gate_up: Tensor) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.attention import Attend, ExactAttention
+from parlay.models.attention_form import SeenPrefix, prefix_of
 from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig
 from parlay.models.decoder import build
@@ -21,6 +23,7 @@ from parlay.models.kernels import judge
 from parlay.models.linear import padded
 from parlay.models.rope import Rope
 from parlay.threads import torch_on_all
+from parlay.types import Features, Prefix
 
 
 class EagerForward:
@@ -42,6 +45,7 @@ class EagerForward:
             ExactAttention(heads, form, rope, compute) if form is not None else MaskedAttention(heads, rope)
         )
         self._device = device
+        self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._stride = form.keys if form is not None else 1
         self._kernels = Kernels(
             exactness=judged.exactness,
@@ -63,7 +67,7 @@ class EagerForward:
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
             taps = Taps(work.taps)
-            hidden = self._decoder.run(inputs, plan, taps, work.skip, beside)
+            hidden = self._decoder.run(inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features)
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:
                 hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
@@ -79,12 +83,21 @@ class EagerForward:
         """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""
         attends: list[Attend] = []
         begin = 0
-        for place in work.places:
+        seen = {given.place: self._seen(given.features) for given in work.features}
+        for number, place in enumerate(work.places):
             rows = buffers.enter_context(gathered(place, gap=self._attention.gap(place.tree), stride=self._stride))
             count = place.end - place.base
-            attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count]))
+            attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count], seen.get(number)))
             begin += count
         return attends
+
+    def _seen(self, features: Features) -> SeenPrefix | None:
+        prefix = features.prefix
+        if prefix is None:
+            return None
+        if prefix not in self._prefixes:
+            self._prefixes[prefix] = prefix_of(prefix, self._kernels.cache_dtype, self._device)
+        return SeenPrefix(*self._prefixes[prefix], len(features))
 
     def _chosen(self, hidden_NH: Tensor, wanted: list[int]) -> Tensor:
         """The rows that the LM head reads, and some more where their number asks for that."""

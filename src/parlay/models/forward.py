@@ -24,11 +24,22 @@ class Kernels:
     cache_dtype: torch.dtype
 
 
+class Given(NamedTuple):
+    """The features of one segment, ``place`` among those of a forward; ``first`` is the flat number of their first row.
+
+    ``anchors`` are the flat numbers of their rows' anchors where they join; see `Join`.
+    """
+
+    place: int
+    first: int
+    features: Features
+    anchors: Sequence[int] = ()
+
+
 class Work(NamedTuple):
     """The rows that one forward runs: the ``ids`` of all sequences' rows in order. ``wanted`` are those with logits.
 
-    ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids:
-    each the number of its first row, and its inputs.
+    ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids.
     """
 
     ids: list[int]
@@ -36,7 +47,7 @@ class Work(NamedTuple):
     wanted: list[int]
     taps: Sequence[int] = ()
     skip: Skip = NO_SKIP
-    features: Sequence[tuple[int, Features]] = ()
+    features: Sequence[Given] = ()
 
 
 @dataclass(slots=True)
@@ -96,10 +107,10 @@ class Result(NamedTuple):
     taps: Taps
 
 
-def with_features(embedded_NH: Tensor, features: Sequence[tuple[int, Features]]) -> Tensor:
+def with_features(embedded_NH: Tensor, features: Sequence[Given]) -> Tensor:
     """The rows' embeddings, with `Features` in the place of some or added to them, in place."""
-    for first, inputs in features:
-        rows_KH = embedded_NH[first : first + len(inputs.rows_KH)]
+    for _, first, inputs, _ in features:
+        rows_KH = embedded_NH[first : first + len(inputs)]
         given_KH = inputs.rows_KH.to(device=rows_KH.device, dtype=rows_KH.dtype)
         rows_KH.copy_(rows_KH + given_KH if inputs.added else given_KH)
     return embedded_NH

@@ -17,7 +17,7 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
-from parlay.models.forward import Forward, Grown, Growth, Result, Work
+from parlay.models.forward import Forward, Given, Grown, Growth, Result, Work
 from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.kernels import choose_dtype
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
@@ -71,6 +71,8 @@ class NativeRunner:
             eos_ids=config.eos_ids,
             layer_skip=True,
             features=True,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
         )
         self._sublayers = frozenset(self._spec.sublayers)
 
@@ -156,19 +158,35 @@ class NativeRunner:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
         return place
 
-    def _features(self, segments: Sequence[Segment]) -> list[tuple[int, Features]]:
-        """Inputs that segments carry, each with the number of its first row in the batch."""
-        carrying = [(place, segment.features) for place, segment in enumerate(segments) if segment.features is not None]
-        found: list[tuple[int, Features]] = []
-        for place, features in carrying:
-            own, (rows, hidden) = segments[place].rows, features.rows_KH.shape
-            if rows > own or hidden != self._spec.hidden_size:
-                raise ValueError(
-                    f"features of {rows} rows and {hidden} numbers for a segment that runs {own} rows of "
-                    f"{self._spec.hidden_size}"
-                )
-            found.append((sum([segment.rows for segment in segments[: place + 1]]) - rows, features))
+    def _features(self, segments: Sequence[Segment]) -> list[Given]:
+        """What segments carry, with the numbers of rows in the batch."""
+        begins = list(accumulate((segment.rows for segment in segments), initial=0))
+        found: list[Given] = []
+        for place, segment in enumerate(segments):
+            features = segment.features
+            if features is not None:
+                self._check_features(segment, features)
+                nodes = trees.anchors(segment.tree, len(features)) if features.join else []
+                root = begins[place] + len(segment.pending) - segment.base - 1
+                anchors = [root + 1 + node for node in nodes]
+                found.append(Given(place, begins[place + 1] - len(features), features, anchors))
         return found
+
+    def _check_features(self, segment: Segment, features: Features) -> None:
+        rows, hidden = features.rows_KH.shape
+        if rows > segment.rows or hidden != self._spec.hidden_size:
+            raise ValueError(
+                f"features of {rows} rows and {hidden} numbers for a segment that runs {segment.rows} rows of "
+                f"{self._spec.hidden_size}"
+            )
+        if features.prefix is not None and not features.prefix.fits(self._spec):
+            raise ValueError(f"a prefix of {tuple(features.prefix.states.shape)} numbers is another model's")
+        if features.join is None:
+            return
+        if not 0 <= features.join.layer < self._num_layers:
+            raise ValueError(f"no row can join at layer {features.join.layer}: layers are 0 to {self._num_layers - 1}")
+        if rows > len(segment.tree) or segment.base > len(segment.pending) - 1:
+            raise ValueError("rows that join are nodes, and what they begin from runs in the same forward")
 
     def _check(self, ids: list[int], taps: Sequence[int], skip: Skip) -> None:
         if not ids:

@@ -24,7 +24,7 @@ from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.parallel import ParallelHeads
-from parlay.heads.probes import ProbeEmbeddings
+from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
@@ -113,6 +113,22 @@ def _probes(target: RunnerSpec, method: str) -> HeadArtefact:
     return _artefact(method, probes, _layer(target), {"acceptance": _ACCEPTANCE[:2]})
 
 
+def _prefixed(target: RunnerSpec, method: str) -> HeadArtefact:
+    own = replace(_layer(target), num_layers=target.num_layers, num_kv_heads=target.kv_heads, head_dim=target.head_dim)
+    states = torch.randn(own.num_layers, 2, own.num_kv_heads, 3, own.head_dim)
+    probes = PrefixedProbes(torch.randn(2, own.hidden_size), states, _draft_vocab(target), target.vocab_size)
+    probes.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
+    return _artefact(method, probes, own, {"acceptance": _ACCEPTANCE[:2], "prefix": 3})
+
+
+def _streams(target: RunnerSpec, method: str) -> HeadArtefact:
+    streams = Streams(torch.randn(2, target.hidden_size), 3, _draft_vocab(target), target.vocab_size)
+    streams.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
+    _disturb(streams)
+    join = target.num_layers // 2
+    return _artefact(method, streams, _layer(target), {"acceptance": _ACCEPTANCE[:2], "rank": 3, "join": join})
+
+
 def _parallel(target: RunnerSpec, method: str) -> HeadArtefact:
     heads = ParallelHeads(_layer(target), _draft_vocab(target), len(_ACCEPTANCE))
     heads.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)
@@ -130,6 +146,7 @@ def _dynamo(target: RunnerSpec, method: str) -> HeadArtefact:
 PLUS, PARALLEL = "plus", "parallel"
 _NAMED = {(methods.HYDRA, PLUS): _hydra_plus, (methods.MTP, PARALLEL): _parallel}
 _MAKERS = {
+    methods.BITA: _prefixed,
     methods.BLOCK_DRAFTER: _block,
     methods.BLOCKWISE: _blockwise,
     methods.DYNAMO: _dynamo,
@@ -139,6 +156,7 @@ _MAKERS = {
     methods.MTP: _next_states,
     methods.PASS: _probes,
     methods.PPD: _probes,
+    methods.STREAMING: _streams,
 }
 _SEVERAL: Mapping[str, Callable[[SeveralHeadsConfig], SeveralHeadsModule]] = {
     methods.HYDRA: HydraHeads,

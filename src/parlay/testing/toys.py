@@ -94,6 +94,8 @@ class ToyRunner:
             kernels="none: the logits are looked up",
             layer_skip=True,
             features=True,
+            kv_heads=1,
+            head_dim=4,
         )
         self.logits_of = logits_of
         self.forwards = 0

@@ -19,6 +19,7 @@ from parlay.train.data.features import Featured
 from parlay.train.data.preparing import prepare, prepare_distill
 from parlay.train.loop import Loop
 from parlay.train.options import (
+    BitaTrainOptions,
     BlockTrainOptions,
     BlockwiseTrainOptions,
     DistillTrainOptions,
@@ -34,6 +35,7 @@ from parlay.train.options import (
     MtpTrainOptions,
     ProbeTrainOptions,
     ReDrafterTrainOptions,
+    StreamTrainOptions,
 )
 from parlay.train.recipes import (
     block,
@@ -78,6 +80,9 @@ class Method:
 
 
 METHODS = {
+    methods.BITA: Method(
+        "train BiTA's probes and their prefix for a target model", BitaTrainOptions, probes.start_bita
+    ),
     methods.BLOCK_DRAFTER: Method(
         "train a head that drafts a block in one forward for a target model", BlockTrainOptions, block.start
     ),
@@ -105,6 +110,9 @@ METHODS = {
     methods.PASS: Method("train PaSS's look-ahead embeddings for a target model", ProbeTrainOptions, probes.start_pass),
     methods.PPD: Method("train PPD's probes for a target model", ProbeTrainOptions, probes.start_ppd),
     methods.REDRAFTER: Method("train a recurrent drafter for a target model", ReDrafterTrainOptions, redrafter.start),
+    methods.STREAMING: Method(
+        "train the streams of Speculative Streaming for a target model", StreamTrainOptions, probes.start_streaming
+    ),
 }
 """By the name of the strategy that drafts with them."""
 

@@ -136,6 +136,21 @@ class ProbeTrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BitaTrainOptions(ProbeTrainOptions):
+    """How long the prefix is."""
+
+    prefix: int = option(16, "keys and values in each layer that the probes alone see", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamTrainOptions(ProbeTrainOptions):
+    """Where streams begin, and how."""
+
+    layers: int = option(0, "last layers of the target through which streams run; 0: a third of them", low=0, high=1024)
+    rank: int = option(32, "rank of the map from a token's state to the first states of its streams", low=1, high=4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyExitTrainOptions(DrafterTrainOptions):
     """Which exit is measured, and how exits are trained. ``out`` is a whole model, which is another than the target."""
 

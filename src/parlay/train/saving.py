@@ -117,6 +117,8 @@ def _spec(target: Target) -> RunnerSpec:
         kernels="none",
         layer_skip=True,
         features=True,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
     )
 
 

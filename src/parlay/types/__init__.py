@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from parlay.types.base import DraftKind, Exactness, FinishReason, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Tree, Verdict
+from parlay.types.features import Features, Join, Prefix
 from parlay.types.params import SamplingParams, StructuredOutputsParams
 from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
@@ -21,7 +22,7 @@ from parlay.types.results import (
     Metrics,
     TokenLogprobs,
 )
-from parlay.types.runners import NO_SKIP, Features, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
+from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
     NOTHING_SPENT,
     AcceptRule,
@@ -57,6 +58,7 @@ __all__ = [
     "Fault",
     "Features",
     "FinishReason",
+    "Join",
     "Layers",
     "LogitsProcessor",
     "Metrics",
@@ -67,6 +69,7 @@ __all__ = [
     "Output",
     "ParlayError",
     "Policy",
+    "Prefix",
     "Request",
     "Runner",
     "RunnerSpec",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.types.base import DraftKind
+from parlay.types.features import Features
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +36,8 @@ class Draft:
     ``sources`` names, per node, the drafter that proposed it. ``scores`` are the drafter's own estimates of each
     node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the distribution that a
     node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
-    for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` ``[probes, H]`` is
-    what they read in place of their tokens' embeddings, for runners that take features.
+    for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
+    place of their tokens' embeddings, for runners that take features.
     """
 
     tree: Tree = NO_TREE
@@ -45,7 +46,7 @@ class Draft:
     scores: tuple[float, ...] = ()
     probs: Tensor | None = None
     probes: int = 0
-    inputs: Tensor | None = None
+    inputs: Features | None = None
 
     def __len__(self) -> int:
         return len(self.tree.tokens)

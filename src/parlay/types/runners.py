@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
 from parlay.types.drafts import NO_TREE, Tree
+from parlay.types.features import Features
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,22 +42,14 @@ class RunnerSpec:
     """Whether `Runner.forward` can leave sub-layers out."""
     features: bool = False
     """Whether a `Segment` may carry `Features`."""
+    kv_heads: int = 0
+    head_dim: int = 0
+    """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
         """All halves of layers, in the order in which a row passes them."""
         return tuple(half for layer in range(self.num_layers) for half in (("attention", layer), ("mlp", layer)))
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """Inputs ``[K, H]`` of the last K rows that a segment runs.
-
-    The model reads them in place of the embeddings of these rows' tokens or, with ``added``, adds them to these.
-    """
-
-    rows_KH: Tensor
-    added: bool = False
 
 
 class Segment(NamedTuple):

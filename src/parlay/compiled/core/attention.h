@@ -59,11 +59,13 @@ typedef struct {
     const uint32_t *const *queries; /* by query: its words */
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][columns] */
-    int64_t columns;
+    int64_t columns, before;        /* before: the column of the prefix's first key */
     float *mixed; /* [count][head_dim] */
 } Work;
 
 INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
+
+INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 /* A slot's row among those that begin at `part` of each page. */
 INLINE char *row_at(const Segment *segment, int64_t part, int64_t slot, int64_t bytes)
@@ -172,10 +174,14 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
     }
 }
 
-/* Scores of one query to weights that sum to what is returned, in the activation type, in place. */
-static float soften(float *scores, int64_t seen, int64_t columns, int form)
+INLINE void hide(float *scores, int64_t from, int64_t to)
 {
-    for (int64_t key = seen; key < columns; key++) scores[key] = -__builtin_inff();
+    for (int64_t key = from; key < to; key++) scores[key] = -__builtin_inff();
+}
+
+/* Scores of one query to weights that sum to what is returned, in the activation type, in place. */
+static float soften(float *scores, int64_t columns, int form)
+{
     vf most = load(scores), total = {0};
     for (int64_t key = LANES; key < columns; key += LANES) {
         vf here = load(scores + key);
@@ -297,13 +303,54 @@ static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from
     }
 }
 
-/* What the rows of a tile see alike, then for nodes what each sees alone. `slots` has room for a path. */
+/* A prefix stands behind the keys of a tile's longest path, where a vector of them begins. */
+INLINE int64_t prefix_column(int64_t keys) { return up_to(keys, LANES); }
+
+/* The first row of a tile that sees the segment's prefix. */
+INLINE int64_t first_seer(const Segment *segment, const Tile *tile)
+{
+    int64_t first = segment->pending + segment->nodes - (segment->prefix ? segment->seers : 0);
+    return first < tile->from ? tile->from : first > tile->to ? tile->to : first;
+}
+
+/* The work with a prefix in place of the sequence's own keys; `pages` stands for it, and `slots` are those of its keys. */
+static Work work_on_prefix(const Work *work, Segment *pages, int64_t *slots)
+{
+    const Prefix *prefix = work->segment->prefix;
+    Work own = *work;
+    *pages = (Segment){.pages = prefix->pages, .pitch = prefix->pitch};
+    own.segment = pages;
+    own.keys = work->keys / work->segment->pitch * prefix->pitch;
+    own.values = work->values / work->segment->pitch * prefix->pitch;
+    for (int64_t key = 0; key < prefix->keys; key++) slots[key] = key;
+    return own;
+}
+
+/* Scores of a tile's queries from `first` on against the prefix. */
+static void score_prefix(const Work *work, int64_t first, int64_t *slots)
+{
+    Segment pages;
+    Work own = work_on_prefix(work, &pages, slots);
+    int64_t end = work->before + work->segment->prefix->keys;
+    score_keys(&own, first, work->count, work->before, end, slots);
+    for (int64_t q = first; q < work->count; q++) hide(work->scores + q * work->columns, end, work->columns);
+}
+
+static void mix_prefix(const Work *work, int64_t first, int64_t *slots)
+{
+    Segment pages;
+    Work own = work_on_prefix(work, &pages, slots);
+    mix_keys(&own, first, work->count, work->before, work->before + work->segment->prefix->keys, slots);
+}
+
+/* What the rows of a tile see alike, then for nodes what each sees alone, and for some the prefix. `slots` has room for
+ * a path, and for the prefix. */
 static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
 {
     const Segment *segment = work->segment;
     int64_t group = work->heads.group, rows = tile->to - tile->from;
     int nodes = tile->from >= segment->pending && segment->nodes > 0;
-    int64_t base = segment->start + segment->pending;
+    int64_t base = segment->start + segment->pending, seers = (first_seer(segment, tile) - tile->from) * group;
     int64_t shared = nodes ? base / LANES * LANES : position_of(segment, tile->to - 1) + 1;
     float totals[MOST_ROWS * 64];
     score_keys(work, 0, work->count, 0, shared, 0);
@@ -313,9 +360,11 @@ static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
             path_slots(segment, tile->from + row, shared, position, slots);
             score_keys(work, first, last, shared, position + 1, slots);
         }
-        for (int64_t q = first; q < last; q++)
-            totals[q] = soften(work->scores + q * work->columns, position + 1, work->columns, form_of(work->heads.bf16));
+        for (int64_t q = first; q < last; q++) hide(work->scores + q * work->columns, position + 1, work->columns);
     }
+    if (seers < work->count) score_prefix(work, seers, slots);
+    for (int64_t q = 0; q < work->count; q++)
+        totals[q] = soften(work->scores + q * work->columns, work->columns, form_of(work->heads.bf16));
     memset(work->mixed, 0, (size_t)(work->count * (work->heads.head_dim + LANES)) * 4);
     mix_keys(work, 0, work->count, 0, shared, 0);
     for (int64_t row = 0; nodes && row < rows; row++) {
@@ -323,6 +372,7 @@ static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
         path_slots(segment, tile->from + row, shared, position, slots);
         mix_keys(work, row * group, (row + 1) * group, shared, position + 1, slots);
     }
+    if (seers < work->count) mix_prefix(work, seers, slots);
     for (int64_t q = 0; q < work->count; q++)
         for (int64_t i = 0; i < work->heads.head_dim; i++) work->mixed[q * (work->heads.head_dim + LANES) + i] /= totals[q];
 }

@@ -38,14 +38,28 @@ typedef struct {
     const float *rotations; /* [positions][2][head_dim / 2]: cosines, sines */
 } Model;
 
-/* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran in
- * an earlier forward and are only read; the others run, row i as row begin + i of the batch. */
+/* Keys and values that have no position, in pages as a sequence's. */
+typedef struct {
+    char *const *pages;
+    int64_t pitch, keys;
+} Prefix;
+
+/* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran
+ * before and are only read; the others run, row i as row begin + i of the batch. The last `seers` see a prefix, too. */
 typedef struct {
     char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
     int64_t pitch;      /* bytes from one [PAGE][head_dim] to the next in a page, which is [layers][2][kv_heads] of them */
     int64_t start, pending, nodes, base, begin;
     const int32_t *parents; /* per node; -1: the last pending row */
+    const Prefix *prefix;
+    int64_t seers;
 } Segment;
+
+/* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */
+typedef struct {
+    int64_t anchor, rank;
+    const float *down, *up; /* [rank][hidden] each */
+} Joining;
 
 typedef struct {
     int64_t rows, segments, wanted, threads;
@@ -57,6 +71,8 @@ typedef struct {
     float *const *taps;  /* [layers + 1][rows][hidden] or null each: what enters a layer; last, what the head reads */
     float *logits;       /* [wanted][vocab] */
     char *space;         /* `space_bytes` of them or more, 64-byte aligned */
+    int64_t late, late_segments, join; /* so many last rows, those of the last segments, run from layer `join` on */
+    const Joining *joining;            /* per such row */
 } Batch;
 
 #define MOST_CHILDREN 64

@@ -19,7 +19,8 @@ typedef struct {
     const Batch *batch;
     const Space *space;
     Member *me;
-    int64_t tiles;      /* of attention */
+    int64_t rows, tiles; /* that run in this layer; tiles of attention */
+    int64_t all_tiles;   /* when late rows have joined */
     int64_t here, next; /* the sub-layer that runs, and the one that runs after it, past the last: the head */
 } Pass;
 
@@ -104,11 +105,20 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
             norm_input(pass->model, pass->space, weight, wanted, row, row);
 }
 
-/* Between two sub-layers: rows that enter a tapped layer are put aside, then normed for what runs next. */
+/* Whether rows that are late join before the sub-layer that runs next. */
+INLINE int join_next(const Pass *pass)
+{
+    return pass->rows < pass->batch->rows && pass->next >= 2 * pass->batch->join;
+}
+
+/* Between two sub-layers: late rows join, rows that enter a tapped layer are put aside, then normed for what runs next. */
 static void enter_next(const Pass *pass, int64_t part, int64_t parts)
 {
     const Batch *batch = pass->batch;
-    int64_t from = batch->rows * part / parts, to = batch->rows * (part + 1) / parts, hidden = pass->model->hidden;
+    int64_t rows = join_next(pass) ? batch->rows : pass->rows;
+    int64_t from = rows * part / parts, to = rows * (part + 1) / parts, hidden = pass->model->hidden;
+    for (int64_t row = from > pass->rows ? from : pass->rows; row < to; row++)
+        join_row(pass->model, pass->space, &batch->joining[row - pass->rows], row);
     for (int64_t layer = (pass->here + 2) / 2; batch->taps && layer < pass->model->layers && 2 * layer <= pass->next; layer++)
         if (batch->taps[layer])
             memcpy(batch->taps[layer] + from * hidden, pass->space->hidden + from * hidden, (size_t)((to - from) * hidden) * 4);
@@ -126,7 +136,7 @@ static void begin(const Pass *pass, int64_t part, int64_t parts)
 
 static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 {
-    int64_t rows = pass->batch->rows;
+    int64_t rows = pass->rows;
     prepare(pass->model, pass->batch, pass->space, pass->here / 2, rows * part / parts, rows * (part + 1) / parts);
 }
 
@@ -231,6 +241,7 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
     int64_t dim = model->head_dim, group = group_of(model), most = queries_of_tile(model, space->columns), longest = 0;
     const int64_t words = words_of_query(&space->heads);
     char *own = space->threads + thread * space->thread_bytes;
+    int64_t keys = first_seer(segment, tile) < tile->to ? segment->prefix->keys : 0;
     for (int64_t row = tile->from; row < tile->to; row++) {
         int64_t position = position_of(segment, row);
         longest = position > longest ? position : longest;
@@ -246,7 +257,8 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
                   .queries = queries,
                   .count = (tile->to - tile->from) * group,
                   .scores = (float *)own,
-                  .columns = up_to(longest + 1, STRIP) + STRIP,
+                  .columns = up_to(prefix_column(longest + 1) + keys, STRIP) + STRIP,
+                  .before = prefix_column(longest + 1),
                   .mixed = (float *)(own + line(most * space->columns * 4))};
 }
 
@@ -281,7 +293,7 @@ static void store_tile(const Pass *pass, const Tile *tile, int64_t thread)
 /* Heads that end within a block: what they make together gets its codes when all are there. */
 static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
 {
-    int64_t rows = pass->batch->rows;
+    int64_t rows = pass->rows;
     for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
         put_codes(&pass->space->normed, CODES, row, 0, pass->model->heads * pass->model->head_dim);
 }
@@ -303,7 +315,7 @@ static int run_attention(const Pass *pass)
 {
     const Model *model = pass->model;
     const Linear *last = &model->layer[pass->here / 2].out;
-    int64_t rows = pass->batch->rows, tiles = pass->tiles < MOST_PIECES ? pass->tiles : MOST_PIECES;
+    int64_t rows = pass->rows, tiles = pass->tiles < MOST_PIECES ? pass->tiles : MOST_PIECES;
     Product out = {{last}, pass->space->normed, ADD, pass->space->hidden, model->hidden};
     Phase attention = {.pieces = tiles, .compute = compute_tile, .commit = commit_tiles, .task = pass};
     int apart = format_of(last)->input == CODES && model->head_dim % BLOCK;
@@ -316,8 +328,8 @@ static int run_feed_forward(const Pass *pass)
 {
     const Linear *last = &pass->model->layer[pass->here / 2].down;
     Product down = {{last}, pass->space->gated, ADD, pass->space->hidden, pass->model->hidden};
-    return run_product(pass, gates(pass, pass->here / 2), pass->batch->rows, 0) &&
-           run_product(pass, down, pass->batch->rows, enter_next);
+    return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
+           run_product(pass, down, pass->rows, enter_next);
 }
 
 static void run(const void *context, Member *me)
@@ -328,6 +340,7 @@ static void run(const void *context, Member *me)
     pass.next = next_sublayer(&pass, 0);
     int goes_on = run_rows(&pass, begin) && run_rows(&pass, enter_next);
     while (goes_on && pass.next < sublayers(&pass)) {
+        if (join_next(&pass)) pass.rows = pass.batch->rows, pass.tiles = pass.all_tiles;
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
@@ -337,16 +350,28 @@ static void run(const void *context, Member *me)
     run_product(&pass, head, pass.batch->wanted, 0);
 }
 
-static void forward(const Model *model, const Batch *batch)
+/* Keys of the sequence that has most, with its new rows and what they see of a prefix. */
+static int64_t longest_of(const Batch *batch)
 {
     int64_t longest = 1;
     for (int64_t s = 0; s < batch->segments; s++) {
-        int64_t end = batch->segment[s].start + batch->segment[s].pending + batch->segment[s].nodes;
+        const Segment *segment = &batch->segment[s];
+        int64_t end = segment->start + segment->pending + segment->nodes;
+        if (segment->prefix) end += LANES + segment->prefix->keys;
         longest = end > longest ? end : longest;
     }
+    return longest;
+}
+
+static void forward(const Model *model, const Batch *batch)
+{
+    Batch early = *batch;
     Space space =
-        lay_out(model, batch->rows, batch->wanted, longest, batch->segments, batch->threads, batch->space);
-    Pass pass = {.model = model, .batch = batch, .space = &space, .tiles = cut_tiles(model, batch, &space)};
+        lay_out(model, batch->rows, batch->wanted, longest_of(batch), batch->segments, batch->threads, batch->space);
+    early.segments -= batch->late_segments;
+    Pass pass = {.model = model, .batch = batch, .space = &space, .rows = batch->rows - batch->late};
+    pass.tiles = cut_tiles(model, &early, &space);
+    pass.all_tiles = cut_tiles(model, batch, &space);
     parlay_pool_run(batch->threads, run, &pass);
 }
 

@@ -65,6 +65,24 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
     }
 }
 
+/* A row that begins here: its input stands in its place already; see Joining. */
+INLINE void join_row(const Model *model, const Space *space, const Joining *joining, int64_t row)
+{
+    const float *x = space->hidden + joining->anchor * model->hidden;
+    float *out = space->hidden + row * model->hidden;
+    int64_t whole = model->hidden / LANES * LANES;
+    for (int64_t i = 0; i < model->hidden; i++) out[i] += x[i];
+    for (int64_t r = 0; r < joining->rank; r++) {
+        const float *down = joining->down + r * model->hidden, *up = joining->up + r * model->hidden;
+        vf products = {0};
+        float low = 0;
+        for (int64_t i = 0; i < whole; i += LANES) products += load(down + i) * load(x + i);
+        for (int64_t i = whole; i < model->hidden; i++) low += down[i] * x[i];
+        low += sum(products);
+        for (int64_t i = 0; i < model->hidden; i++) out[i] += up[i] * low;
+    }
+}
+
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
 INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int form, void *out)
 {

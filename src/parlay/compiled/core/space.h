@@ -21,7 +21,6 @@ typedef struct {
 } Space;
 
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 INLINE int64_t group_of(const Model *model) { return model->heads / model->kv_heads; }
 
 static int64_t queries_of_tile(const Model *model, int64_t columns)

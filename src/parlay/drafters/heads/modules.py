@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Size, nn
+from torch import Size, Tensor, nn
 
 from parlay.drafters.heads import options as methods
 from parlay.heads import ngrams
@@ -21,7 +21,7 @@ from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.parallel import ParallelHeads
-from parlay.heads.probes import ProbeEmbeddings
+from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig
 
@@ -78,12 +78,26 @@ def _parallel(held: HeadArtefact) -> nn.Module:
 
 
 def _probes(held: HeadArtefact) -> nn.Module:
-    first_MH = torch.zeros(len(held.settings["acceptance"]), held.layer.hidden_size)
-    return ProbeEmbeddings(first_MH, _draft_vocab(held), held.layer.vocab_size)
+    return ProbeEmbeddings(_first_inputs(held), _draft_vocab(held), held.layer.vocab_size)
+
+
+def _prefixed(held: HeadArtefact) -> nn.Module:
+    layer = held.layer
+    states = torch.zeros(layer.num_layers, 2, layer.num_kv_heads, int(held.settings["prefix"]), layer.head_dim)
+    return PrefixedProbes(_first_inputs(held), states, _draft_vocab(held), layer.vocab_size)
+
+
+def _streams(held: HeadArtefact) -> nn.Module:
+    return Streams(_first_inputs(held), int(held.settings["rank"]), _draft_vocab(held), held.layer.vocab_size)
+
+
+def _first_inputs(held: HeadArtefact) -> Tensor:
+    return torch.zeros(len(held.settings["acceptance"]), held.layer.hidden_size)
 
 
 _COUNTING = frozenset({methods.BLOCKWISE, methods.DYNAMO})
 _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
+    methods.BITA: _prefixed,
     methods.BLOCK_DRAFTER: lambda held: BlockHead(BlockConfig.of(held)),
     methods.BLOCKWISE: BlockwiseHeads.of,
     methods.DYNAMO: _parallel,
@@ -97,4 +111,5 @@ _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
     methods.PASS: _probes,
     methods.PPD: _probes,
     methods.REDRAFTER: lambda held: ReDrafterHead(SeveralHeadsConfig.of(held)),
+    methods.STREAMING: _streams,
 }

@@ -9,6 +9,7 @@ from parlay.options import Options, option
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
 BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
 DYNAMO, PASS, PPD = "dynamo", "pass", "ppd"
+BITA, STREAMING = "bita", "speculative-streaming"
 MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
 
 HEADS_OF_OTHERS = {EAGLE2: EAGLE}
@@ -77,6 +78,15 @@ class PpdOptions(HeadOptions):
     """How many probes the target reads beside a draft."""
 
     probes: int = option(12, "probes of one step, below all nodes together", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions(HeadOptions):
+    """How many nodes have probes below them."""
+
+    groups: int = option(
+        8, "nodes, the root among them, below which stand all trained inputs: the likeliest", low=1, high=64
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from parlay import trees
 from parlay.drafters.draft_models.guesses import probabilities
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
-from parlay.drafters.heads.options import PASS, PPD, HeadOptions, PpdOptions
+from parlay.drafters.heads.options import BITA, PASS, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.heads.watch import AcceptanceWatch
 from parlay.drafters.history import History
 from parlay.drafters.resources import Resources
@@ -20,33 +21,46 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.heads.opening import opened
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, NO_SKIP, Draft, Needs, Observation, SequenceView, Tree
+from parlay.types import (
+    NO_DRAFT,
+    NO_SKIP,
+    Draft,
+    Features,
+    Join,
+    Needs,
+    Observation,
+    Prefix,
+    SequenceView,
+    Tree,
+)
 
 _TOKEN = 0
 """What stands in a probe's place in the tree; the target reads the probe's input instead."""
 
 
-class Ppd:
-    """PPD (Chen et al. 2024, arXiv:2405.18628): the forward that verifies a draft also guesses the next one.
+class _GuessingAhead(ABC):
+    """The forward that verifies a draft also guesses the next one.
 
     Chains of probes hang below the root and below drafted nodes. Of the node at which the walk ends, the probes say
     what comes after the token that is sampled there: the ranked tokens of probe m are the guesses m + 1 levels below
     the new root. They make the tree that was best for held-out texts.
-
-    As many probes as ``probes`` stand where they are likeliest to be read: the chance that the walk ends at their node,
-    times the chance that all guesses before theirs are right. So likely nodes get longer chains, as in the paper, which
-    chooses the shapes beforehand.
     """
 
-    def __init__(self, resources: Resources, options: PpdOptions) -> None:
-        held = _probes_for(PPD, resources, options.head)
+    def __init__(self, source: str, held: HeadArtefact) -> None:
+        self._source = source
         self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
         self._acceptance: list[list[float]] = held.settings["acceptance"]
-        self._most = options.probes
-        self._watch = AcceptanceWatch(PPD, held)
-        self._reach = list(accumulate((min(1.0, sum(ranks)) for ranks in self._acceptance), operator.mul))
+        self._watch = AcceptanceWatch(source, held)
         self.needs = Needs(choices=len(self._acceptance[0]))
         self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
+
+    @abstractmethod
+    def _counts(self, draft: Draft) -> Sequence[int]:
+        """How many probes hang below the root, and below each node."""
+
+    def _inputs(self) -> Features:
+        """What the probes of a chain read."""
+        return Features(self._inputs_MH)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         return [
@@ -59,7 +73,7 @@ class Ppd:
             self._watch.see(observation)
             history = History()
             history.tokens += observation.view.tokens
-            self._held[observation.view.sequence] = history, _read(observation)
+            self._held[observation.view.sequence] = history, _read(observation, self._source)
 
     def release(self, sequence: int) -> None:
         self._held.pop(sequence, None)
@@ -73,24 +87,87 @@ class Ppd:
         for level, (tokens, chances) in enumerate(zip(guesses, self._acceptance, strict=False)):
             for node in filled.inner(level):
                 filled.fill(node, list(zip(tokens, chances, strict=False)))
-        return filled.draft(PPD)
+        return filled.draft(self._source)
 
     def _with_probes(self, draft: Draft) -> Draft:
         tree, first = draft.tree, len(draft)
         tokens, parents = list(tree.tokens), list(tree.parents)
         which: list[int] = []
-        for anchor, count in zip(range(-1, first), probe_counts(draft, self._reach, self._most), strict=True):
+        for anchor, count in zip(range(-1, first), self._counts(draft), strict=True):
             for place in range(count):
                 parents.append(len(parents) - 1 if place else anchor)
                 tokens.append(_TOKEN)
                 which.append(place)
         return Draft(
             Tree(tuple(tokens), tuple(parents)),
-            sources=(PPD,) * len(tokens),
+            sources=(self._source,) * len(tokens),
             scores=(*draft.scores, *(0.0,) * len(which)),
             probes=len(which),
-            inputs=self._inputs_MH[which],
+            inputs=self._inputs().of(which),
         )
+
+
+class Ppd(_GuessingAhead):
+    """PPD (Chen et al. 2024, arXiv:2405.18628): probes are inputs in place of tokens.
+
+    As many as ``probes`` stand where they are likeliest to be read: the chance that the walk ends at their node, times
+    the chance that all guesses before theirs are right. So likely nodes get longer chains, as in the paper, which
+    chooses the shapes beforehand.
+    """
+
+    def __init__(self, resources: Resources, options: PpdOptions) -> None:
+        super().__init__(PPD, _probes_for(PPD, resources, options.head))
+        self._most = options.probes
+        self._reach = list(accumulate((min(1.0, sum(ranks)) for ranks in self._acceptance), operator.mul))
+
+    def _counts(self, draft: Draft) -> Sequence[int]:
+        return probe_counts(draft, self._reach, self._most)
+
+
+class _Grouped(_GuessingAhead):
+    """All probes hang below each of the ``groups`` nodes at which the walk is likeliest to end."""
+
+    def __init__(self, source: str, held: HeadArtefact, groups: int) -> None:
+        super().__init__(source, held)
+        self._groups = groups
+
+    def _counts(self, draft: Draft) -> Sequence[int]:
+        ends = _ends(draft)
+        chosen = set(sorted(range(len(ends)), key=lambda at: -ends[at])[: self._groups])
+        return [len(self._inputs_MH) if at in chosen else 0 for at in range(len(ends))]
+
+
+class Bita(_Grouped):
+    """BiTA (Lin et al. 2024, arXiv:2401.12522): the probes also see a trained prefix, which no other row does."""
+
+    def __init__(self, resources: Resources, options: GroupOptions) -> None:
+        held = _probes_for(BITA, resources, options.head)
+        super().__init__(BITA, held, options.groups)
+        self._prefix = Prefix(held.tensors["prefix"].float())
+        target = resources.target
+        if target is None or not self._prefix.fits(target):
+            raise UsageError(f"strategy {BITA}: the trained prefix has the shape of another model's keys and values")
+
+    def _inputs(self) -> Features:
+        return Features(self._inputs_MH, prefix=self._prefix)
+
+
+class SpeculativeStreaming(_Grouped):
+    """Speculative Streaming (Bhendawade et al. 2024, arXiv:2402.11131), on a target that stays as it is.
+
+    Streams begin at a layer from their node's state there, and see the text's own keys and those of the streams before
+    them. The layers before run no row of theirs. The paper also takes nodes out of the tree between two layers of a
+    forward; here a tree has all its nodes before the forward begins, and the budget cuts it.
+    """
+
+    def __init__(self, resources: Resources, options: GroupOptions) -> None:
+        held = _probes_for(STREAMING, resources, options.head)
+        super().__init__(STREAMING, held, options.groups)
+        down_RH, up_RH = (held.tensors[name].float().contiguous() for name in ("down_RH", "up_RH"))
+        self._join = Join(int(held.settings["join"]), down_RH, up_RH)
+
+    def _inputs(self) -> Features:
+        return Features(self._inputs_MH, join=self._join)
 
 
 def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
@@ -98,12 +175,7 @@ def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
 
     ``reach`` is how likely all guesses down to each probe's are right; it never rises.
     """
-    path_probs = [1.0]
-    ends = [1.0]  # the chance that the walk ends at the root, then at each node
-    for parent, score in zip(draft.tree.parents, draft.scores, strict=True):
-        path_probs.append(path_probs[parent + 1] * score)
-        ends.append(path_probs[-1])
-        ends[parent + 1] -= path_probs[-1]
+    ends = _ends(draft)
     worth = [(-end * far, place, at) for at, end in enumerate(ends) for place, far in enumerate(reach)]
     counts = [0] * len(ends)
     for _, _, at in sorted(worth)[:most]:
@@ -111,20 +183,28 @@ def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
     return counts
 
 
-def _read(observation: Observation) -> list[Sequence[int]]:
+def _ends(draft: Draft) -> list[float]:
+    """The chance that the walk ends at the root, then at each node."""
+    path_probs = [1.0]
+    ends = [1.0]
+    for parent, score in zip(draft.tree.parents, draft.scores, strict=True):
+        path_probs.append(path_probs[parent + 1] * score)
+        ends.append(path_probs[-1])
+        ends[parent + 1] -= path_probs[-1]
+    return ends
+
+
+def _read(observation: Observation, source: str) -> list[Sequence[int]]:
     """The ranked tokens of the probes below the node at which the walk ended, from the first probe on."""
     draft, verdict = observation.draft, observation.verdict
     found: list[Sequence[int]] = []
     node = verdict.path[-1] if verdict.path else -1
-    below = {draft.tree.parents[probe]: probe for probe in _own(draft)}
+    probes = range(len(draft) - draft.probes, len(draft))
+    below = {draft.tree.parents[probe]: probe for probe in probes if draft.sources[probe] == source}
     while node in below and observation.choices:
         node = below[node]
         found.append(observation.choices[node + 1])
     return found
-
-
-def _own(draft: Draft) -> list[int]:
-    return [probe for probe in range(len(draft) - draft.probes, len(draft)) if draft.sources[probe] == PPD]
 
 
 class Pass:

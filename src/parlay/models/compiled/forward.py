@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from parlay import threads, trees
+from parlay import threads
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
+from parlay.models.compiled.layout import Layout, Prefixes, lay_out
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Work, with_features
@@ -19,7 +20,7 @@ from parlay.models.rope import inverse_frequencies
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
-_LINE = 64
+_LINE, _WIDEST = 64, 16
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 
 
@@ -58,6 +59,7 @@ class CompiledForward:
         self._weights = Weights(self._core, config, weights, dtype, packed)
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
+        self._prefixes = Prefixes(dtype)
         self._space = torch.empty(0, dtype=torch.uint8)
         self._start = 0  # within it, at the beginning of a cache line
         self._roomy: set[tuple[int, ...]] = set()
@@ -79,10 +81,11 @@ class CompiledForward:
     def run(self, work: Work) -> Result:
         logits = torch.empty(len(work.wanted), self._config.output_size)
         pointed: list[object] = []
-        batch = self._batch(work, logits, pointed)
+        laid = lay_out(work, self._prefixes)
+        batch = self._batch(work, laid, logits, pointed)
         taps = Taps(work.taps)
         if work.taps:
-            self._run_tapped(batch, taps, len(work.ids))
+            self._run_tapped(batch, laid, taps, len(work.ids))
         else:
             self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del pointed  # the call read it
@@ -93,7 +96,7 @@ class CompiledForward:
         segments, most = len(work.places), len(work.places) * growth.width
         room = growth.width + (growth.levels - 1) * growth.width**2
         pointed: list[object] = []
-        batch = self._batch(work, torch.empty(0), pointed)
+        batch = self._batch(work, lay_out(work, self._prefixes), torch.empty(0), pointed)
         longest = max([place.start + place.end for place in work.places]) + growth.width * growth.levels
         self._reach(longest)
         batch.space = self._room(max(len(work.ids), most), most, longest, segments, batch.threads)
@@ -116,31 +119,34 @@ class CompiledForward:
             for at, count in enumerate(counts)
         ]
 
-    def _batch(self, work: Work, logits: Tensor, pointed: list[object]) -> structs.Batch:
+    def _batch(self, work: Work, laid: Layout, logits: Tensor, pointed: list[object]) -> structs.Batch:
         """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""
-        segments, parents = self._segments(work)
-        rows, wanted, pool = len(work.ids), len(work.wanted), threads.count()
-        ids = (ctypes.c_int64 * rows)(*work.ids)
-        wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*work.wanted)
+        rows, wanted, pool, segments = len(work.ids), len(work.wanted), threads.count(), len(laid.segments)
+        ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids))
+        wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*laid.rows_of(work.wanted))
         longest = max([place.start + place.end for place in work.places])
         self._reach(longest)
         batch = structs.Batch(
             rows=rows,
-            segments=len(work.places),
+            segments=segments,
             wanted=wanted,
             threads=pool,
             ids=ctypes.addressof(ids),
-            segment=segments,
+            segment=laid.segments,
             wanted_rows=ctypes.addressof(wanted_rows),
             logits=logits.data_ptr(),
-            space=self._room(rows, wanted, longest, len(work.places), pool),
+            space=self._room(rows, wanted, longest + _seen_besides(work), segments, pool),
+            late=len(laid.joining),
+            late_segments=laid.late_segments,
+            join=laid.join,
+            joining=laid.joining,
         )
-        pointed += [segments, parents, ids, wanted_rows]
-        self._add_options(batch, work, pointed)
+        pointed += [laid, ids, wanted_rows]
+        self._add_options(batch, work, laid, pointed)
         return batch
 
-    def _add_options(self, batch: structs.Batch, work: Work, pointed: list[object]) -> None:
-        inputs = self._inputs(work)
+    def _add_options(self, batch: structs.Batch, work: Work, laid: Layout, pointed: list[object]) -> None:
+        inputs = self._inputs(work, laid)
         if inputs is not None:
             batch.inputs = inputs.data_ptr()
             pointed.append(inputs)
@@ -149,7 +155,7 @@ class CompiledForward:
             batch.skip = ctypes.addressof(skipped)
             pointed.append(skipped)
 
-    def _run_tapped(self, batch: structs.Batch, taps: Taps, rows: int) -> None:
+    def _run_tapped(self, batch: structs.Batch, laid: Layout, taps: Taps, rows: int) -> None:
         """Run the batch, and give the states that enter the tapped layers to ``taps``."""
         with taps.timed():
             written = {layer: torch.empty(rows, self._config.hidden_size) for layer in taps.layers}
@@ -157,30 +163,15 @@ class CompiledForward:
             batch.taps = ctypes.addressof(pointers)
         self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         with taps.timed():
-            taps.states = {layer: states_NH.to(self._dtype) for layer, states_NH in written.items()}
+            rows_as_given = slice(None) if laid.order is None else laid.order
+            taps.states = {layer: states_NH[rows_as_given].to(self._dtype) for layer, states_NH in written.items()}
 
-    def _segments(self, work: Work) -> tuple[ctypes.Array[structs.SegmentStruct], list[ctypes.Array[ctypes.c_int32]]]:
-        """The segments, and the parents that they point to."""
-        laid = (structs.SegmentStruct * len(work.places))()
-        parents: list[ctypes.Array[ctypes.c_int32]] = []
-        begin = 0
-        for at, place in zip(laid, work.places, strict=True):
-            nodes = 0 if trees.is_chain(place.tree) else len(place.tree)
-            at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
-            at.pending, at.nodes = place.pending + len(place.tree) - nodes, nodes  # a chain is more of the text
-            at.base, at.begin = place.base, begin - place.base
-            if nodes:
-                parents.append((ctypes.c_int32 * nodes)(*place.tree.parents))
-                at.parents = ctypes.addressof(parents[-1])
-            begin += place.end - place.base
-        return laid, parents
-
-    def _inputs(self, work: Work) -> Tensor | None:
-        """What the rows read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
+    def _inputs(self, work: Work, laid: Layout) -> Tensor | None:
+        """What the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if not work.features:
             return None
-        embedded_NH = self._weights.embed(work.ids)
-        return with_features(embedded_NH, work.features).contiguous()
+        inputs_NH = with_features(self._weights.embed(work.ids), work.features)
+        return inputs_NH.contiguous() if laid.order is None else inputs_NH[laid.arranged(range(len(work.ids)))]
 
     def _pointers(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
         """Where the hidden states ``[N, H]`` that enter each tapped layer are to be written."""
@@ -221,3 +212,9 @@ class CompiledForward:
         angles = torch.outer(torch.arange(max(positions, 2 * len(self._turns))).float(), frequencies)
         self._turns = torch.stack((angles.cos(), angles.sin()), 1) * self._config.rope.attention_factor
         self._model.turns = self._turns.data_ptr()
+
+
+def _seen_besides(work: Work) -> int:
+    """Room for the keys of the longest prefix, where a vector of keys begins."""
+    prefixes = [given.features.prefix for given in work.features]
+    return max([prefix.states.shape[3] + _WIDEST for prefix in prefixes if prefix is not None], default=0)

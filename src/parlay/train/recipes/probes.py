@@ -1,4 +1,4 @@
-"""Trained inputs of the target (PaSS and PPD): they learn through its layers, which stay as they are."""
+"""Trained inputs of the target (PaSS, PPD, BiTA, Speculative Streaming): they learn through its layers, which stay."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.heads.probes import ProbeEmbeddings
+from parlay.heads.layer import Steps
+from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
-from parlay.train.options import ProbeTrainOptions
+from parlay.train.options import BitaTrainOptions, ProbeTrainOptions, StreamTrainOptions
 from parlay.train.recipes.by_depth import ByDepth
 from parlay.train.recipes.target import Target, common_tokens
 from parlay.train.recipes.torch_decoder import TorchTarget
+from parlay.types import ParlayError
+
+_DEEP = 3
+"""Streams run in the last one of so many layers, unless asked otherwise."""
 
 
 class ProbeRecipe(ByDepth):
     """Every row of a text is followed by all probes in each batch; no group of probes sees another.
 
     Loss: sum of 0.8^m times the cross-entropy of probe m, with the target's own distribution (PPD) or, if ``hard``,
-    with the text (PaSS).
+    with the text (PaSS, BiTA, Speculative Streaming).
     """
 
     def __init__(self, probes: ProbeEmbeddings, target: Target, *, hard: bool) -> None:
-        super().__init__(probes, probes, target, [probes.inputs_MH])
+        super().__init__(probes, probes, target, probes.parameters())
         self._probes, self._hard = probes, hard
         self._decoder = TorchTarget(target).requires_grad_(False)
         self._embedding_VH = target.embedding_VH
@@ -36,12 +41,22 @@ class ProbeRecipe(ByDepth):
         return self.hard_losses(batch) if self._hard else self.soft_losses(batch, self.logits(batch))
 
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        steps = self._decoder.begin(batch.padding_B)
-        with torch.no_grad():
-            self._decoder.step(F.embedding(batch.ids_BT, self._embedding_VH).float(), steps)
-        for input_H in self._probes.inputs_MH:
-            read_BRH = self._decoder.step(input_H.expand(*batch.known_BR.shape, -1), steps)
+        for read_BRH in self._read(batch):
             yield F.linear(read_BRH, self._head_DH.to(read_BRH.dtype))
+
+    def _read(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        """``[B, R, H]`` for each probe: what the LM head reads of it."""
+        steps = self._begin(batch)
+        with torch.no_grad():
+            self._decoder.step(self._embedded(batch), steps)
+        for input_H in self._probes.inputs_MH:
+            yield self._decoder.step(input_H.expand(*batch.known_BR.shape, -1), steps)
+
+    def _begin(self, batch: TrainingBatch) -> list[Steps]:
+        return self._decoder.begin(batch.padding_B)
+
+    def _embedded(self, batch: TrainingBatch) -> Tensor:
+        return F.embedding(batch.ids_BT, self._embedding_VH).float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         """With how often each rank of each probe's guess is right, which says what the drafter's tree is."""
@@ -51,21 +66,88 @@ class ProbeRecipe(ByDepth):
         return dict(self._probes.state_dict())
 
 
+class BitaRecipe(ProbeRecipe):
+    """The probes see the prefix in every layer."""
+
+    def __init__(self, probes: PrefixedProbes, target: Target) -> None:
+        super().__init__(probes, target, hard=True)
+        self._prefix = probes.prefix
+
+    def _begin(self, batch: TrainingBatch) -> list[Steps]:
+        steps = super()._begin(batch)
+        for own, states in zip(steps, self._prefix, strict=True):
+            own.prefix = states
+        return steps
+
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        """With the rows of the prefix."""
+        return {**super().settings(heldout), "prefix": self._prefix.shape[3]}
+
+
+class StreamRecipe(ProbeRecipe):
+    """Streams begin at the input of layer ``join``; what comes before it runs once, without gradients."""
+
+    def __init__(self, streams: Streams, target: Target, join: int) -> None:
+        super().__init__(streams, target, hard=True)
+        self._streams, self._join = streams, join
+
+    def _read(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        decoder, steps = self._decoder, self._begin(batch)
+        with torch.no_grad():
+            states_BTH = decoder.through(self._embedded(batch), steps, 0, self._join)
+            decoder.step(states_BTH, steps, self._join)
+        anchors_BRH = states_BTH[:, -batch.rows :]
+        begun_BRH = anchors_BRH + anchors_BRH @ self._streams.down_RH.T @ self._streams.up_RH
+        for input_H in self._streams.inputs_MH:
+            yield decoder.step(begun_BRH + input_H, steps, self._join)
+
+    def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
+        """With where streams begin."""
+        return {**super().settings(heldout), "join": self._join, "rank": len(self._streams.up_RH)}
+
+
 def start_ppd(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeRecipe:
     """See `ProbeRecipe`."""
-    return ProbeRecipe(_first(options, target, texts), target, hard=False)
+    return ProbeRecipe(_plain(options, target, texts), target, hard=False)
 
 
 def start_pass(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeRecipe:
     """See `ProbeRecipe`."""
-    return ProbeRecipe(_first(options, target, texts), target, hard=True)
+    return ProbeRecipe(_plain(options, target, texts), target, hard=True)
 
 
-def _first(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeEmbeddings:
-    """Probes that begin as the embeddings of the commonest tokens."""
-    vocab_size = target.config.vocab_size
-    draft_ids_D = common_tokens(texts, options.draft_vocab, vocab_size)
-    begin_M = common_tokens(texts, options.probes, vocab_size)
-    probes = ProbeEmbeddings(target.embedding_VH[begin_M].float(), len(draft_ids_D), vocab_size)
-    probes.set_draft_vocab(draft_ids_D)
+def start_bita(options: BitaTrainOptions, target: Target, texts: Sequence[Featured]) -> BitaRecipe:
+    """Keys and values of the prefix begin near zero."""
+    config, ids_D = target.config, _vocab(options, target, texts)
+    shape = config.num_layers, 2, config.num_kv_heads, options.prefix, config.head_dim
+    probes = PrefixedProbes(_first(options, target, texts), 0.02 * torch.randn(shape), len(ids_D), config.vocab_size)
+    probes.set_draft_vocab(ids_D)
+    return BitaRecipe(probes, target)
+
+
+def start_streaming(options: StreamTrainOptions, target: Target, texts: Sequence[Featured]) -> StreamRecipe:
+    """Streams begin as the text's own states. Raises ParlayError for more layers than the target has."""
+    layers, ids_D = target.config.num_layers, _vocab(options, target, texts)
+    deep = options.layers or max(1, layers // _DEEP)
+    if deep > layers:
+        raise ParlayError(f"layers={deep}: the target has {layers}")
+    begun_MH = torch.zeros(options.probes, target.config.hidden_size)
+    streams = Streams(begun_MH, options.rank, len(ids_D), target.config.vocab_size)
+    streams.set_draft_vocab(ids_D)
+    return StreamRecipe(streams, target, layers - deep)
+
+
+def _plain(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> ProbeEmbeddings:
+    ids_D = _vocab(options, target, texts)
+    probes = ProbeEmbeddings(_first(options, target, texts), len(ids_D), target.config.vocab_size)
+    probes.set_draft_vocab(ids_D)
     return probes
+
+
+def _vocab(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> Tensor:
+    return common_tokens(texts, options.draft_vocab, target.config.vocab_size)
+
+
+def _first(options: ProbeTrainOptions, target: Target, texts: Sequence[Featured]) -> Tensor:
+    """Probes ``[M, H]`` begin as the embeddings of the commonest tokens."""
+    return target.embedding_VH[common_tokens(texts, options.probes, target.config.vocab_size)].float()

@@ -32,12 +32,16 @@ class TorchDecoder(nn.Module):
         """No step yet. Of the last layer the last ``rows`` rows are computed, or all."""
         return [Steps(padding_B) for _ in self.layers[1:]] + [Steps(padding_B, rows)]
 
-    def step(self, x_BTH: Tensor, steps: list[Steps]) -> Tensor:
-        """What the LM head reads of the rows ``x_BTH``, ``[B, T, H]``."""
-        for layer, own in zip(self.layers, steps, strict=True):
-            x_BTH = layer(x_BTH, own)
-        out: Tensor = self.norm(x_BTH)
+    def step(self, x_BTH: Tensor, steps: list[Steps], first: int = 0) -> Tensor:
+        """What the LM head reads of the rows ``x_BTH``, ``[B, T, H]``, which enter layer ``first``."""
+        out: Tensor = self.norm(self.through(x_BTH, steps, first, len(self.layers)))
         return out
+
+    def through(self, x_BTH: Tensor, steps: list[Steps], first: int, last: int) -> Tensor:
+        """What leaves the layers from ``first`` to ``last`` - 1."""
+        for place in range(first, last):
+            x_BTH = self.layers[place](x_BTH, steps[place])
+        return x_BTH
 
 
 class TorchTarget(TorchDecoder):

@@ -1,0 +1,141 @@
+"""The segments of one call of the library: where their rows lie, what some of them see besides, and which join late."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from parlay import trees
+from parlay.cache import BLOCK, Rows
+from parlay.compiled import structs
+from parlay.models.forward import Given, Work
+from parlay.types import Prefix
+
+
+class _Span(NamedTuple):
+    """Rows ``first`` to ``end`` of the segment ``place``, which run as rows of the batch from ``begin`` on."""
+
+    place: int
+    first: int
+    end: int
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows that join late are the last of the batch, in segments of their own behind all others.
+
+    ``order`` is the batch's row of each row of the work; None where it is the same. ``joining`` says how, of each late
+    row, and ``pointed`` is what the structures point to.
+    """
+
+    segments: ctypes.Array[structs.SegmentStruct]
+    order: Sequence[int] | None
+    late_segments: int
+    join: int
+    joining: ctypes.Array[structs.Joining]
+    pointed: list[object]
+
+    def rows_of(self, rows: Sequence[int]) -> Sequence[int]:
+        """The batch's rows of these rows of the work."""
+        return rows if self.order is None else [self.order[row] for row in rows]
+
+    def arranged(self, ids: Sequence[int]) -> Sequence[int]:
+        """One for each row of the work, in the order of the batch's rows."""
+        if self.order is None:
+            return ids
+        made = [0] * len(ids)
+        for row, number in zip(self.order, ids, strict=True):
+            made[row] = number
+        return made
+
+
+class Prefixes:
+    """Prefixes as the library reads them: pages as of a sequence, in the dtype of the cache, made once for each."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._held: WeakKeyDictionary[Prefix, tuple[structs.PrefixStruct, object]] = WeakKeyDictionary()
+
+    def pointer(self, prefix: Prefix) -> ctypes._Pointer[structs.PrefixStruct]:
+        if prefix not in self._held:
+            self._held[prefix] = self._made(prefix.states)
+        return ctypes.pointer(self._held[prefix][0])
+
+    def _made(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
+        *shape, keys, size = states_LSKPD.shape
+        pages = -(-keys // BLOCK)
+        filled = torch.zeros(*shape, pages * BLOCK, size, dtype=self._dtype)
+        filled[..., :keys, :] = states_LSKPD
+        paged = filled.view(*shape, pages, BLOCK, size).permute(3, 0, 1, 2, 4, 5).contiguous()
+        addresses = (ctypes.c_void_p * pages)(*(page.data_ptr() for page in paged))
+        pitch = BLOCK * size * filled.element_size()
+        return structs.PrefixStruct(ctypes.addressof(addresses), pitch, keys), (paged, addresses)
+
+
+def lay_out(work: Work, prefixes: Prefixes) -> Layout:
+    """Raises ValueError where rows join at several layers."""
+    joins = [given for given in work.features if given.features.join]
+    spans = _spans(work.places, {given.place: len(given.features) for given in joins})
+    laid = (structs.SegmentStruct * len(spans))()
+    pointed: list[object] = []
+    rows: list[list[int]] = [[] for _ in work.places]
+    last_of = {}
+    for number, span in enumerate(spans):
+        _fill(laid[number], work.places[span.place], span, pointed)
+        rows[span.place] += range(span.begin, span.begin + span.end - span.first)
+        last_of[span.place] = laid[number]
+    for given in work.features:
+        if given.features.prefix is not None:
+            last_of[given.place].prefix = prefixes.pointer(given.features.prefix)
+            last_of[given.place].seers = len(given.features)
+    order = [row for each in rows for row in each] if joins else None
+    return Layout(laid, order, len(joins), _layer(joins), _joining(joins, order or ()), pointed)
+
+
+def _spans(places: Sequence[Rows], late: dict[int, int]) -> list[_Span]:
+    """Whole segments, but those with late rows without these, which come after all."""
+    parts = [(at, place.base, place.end - late.get(at, 0)) for at, place in enumerate(places)]
+    parts += [(at, places[at].end - count, places[at].end) for at, count in late.items()]
+    spans: list[_Span] = []
+    begin = 0
+    for at, first, end in parts:
+        spans.append(_Span(at, first, end, begin))
+        begin += end - first
+    return spans
+
+
+def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[object]) -> None:
+    """What the structures point to joins ``pointed``."""
+    as_text = span.first == place.base and span.end == place.end and trees.is_chain(place.tree)
+    nodes = 0 if as_text else max(0, span.end - place.pending)
+    at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
+    at.pending, at.nodes = span.end - nodes, nodes  # a chain is more of the text
+    at.base, at.begin = span.first, span.begin - span.first
+    if nodes:
+        parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
+        at.parents = ctypes.addressof(parents)
+        pointed.append(parents)
+
+
+def _layer(joins: Sequence[Given]) -> int:
+    layers = {given.features.join.layer for given in joins if given.features.join}
+    if len(layers) > 1:
+        raise ValueError(f"the rows of one forward join at one layer, not at {sorted(layers)}")
+    return layers.pop() if layers else 0
+
+
+def _joining(joins: Sequence[Given], order: Sequence[int]) -> ctypes.Array[structs.Joining]:
+    found: list[structs.Joining] = []
+    for given in joins:
+        join = given.features.join
+        assert join is not None, "only such rows join"
+        rank, down, up = len(join.up_RH), join.down_RH.data_ptr(), join.up_RH.data_ptr()
+        found += [structs.Joining(order[anchor], rank, down, up) for anchor in given.anchors]
+    return (structs.Joining * len(found))(*found)
