@@ -61,17 +61,18 @@ def test_a_folder_of_texts_of_every_kind_is_read_in_rows(tmp_path: Path) -> None
     assert read_given(tmp_path / "notes.md").documents == (given.documents[2],)
 
 
-def test_a_folder_without_text_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_folder_without_text_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ParlayError, match=r"no text in .*: name a folder of text files"):
         read_given(tmp_path)
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(ParlayError, match="no text in"):
         read_given(tmp_path)
-    (tmp_path / "odd.jsonl").write_text('{"title": "Nothing"}\n{"text": "Something to read"}\n')
-    with pytest.raises(ParlayError, match=r"odd.jsonl, line 1: .*--skip-broken"):
+    (tmp_path / "odd.jsonl").write_text('{"title": "Nothing"}\n{"text": "Something to read"}\nbroken\n')
+    with pytest.raises(ParlayError, match=r"odd.jsonl, line 1: .*\(2 such lines\).*--skip-broken"):
         read_given(tmp_path)
     assert read_given(tmp_path, skip_broken=True).documents == ("Something to read",)
+    assert "2 such lines are left out" in capsys.readouterr().out
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     with pytest.raises(ParlayError, match="too short"):
         texts_given(Given(documents=("Hi",)), tokenizer, Cut(prompt=8, answer=8, row=64, documents=100))
@@ -135,3 +136,31 @@ def test_heads_start_from_the_best_linear_guess_of_states_to_come() -> None:
     one, two = states_ahead(4, [text], 2)
     assert torch.allclose(one, turn, atol=0.02)
     assert torch.allclose(two, turn @ turn, atol=0.02)
+
+
+def test_lines_that_no_parser_can_read_are_broken_ones_and_no_others_are(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "one\u2028two"}\n' + "[" * 100_000 + '\n{"prompt": 7}\n')
+    with pytest.raises(ParlayError, match=r"line 2 is no .*\(2 such lines\)"):
+        read_prompts(file)
+    assert read_prompts(file, skip_broken=True) == ["one\u2028two"]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_a_file_without_prompts_is_an_error(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(text)
+    with pytest.raises(ParlayError, match=r"prompts\.jsonl"):
+        read_prompts(file)
+    with pytest.raises(ParlayError, match="holds no prompts"):
+        read_prompts(file, skip_broken=True)
+
+
+def test_a_shard_of_texts_that_was_cut_short_is_named(tmp_path: Path) -> None:
+    path = shard_path(tmp_path, 0)
+    save_shard(path, [TrainingText(tuple(range(400)), 3)])
+    whole = path.read_bytes()
+    for cut in (0, 20, len(whole) // 2, len(whole) - 4):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ParlayError, match=r"texts-00000\.npz is damaged .*delete it"):
+            load_shard(path)

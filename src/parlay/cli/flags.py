@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from parlay.options import LoadOptions, Option, Options, UsageError, options_of
+from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -98,12 +98,37 @@ def add_option_flags(
     for option in options_of(declared).values():
         if help is None or option.name in help:
             text = option.help if help is None else help[option.name]
-            parser.add_argument(
-                f"--{option.name.replace('_', '-')}",
-                default=option.default,
-                help=text + _shown(option.default),
-                **_reading(option),
-            )
+            _add_flag(parser, option, text, default=option.default, required=option.required)
+
+
+def add_config_flags(parser: argparse.ArgumentParser, declared: type[Options]) -> None:
+    """A flag for each field, and one for a file that gives those that are left out; for `options_or_config`."""
+    help = "YAML file of lines KEY: VALUE for these options; a flag counts before it"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=help)
+    for option in options_of(declared).values():
+        _add_flag(parser, option, option.help, default=argparse.SUPPRESS, required=False)
+
+
+def _add_flag(
+    parser: argparse._ActionsContainer, option: Option, help: str, *, default: object, required: bool
+) -> None:
+    reading = _reading(option) | ({} if option.type is bool else {"required": required})
+    name, shown = f"--{option.name.replace('_', '-')}", _shown(option.default)
+    parser.add_argument(name, default=default, help=help + shown, **reading)
+
+
+def options_or_config(declared: type[T], arguments: argparse.Namespace) -> T:
+    """Options by flags, else as the config says, else their defaults.
+
+    Raises UsageError for a value out of range, an option that neither has, or a config that is wrong.
+    """
+    known = options_of(declared)
+    held = read_config(arguments.config, declared) if arguments.config is not None else {}
+    given = {**held, **{name: value for name, value in vars(arguments).items() if name in known}}
+    missing = [name for name, option in known.items() if option.required and name not in given]
+    if missing:
+        raise UsageError(f"--{missing[0].replace('_', '-')} is needed, by a flag or in a file that --config names")
+    return declared(**given)
 
 
 def options_from(declared: type[T], arguments: argparse.Namespace) -> T:
@@ -122,7 +147,6 @@ def _reading(option: Option) -> dict[str, Any]:
     metavar = None if option.choices else option.metavar or _METAVARS.get(option.type)
     return {
         "type": option.type,
-        "required": option.required,
         "choices": option.choices or None,
         "metavar": metavar,
     }

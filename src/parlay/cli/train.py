@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from parlay.cli.flags import add_option_flags, options_from
+from parlay.cli.flags import add_config_flags, options_or_config
 from parlay.options import Options
 from parlay.types import ParlayError
 
@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
     for name, (summary, options) in declared.items():
         description = f"{summary[0].upper()}{summary[1:]}."
-        add_option_flags(recipes.add_parser(name, help=summary, description=description), options)
+        add_config_flags(recipes.add_parser(name, help=summary, description=description), options)
 
 
 def run(options: argparse.Namespace) -> int:
     if options.kind == "lm":
-        print(lm.train(options_from(lm.TrainOptions, options)))
+        print(lm.train(options_or_config(lm.TrainOptions, options)))
     else:
-        print(heads.train(options.kind, options_from(heads.METHODS[options.kind].options, options)))
+        print(heads.train(options.kind, options_or_config(heads.METHODS[options.kind].options, options)))
     return 0

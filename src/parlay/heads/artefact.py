@@ -24,7 +24,7 @@ from torch import Tensor
 from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.hub import hash_of
-from parlay.models.user_cache import written_whole
+from parlay.models.user_cache import saved_whole
 from parlay.types import ParlayError
 
 WITNESSES = 32
@@ -98,7 +98,7 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
     tensors = {**as_stored(head).tensors, _WITNESS: head.witness_WH.to(torch.bfloat16).contiguous()}
     tensors |= head.proof.tensors() if head.proof else {}
     (folder / CARD).write_text(card, encoding="utf-8")
-    with written_whole(folder / WEIGHTS) as part:
+    with saved_whole(folder / WEIGHTS) as part:
         save_file(tensors, part)
         said = {
             "format": FORMAT,

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from parlay.types import ParlayError
+
 
 def user_cache() -> Path:
     """``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist."""
@@ -27,3 +29,15 @@ def written_whole(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def saved_whole(path: Path) -> Iterator[Path]:
+    """The same for what a user asked to save: where it can't be written, a ParlayError names it."""
+    from safetensors import SafetensorError  # here, because commands without tensors read this module
+
+    try:
+        with written_whole(path) as part:
+            yield part
+    except (OSError, SafetensorError) as error:
+        raise ParlayError(f"can't write {path} ({error}); what it held before, if anything, is intact") from error

@@ -17,6 +17,7 @@ from parlay.options.declare import (
     override,
     split,
 )
+from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
 
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "option",
     "options_of",
     "override",
+    "read_config",
     "split",
 ]

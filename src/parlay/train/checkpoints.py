@@ -14,7 +14,7 @@ from torch import Tensor
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf import writing
 from parlay.models.gguf.file import read_parts
-from parlay.models.user_cache import written_whole
+from parlay.models.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
 _COPIED = (".json", ".txt", ".jinja", ".model")
@@ -47,7 +47,7 @@ def save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card
             shutil.copyfile(file, folder / file.name)
     (folder / "README.md").write_text(card, encoding="utf-8")
     stored = {name: weight.to(torch.bfloat16).contiguous() for name, weight in tensors.items()}
-    with written_whole(folder / "model.safetensors") as part:
+    with saved_whole(folder / "model.safetensors") as part:
         save_file(stored, part, {"format": "pt"})
 
 

@@ -5,16 +5,18 @@ All that a run resumes from is one safetensors file, which is replaced in one mo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parlay.models.user_cache import written_whole
+from parlay.models.user_cache import saved_whole
 from parlay.options import Options, option
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
@@ -126,13 +128,10 @@ class Loop:
         with mixed():
             loss = self._recipe.loss(batch)
         value = float(loss.detach())
-        if not torch.isfinite(loss):
-            raise ParlayError(
-                f"the loss became {value} at step {self._step}: go on with a lower learning rate from the last "
-                f"good weights, which {self._state} holds if there are any"
-            )
+        self._check("the loss", value)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)
+        norm = nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)
+        self._check("the gradient", float(norm))
         factor = learning_rate(self._share)
         for optimizer, peak in self._optimizers:
             for group in optimizer.param_groups:
@@ -142,6 +141,14 @@ class Loop:
         self._step += 1
         self._tokens += int(batch.known_BR.sum())
         return value
+
+    def _check(self, what: str, value: float) -> None:
+        """Before an update, so that no weight becomes what is not finite."""
+        if not math.isfinite(value):
+            raise ParlayError(
+                f"{what} became {value} at step {self._step}: go on with a lower learning rate from the last "
+                f"good weights, which {self._state} holds if there are any"
+            )
 
     @property
     def _share(self) -> float:
@@ -154,19 +161,22 @@ class Loop:
 
     def _save(self) -> None:
         numbers = torch.tensor([self._step, self._tokens, self._seconds, self._loss], dtype=torch.float64)
-        try:
-            with written_whole(self._state) as part:
-                save_file({**_flat(self._recipe.module, self._optimizers), "numbers": numbers}, part)
-        except OSError as error:
-            raise ParlayError(f"can't write {self._state} ({error}); the checkpoint before it is intact") from error
+        with saved_whole(self._state) as part:
+            save_file({**_flat(self._recipe.module, self._optimizers), "numbers": numbers}, part)
 
     def _resume(self) -> None:
         if not self._state.exists():
             return
-        held = load_file(self._state)
-        self._step, self._tokens = (int(number) for number in held["numbers"][:2])
-        self._seconds, self._loss = held["numbers"][2:].tolist()
-        _restore(held, self._recipe.module, self._optimizers)
+        try:
+            held = load_file(self._state)
+            self._step, self._tokens = (int(number) for number in held["numbers"][:2])
+            self._seconds, self._loss = held["numbers"][2:].tolist()
+            _restore(held, self._recipe.module, self._optimizers)
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise ParlayError(
+                f"{self._state} is no checkpoint of a run with these options, or is damaged ({_first_line(error)}): "
+                "delete it to begin anew, or name another folder by --work"
+            ) from error
 
 
 def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) -> tuple[float, ...]:
@@ -176,6 +186,10 @@ def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) 
         batches = in_order(texts, options.batch_tokens, options.longest)
         counts = torch.stack([recipe.right(batch) for batch in batches]).sum(0).tolist()
     return tuple(count / max(counts[0], 1) for count in counts[1:])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 Stepped = Sequence[tuple[torch.optim.Optimizer, float]]

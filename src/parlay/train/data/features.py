@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parlay.models.user_cache import written_whole
+from parlay.models.user_cache import saved_whole
 from parlay.train.data.texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
@@ -108,7 +108,7 @@ def save(path: Path, texts: Sequence[Featured]) -> None:
         "lengths": torch.tensor([len(text.ids_T) for text in texts], dtype=torch.int32),
         "answers": torch.tensor([text.answer for text in texts], dtype=torch.int32),
     }
-    with written_whole(path) as part:
+    with saved_whole(path) as part:
         save_file(tensors, part)
 
 

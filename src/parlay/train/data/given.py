@@ -16,7 +16,7 @@ import numpy as np
 from parlay import corpus
 from parlay.encoding import encode
 from parlay.models.user_cache import written_whole
-from parlay.train.data.prompts import ChatFrame, Conversation, conversation_of, read_conversations
+from parlay.train.data.prompts import ChatFrame, Conversation, conversation_of, read_conversations, refuse_broken
 from parlay.train.data.texts import TrainingText, given_path, save_shard
 from parlay.types import ParlayError, Tokenizer
 
@@ -66,12 +66,14 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Conversat
     if source.path.suffix != ".jsonl":
         yield from (text for text, _ in corpus.documents(source) or () if text.strip())
         return
+    broken: list[str] = []
     for number, line in corpus.lines(source):
         try:
             yield conversation_of(line) or corpus.text_of(line, f"{source.path}, line {number}")
-        except ValueError as error:
-            if not skip_broken:
-                raise ParlayError(f"{error}; or prompt and answer: mend the line or pass --skip-broken") from None
+        except (ValueError, RecursionError) as error:
+            broken.append(f"{error}; or prompt and answer")
+    if broken:
+        refuse_broken(broken[0], len(broken), skip_broken)
 
 
 def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:

@@ -67,19 +67,27 @@ def read_conversations(path: Path, *, skip_broken: bool = False) -> list[Convers
 
 def _read(path: Path, form: str, read: Callable[[str], T | None], skip_broken: bool) -> list[T]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ParlayError(f"can't read {path}: {error}") from error
     each = [read(line) for line in lines]
     broken = [number for number, found in enumerate(each, 1) if found is None]
-    if broken and not skip_broken:
-        raise ParlayError(
-            f"{path}: line {broken[0]} is no {{{form}}} ({len(broken)} such lines): mend them or pass --skip-broken"
-        )
+    if broken:
+        refuse_broken(f"{path}: line {broken[0]} is no {{{form}}}", len(broken), skip_broken)
     good = [found for found in each if found is not None]
     if not good:
         raise ParlayError(f"{path} holds no prompts")
     return good
+
+
+def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
+    """Says what is wrong with the ``first`` broken line of a file, and how many there are.
+
+    Raises ParlayError unless they are to be skipped.
+    """
+    if not skip_broken:
+        raise ParlayError(f"{first} ({count} such lines): mend them or pass --skip-broken")
+    print(f"{first}; {count} such lines are left out", flush=True)
 
 
 def conversation_of(line: str) -> Conversation | None:
@@ -102,7 +110,7 @@ def _framed(record: dict[str, Any]) -> bool:
 def _record(line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

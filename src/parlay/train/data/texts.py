@@ -10,7 +10,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from parlay.models.user_cache import written_whole
+from parlay.models.user_cache import saved_whole
 from parlay.types import ParlayError
 
 _PATTERN = "texts-{:05d}.npz"
@@ -35,7 +35,7 @@ def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
     ids = np.array([token for text in texts for token in text.ids], dtype=np.int32)
     lengths = np.array([len(text.ids) for text in texts], dtype=np.int32)
     answers = np.array([text.answer for text in texts], dtype=np.int32)
-    with written_whole(path) as part, part.open("wb") as file:
+    with saved_whole(path) as part, part.open("wb") as file:
         np.savez(file, ids=ids, lengths=lengths, answers=answers)
 
 
@@ -44,7 +44,7 @@ def load_shard(path: Path) -> list[TrainingText]:
     try:
         with np.load(path, allow_pickle=False) as held:
             ids, lengths, answers = held["ids"], held["lengths"], held["answers"]
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise ParlayError(f"{path} is damaged ({error}): delete it, and it is written again") from error
     if int(lengths.sum()) != len(ids) or len(lengths) != len(answers):
         raise ParlayError(f"{path} is damaged (its lengths do not add up): delete it, and it is written again")

@@ -1,0 +1,68 @@
+"""Options from a YAML file: one key for each, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parlay.options.declare import Option, UsageError, nearest, options_of
+from parlay.types import ParlayError
+
+_MOST_BYTES = 1 << 20
+
+
+def read_config(path: Path, declared: type[Any]) -> dict[str, object]:
+    """The options of a class that a file gives, by name. Keys are names of options, or of flags (``batch-tokens``).
+
+    Raises UsageError for a file that can't be read, a key that no option has, or that comes twice, and a value that the
+    option does not allow. Each names the file.
+    """
+    options = options_of(declared)
+    found: dict[str, object] = {}
+    for key, value in _pairs(path):
+        name = str(key).replace("-", "_")
+        if name not in options:
+            raise UsageError(f"{path}: no option is called {key}: {nearest(name, options)}")
+        if name in found:
+            raise UsageError(f"{path}: {key} is given twice")
+        found[name] = _value(options[name], f"{path}: {key}", value)
+    return found
+
+
+def _pairs(path: Path) -> list[tuple[object, object]]:
+    """Keys and values as they are written: a mapping would hide keys that come twice."""
+    try:
+        import yaml  # here, because only a config needs it
+    except ModuleNotFoundError as error:
+        raise ParlayError("reading a config needs pyyaml: pip install 'parlay[train]'") from error
+
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{path}: a config of more than {_MOST_BYTES:,} bytes")
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if node is None:
+            return []
+        if not isinstance(node, yaml.MappingNode):
+            raise UsageError(f"{path}: expected lines of KEY: VALUE")
+        return [
+            (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
+            for key, value in node.value
+        ]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
+
+
+def _value(option: Option, label: str, value: object) -> object:
+    """As the option's class takes it: numbers that YAML takes for texts (1e-3), paths and names are read here."""
+    if isinstance(value, list) and option.type is tuple and all(isinstance(part, str) for part in value):
+        value = tuple(value)
+    elif isinstance(value, str) and option.type is Path:
+        value = Path(value)
+    elif isinstance(value, str) and option.type is not str:
+        value = option.read(label, value)
+    elif isinstance(value, Mapping | list):
+        raise UsageError(f"{label}: expected one value")
+    option.check(label, value)
+    return value

@@ -1,0 +1,102 @@
+"""`parlay train RECIPE --config FILE`: options in a file, under the names of the flags, and nothing else in it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from parlay.cli.flags import add_config_flags, options_or_config
+from parlay.options import UsageError
+from parlay.train.lm import TrainOptions
+from parlay.train.options import DistillTrainOptions, Eagle3TrainOptions
+from tests.cli.conftest import Cli
+
+
+def parse(*argv: str) -> Eagle3TrainOptions:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, Eagle3TrainOptions)
+    return options_or_config(Eagle3TrainOptions, parser.parse_args(argv))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "run.yaml"
+
+
+def test_without_flags_or_file_the_defaults_hold() -> None:
+    assert parse() == Eagle3TrainOptions()
+
+
+def test_a_file_gives_what_flags_leave_out(config: Path) -> None:
+    config.write_text("steps: 2\nbatch-tokens: 64\nslow_rate: 1e-3\nprompts: asked.jsonl\nwhole: false\nlicence: MIT\n")
+    found = parse("--config", str(config), "--steps", "3", "--no-own-vocabulary")
+    assert found == Eagle3TrainOptions(
+        steps=3, batch_tokens=64, slow_rate=1e-3, prompts=Path("asked.jsonl"), whole=False, licence="MIT"
+    )
+    assert parse("--steps", "1", "--config", str(config)).steps == 1, "whichever comes first"
+
+
+def test_a_flag_may_say_the_default(config: Path) -> None:
+    config.write_text("steps: 2\nwhole: false\n")
+    assert parse("--config", str(config), "--steps", "3", "--whole") == Eagle3TrainOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("setps: 2", "no option is called setps: did you mean steps"),
+        ("steps: 2\nsteps: 3", "steps is given twice"),
+        ("batch-tokens: 64\nbatch_tokens: 64", "batch_tokens is given twice"),
+        ("steps: 0", "steps=0: must be at least 1"),
+        ("steps: many", "steps=many: expected a whole number"),
+        ("steps: 1.5", "expected a whole number"),
+        ("steps: true", "expected a whole number"),
+        ("steps: [1, 2]", "steps: expected one value"),
+        ("steps:\n  of: 3", "steps: expected one value"),
+        ("- steps", "expected lines of KEY: VALUE"),
+        ("steps: [", "can't be read as YAML"),
+        ("steps: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
+        ("out: 7", "out=7: expected a path"),
+        ("steps:", "steps=None: expected a whole number"),
+        ("[" * 5000, "can't be read as YAML"),
+        ("steps: 2\n--- \nsteps: 3", "can't be read as YAML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_file(text: str, why: str, config: Path) -> None:
+    config.write_text(text)
+    with pytest.raises(UsageError, match=str(config)) as raised:
+        parse("--config", str(config))
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.yaml can't be read"):
+        parse("--config", str(tmp_path / "none.yaml"))
+
+
+def test_options_that_depend_on_each_other_are_checked_together(config: Path) -> None:
+    config.write_text("source: student\n")
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, DistillTrainOptions)
+    with pytest.raises(UsageError, match="source=student: name the student"):
+        options_or_config(DistillTrainOptions, parser.parse_args(["--config", str(config)]))
+
+
+def test_what_must_be_given_may_stand_in_the_file(config: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_config_flags(parser, TrainOptions)
+    config.write_text("data: texts\n")
+    assert options_or_config(TrainOptions, parser.parse_args(["--config", str(config)])).data == Path("texts")
+    with pytest.raises(UsageError, match="--data is needed"):
+        options_or_config(TrainOptions, parser.parse_args([]))
+
+
+def test_the_command_says_what_is_wrong_in_one_line(cli: Cli, config: Path) -> None:
+    config.write_text("setps: 2\n")
+    result = cli("train", "eagle3", "--config", str(config))
+    assert result.code == 2
+    assert "setps" in result.err
+    assert result.err.count("\n") == 1
