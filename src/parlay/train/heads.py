@@ -37,6 +37,7 @@ from parlay.train.options import (
     ReDrafterTrainOptions,
     StreamTrainOptions,
 )
+from parlay.train.processes import Processes, processes
 from parlay.train.recipes import (
     block,
     blockwise,
@@ -118,12 +119,24 @@ METHODS = {
 
 
 def train(method: str, options: DrafterTrainOptions) -> str:
-    """Runs all stages, skipping what is there already; returns what was reached, in one line."""
-    return fit(method, options, Target.named(options.model), METHODS[method].prepare(options))
+    """Runs all stages, skipping what is there already; returns what was reached, in one line.
+
+    Of several processes the first one writes what is trained on, and the head.
+    """
+    where = processes()
+    with where.first_alone():
+        texts = METHODS[method].prepare(options)
+    return fit(method, options, Target.named(options.model), texts, where)
 
 
-def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequence[Featured]) -> str:
-    """Trains a head on the texts but for one in ten, and saves it with its card.
+def fit(
+    method: str,
+    options: DrafterTrainOptions,
+    target: Target,
+    texts: Sequence[Featured],
+    where: Processes | None = None,
+) -> str:
+    """Trains a head on the texts but for one in ten, and saves it with its card; ``where``: see `Loop`.
 
     It is measured on what the target wrote; where it wrote nothing, on the texts that it read.
     """
@@ -136,8 +149,11 @@ def fit(method: str, options: DrafterTrainOptions, target: Target, texts: Sequen
     recipe = METHODS[method].start(options, target, trained)
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
-    with Watch(f"Training {method}") as watch:
-        reached = Loop(recipe, options, state).run(learned, heldout[:MEASURED], watch)
+    leads = where is None or where.rank == 0
+    with Watch(f"Training {method}", None if leads else False) as watch:
+        reached = Loop(recipe, options, state, where).run(learned, heldout[:MEASURED], watch)
+    if not leads:
+        return f"{options.out}: written by another process"
     card = written_card(method, options, reached, trained, origin_of(options))
     if isinstance(recipe, ModelRecipe):
         recipe.save(options.out, card)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -21,7 +22,8 @@ from parlay.options import Options, option
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
 from parlay.train.optimizers import adam, muon
-from parlay.train.precision import mixed
+from parlay.train.precision import AUTO, PRECISIONS, mixed
+from parlay.train.processes import Alone, LossOf, Processes
 from parlay.train.recipes.recipe import Recipe
 from parlay.train.schedule import learning_rate
 from parlay.train.watching import Watch
@@ -43,6 +45,9 @@ class LoopOptions(Options):
     matrix_rate: float = option(0.01, "peak learning rate of matrices (Muon)", low=0)
     slow_rate: float = option(5e-4, "peak learning rate of output vocabularies and norms (AdamW)", low=0)
     interval: float = option(120.0, "seconds between checkpoints", low=0.01)
+    precision: str = option(
+        AUTO, "in what products are computed: auto is bfloat16 where that is quicker", choices=PRECISIONS
+    )
     seed: int = option(0, "seed of the order of texts", low=0)
 
     def share(self, updates: int, seconds: float) -> float:
@@ -73,8 +78,9 @@ class Progress:
 class Loop:
     """Trains the module of ``recipe``; everything to resume from is in ``state``, the path of a file."""
 
-    def __init__(self, recipe: Recipe, options: LoopOptions, state: Path) -> None:
-        self._recipe, self._options, self._state = recipe, options, state
+    def __init__(self, recipe: Recipe, options: LoopOptions, state: Path, where: Processes | None = None) -> None:
+        """``where``: the processes that train it, of which this is one; None: this one alone."""
+        self._recipe, self._options, self._state, self._where = recipe, options, state, where or Alone()
         parts = ((muon, recipe.matrices, options.matrix_rate), (adam, recipe.slow, options.slow_rate))
         self._optimizers = [(make(list(weights), rate), rate) for make, weights, rate in parts if weights]
         self._step = self._tokens = 0
@@ -95,39 +101,42 @@ class Loop:
         """
         if not texts or not heldout:
             raise ParlayError("there are too few texts to train on: write some more")
-        options = self._options
+        options, where = self._options, self._where
         self._resume()
+        loss_of = where.loss_of(self._recipe)
         batches = endless(texts, options.batch_tokens, options.longest, options.seed + self._step)
+        own = islice(batches, where.rank, None, where.count)
         progress = self._progress(heldout)
         best, since = progress.acceptance, 0
         watch.measured(progress.heldout)
         while self._share < 1 and since < _GIVE_UP:
-            self._train(batches, watch)
+            self._train(loss_of, own, watch)
             progress = self._progress(heldout)
             watch.measured(progress.heldout)
-            if not watch.shown:
-                print(progress, flush=True)
-            self._save()
+            if where.rank == 0:
+                if not watch.shown:
+                    print(progress, flush=True)
+                self._save()
             since = 0 if sum(progress.acceptance) > sum(best) else since + 1
             best = max(best, progress.acceptance, key=sum)
         return progress
 
-    def _train(self, batches: Iterator[TrainingBatch], watch: Watch) -> None:
+    def _train(self, loss_of: LossOf, batches: Iterator[TrainingBatch], watch: Watch) -> None:
         """One interval."""
         self._recipe.module.train()
         losses: list[float] = []
         until = self._seconds + self._options.interval
         while (self._seconds < until and self._share < 1) or not losses:
             began = time.monotonic()
-            losses.append(self._update(next(batches)))
-            self._seconds += time.monotonic() - began
+            losses.append(self._update(loss_of, next(batches)))
+            self._seconds += self._where.mean(time.monotonic() - began)
             watch.step(self._share, self._seconds, self._tokens, losses[-1])
         self._loss = sum(losses) / len(losses)
 
-    def _update(self, batch: TrainingBatch) -> float:
-        with mixed():
-            loss = self._recipe.loss(batch)
-        value = float(loss.detach())
+    def _update(self, loss_of: LossOf, batch: TrainingBatch) -> float:
+        with mixed(self._options.precision):
+            loss = loss_of(batch)
+        value = self._where.mean(float(loss.detach()))
         self._check("the loss", value)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._recipe.module.parameters(), MOST_GRADIENT)
@@ -139,7 +148,7 @@ class Loop:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self._step += 1
-        self._tokens += int(batch.known_BR.sum())
+        self._tokens += round(self._where.mean(float(batch.known_BR.sum())) * self._where.count)
         return value
 
     def _check(self, what: str, value: float) -> None:
@@ -182,7 +191,7 @@ class Loop:
 def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) -> tuple[float, ...]:
     """Share of drafts that are right up to each depth."""
     recipe.module.eval()
-    with torch.inference_mode(), mixed():
+    with torch.inference_mode(), mixed(options.precision):
         batches = in_order(texts, options.batch_tokens, options.longest)
         counts = torch.stack([recipe.right(batch) for batch in batches]).sum(0).tolist()
     return tuple(count / max(counts[0], 1) for count in counts[1:])

@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+AUTO, BFLOAT16 = "auto", "bfloat16"
+PRECISIONS = (AUTO, BFLOAT16, "float32")
 _SIZE, _CALLS = 512, 5
 
 
@@ -16,9 +18,10 @@ def half_pays() -> bool:
     return _seconds(torch.bfloat16) < _seconds(torch.float32)
 
 
-def mixed() -> torch.autocast:
-    """A context in which products are computed in bfloat16, if that is faster."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=half_pays())
+def mixed(precision: str = AUTO) -> torch.autocast:
+    """A context in which products are computed in bfloat16, if that is asked for, or faster and nothing is."""
+    enabled = half_pays() if precision == AUTO else precision == BFLOAT16
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
 
 
 def _seconds(dtype: torch.dtype) -> float:

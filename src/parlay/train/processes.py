@@ -1,0 +1,102 @@
+"""Where a run computes: in this process alone, or in several that torchrun started, with one set of weights.
+
+Each of several learns from its share of the batches. Gradients, losses and times are the mean of all, so that all take
+the same steps and stop at the same one. The first one writes files, and prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from parlay.train.data.batches import TrainingBatch
+from parlay.train.recipes.recipe import Recipe
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+LossOf = Callable[[TrainingBatch], Tensor]
+
+
+class Processes(Protocol):
+    """This one is number ``rank`` of ``count``, from 0."""
+
+    rank: int
+    count: int
+
+    def loss_of(self, recipe: Recipe) -> LossOf:
+        """The recipe's loss; going back through it gives every process the same gradients."""
+        ...
+
+    def mean(self, value: float) -> float: ...
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The first process runs the block before the others do, so that they find what it wrote."""
+        ...
+
+
+class Alone:
+    """This process and no other."""
+
+    rank, count = 0, 1
+
+    def loss_of(self, recipe: Recipe) -> LossOf:
+        return recipe.loss
+
+    def mean(self, value: float) -> float:
+        return value
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        yield
+
+
+class _Loss(nn.Module):
+    """A recipe's loss as a module that holds what is trained: gradients are shared by the forward of such a one."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.trained = recipe.module
+        self._loss = recipe.loss
+
+    def forward(self, batch: TrainingBatch) -> Tensor:
+        return self._loss(batch)
+
+
+class Together:
+    """Several processes, on CPUs."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self.rank, self.count = accelerator.process_index, accelerator.num_processes
+
+    def loss_of(self, recipe: Recipe) -> LossOf:
+        loss: LossOf = self._accelerator.prepare(_Loss(recipe))
+        return loss
+
+    def mean(self, value: float) -> float:
+        return float(self._accelerator.reduce(torch.tensor(value, dtype=torch.float64), "mean"))
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        with self._accelerator.main_process_first():
+            yield
+
+
+def processes() -> Processes:
+    """Those that torchrun started, else this one. Raises ParlayError where there are several without accelerate."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Alone()
+    try:
+        from accelerate import Accelerator, DistributedDataParallelKwargs  # here, because one process needs none
+    except ModuleNotFoundError as error:
+        raise ParlayError("training in several processes needs accelerate: pip install 'parlay[accelerate]'") from error
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)  # what a draft vocabulary leaves out, say
+    return Together(Accelerator(cpu=True, kwargs_handlers=[unused]))

@@ -1,0 +1,79 @@
+"""Training in several processes: one set of weights, each process its share of the batches, one that writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from parlay.train.loop import LoopOptions
+from parlay.train.precision import mixed
+from parlay.train.processes import Alone, processes
+from parlay.types import ParlayError
+
+OWN = """
+import sys
+from pathlib import Path
+from safetensors.torch import save_file
+from parlay.train.loop import Loop, LoopOptions
+from parlay.train.processes import processes
+from parlay.train.watching import Watch
+from tests.train.test_loop import TEXTS, Toy
+
+where, toy, folder = processes(), Toy(), Path(sys.argv[1])
+options = LoopOptions(updates=12, interval=3600.0, batch_tokens=16, slow_rate=0.01)
+with Watch("Training", wanted=False) as watch:
+    reached = Loop(toy, options, folder / "state.safetensors", where).run(TEXTS, TEXTS, watch)
+save_file({"weight": toy.module.weight.detach()}, folder / f"{where.rank}.safetensors")
+(folder / f"{where.rank}.txt").write_text(f"{reached.step} {reached.tokens}")
+"""
+
+
+def launched(*argv: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("accelerate")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    return subprocess.run([*command, *argv], capture_output=True, text=True, timeout=300)
+
+
+def test_all_processes_end_with_the_same_weights(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    done = launched(str(tmp_path / "own.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    one, other = (load_file(tmp_path / f"{rank}.safetensors")["weight"] for rank in (0, 1))
+    assert torch.equal(one, other)
+    told = {(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)}
+    assert told == {f"12 {12 * 2 * 16}"}, "updates of both, and the tokens of both"
+    assert torch.equal(load_file(tmp_path / "state.safetensors")["module.weight"], one)
+
+
+def test_the_command_trains_a_head_in_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.md").write_text("The harbour was quiet before the storm. " * 300)
+    done = launched(
+        *("-m", "parlay", "train", "medusa", "--model", "parlay-mini", "--texts", str(tmp_path / "texts")),
+        *("--shards", "0", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "head")),
+        *("--longest", "64", "--updates", "3"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path / 'head'}: step 3 " in done.stdout
+    assert done.stdout.count("held-out") == 2, "one process tells how far it is, and what it reached"
+    assert (tmp_path / "head" / "model.safetensors").exists()
+
+
+def test_one_process_needs_no_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert isinstance(processes(), Alone)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(ParlayError, match=r"needs accelerate: pip install 'parlay\[accelerate\]'"):
+        processes()
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
+def test_precision_is_what_was_asked_for(precision: str, kind: torch.dtype) -> None:
+    with mixed(LoopOptions(precision=precision).precision):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is kind
