@@ -98,3 +98,8 @@ class Interrupt:
         if self.noted:
             raise KeyboardInterrupt
         self.noted = True
+
+
+def printable(text: str) -> str:
+    """Somebody else's text without what a terminal would obey: escape sequences and other control characters."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)

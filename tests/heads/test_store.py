@@ -15,7 +15,7 @@ from huggingface_hub import CommitOperationAdd, RepoUrl
 from parlay import models
 from parlay.drafters.heads.options import EAGLE3
 from parlay.heads import artefact
-from parlay.heads.artefact import GENERAL, WEIGHTS, HeadArtefact
+from parlay.heads.artefact import CARD, CONFIG, GENERAL, WEIGHTS, HeadArtefact
 from parlay.heads.card import TAG
 from parlay.heads.opening import TargetHeads, heads_of
 from parlay.options import UsageError
@@ -147,6 +147,41 @@ def test_a_second_drafter_of_one_name_and_a_damaged_one_are_refused(cli: Cli, fo
     (folder / WEIGHTS).write_bytes(b"cut")
     assert "SHA-256" in cli("drafters", "add", str(folder), "--name", "b").err
     assert listed(cli) == ["toy-eagle3-code", *SHIPPED]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"method": "eagel3"}, "a strategy eagel3, which is not here: did you mean eagle3"),
+        ({"method": 7}, "method is no text of one line"),
+        ({"method": "eagle3\x1b[2J"}, "method is no text of one line"),
+        ({"origin": {"target": "a\nb"}}, "target is no text of one line"),
+        ({"origin": {"domain": 3}}, "domain is no text of one line"),
+        ({"origin": {"owner": "me"}}, "holds no draft head that can be read"),
+        ({"settings": None}, "settings are no table"),
+        ({"settings": {"expected": "often"}}, "expected is no share"),
+        ({"layer": {}}, "config.json lacks 'rope'"),
+        ({"format": "2"}, "holds no draft head that can be read"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused_and_the_store_stays_usable(
+    change: dict[str, object], why: str, cli: Cli, folder: Path
+) -> None:
+    said = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**said, **change}))
+    result = cli("drafters", "add", str(folder))
+    assert result.code in (1, 2)
+    assert why in result.err
+    assert result.err.count("\n") == 1
+    assert listed(cli) == SHIPPED
+
+
+def test_a_card_can_not_write_to_the_terminal_what_it_likes(cli: Cli, folder: Path) -> None:
+    (folder / CARD).write_text("# A toy\n\x1b]0;owned\x07 \x1b[2J\n")
+    out = cli("drafters", "info", str(folder)).out
+    assert "# A toy\n" in out
+    assert "\x1b" not in out
+    assert "\x07" not in out
 
 
 def test_a_pulled_drafter_shows_its_licence_first_and_is_pinned(cli: Cli, hub: Hub) -> None:

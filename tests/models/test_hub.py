@@ -9,9 +9,10 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from huggingface_hub.utils import get_session
 
 from parlay import LLM, SamplingParams
-from parlay.models.hub import NotOnHub, check_hashes
+from parlay.models.hub import NotOnHub, asked, check_hashes
 from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.options import LoadOptions
 from parlay.types import ParlayError
@@ -134,3 +135,9 @@ def test_a_model_from_the_hub_runs_and_its_draft_model_may_be_a_file_too(
     assert drafted.metrics.accepted_tokens > 0
     pulled = cli("pull", "hf.co/me/mini:BF16")
     assert (pulled.code, pulled.out.strip()) == (0, str(tmp_path / "snapshot" / target.name))
+
+
+def test_a_network_that_is_down_is_one_line_whatever_the_hubs_library_asks_with() -> None:
+    closed = "http://127.0.0.1:1"
+    with pytest.raises(NotOnHub, match=r"can't get 'me/mini' from the Hugging Face Hub"):
+        asked("me/mini", lambda: get_session().get(closed))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import drafters_recommend
-from parlay.terminal import aligned
+from parlay.options import nearest
+from parlay.terminal import aligned, printable
 
 if TYPE_CHECKING:
     from parlay.heads.artefact import HeadFacts
@@ -127,7 +128,7 @@ def _info(options: argparse.Namespace) -> int:
         return 0
     for name, value in said.items():
         print(f"{name:14} {_right(facts) if name == 'expected' else value or '-'}")
-    print(f"\n{text}" if text else "\nIt has no card.")
+    print(f"\n{printable(text)}" if text else "\nIt has no card.")
     return 0
 
 
@@ -150,9 +151,19 @@ def _add(options: argparse.Namespace) -> int:
         folder = options.folder if is_artefact(options.folder) else Path(started)
         if folder != options.folder:
             _convert(options.folder, options.model, folder)
-        check_tensors(load(folder))
+        head = load(folder)
+        _check_method(head.method)
+        check_tensors(head)
         _say_added(store.add(folder, domain=options.domain, name=options.name))
     return 0
+
+
+def _check_method(method: str) -> None:
+    """Raises ValueError for a drafter that no strategy here could use."""
+    from parlay.strategies.catalogue import catalogue
+
+    if method not in catalogue():
+        raise ValueError(f"the drafter is for a strategy {method}, which is not here: {nearest(method, catalogue())}")
 
 
 def _convert(folder: Path, model: str, out: Path) -> None:
@@ -206,8 +217,9 @@ def _pull(options: argparse.Namespace) -> int:
 
     offer = look(options.repo, options.revision)
     facts, origin = offer.facts, offer.facts.origin
+    _check_method(facts.method)
     print(f"{offer.repo} at {offer.commit[:12]}: {facts.method} for {origin.target or 'a target without a name'}")
-    print(f"licence: {offer.licence or 'not stated'}")
+    print(f"licence: {printable(offer.licence) or 'not stated'}")
     if not (options.yes or _agreed(offer)):
         print("nothing was downloaded")
         return 1

@@ -118,11 +118,28 @@ def read_facts(folder: Path) -> HeadFacts:
         if said.get("format", 1) > FORMAT:
             raise BadHead(f"{folder} was written by a later version of Parlay: upgrade with pip install -U parlay")
         origin = Origin(**said.get("origin", {}))
-        return HeadFacts(said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, BadHead):
-            raise
+        found = HeadFacts(said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""))
+        _check_kinds(found)
+        return found
+    except BadHead:
+        raise
+    except KeyError as error:
+        raise BadHead(f"{folder} holds no draft head that can be read: {CONFIG} lacks {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
+
+
+def _check_kinds(facts: HeadFacts) -> None:
+    """Raises ValueError: what others print or look up must be what its type says, whoever wrote the file."""
+    texts = {"method": facts.method, "sha256": facts.sha256, **asdict(facts.origin)}
+    for name, value in texts.items():
+        if not isinstance(value, str) or not value.isprintable():
+            raise ValueError(f"{name} is no text of one line in {CONFIG}")
+    if not isinstance(facts.settings, dict):
+        raise ValueError(f"settings are no table in {CONFIG}")
+    expected = facts.settings.get("expected", 0.0)
+    if not isinstance(expected, int | float) or not 0 <= expected <= 1:
+        raise ValueError(f"expected is no share in {CONFIG}")
 
 
 def load(folder: Path) -> HeadArtefact:

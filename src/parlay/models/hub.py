@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 _ADDRESSES = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _PART = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_TRANSPORTS = ("httpx", "httpx2", "requests")
+"""Packages that the Hub's library asks with, by its version, and whose errors it lets through where no network is."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BLOCK = 1 << 20
 
@@ -107,6 +109,9 @@ def asked(repo: str, request: Callable[[], T]) -> T:
 
     try:
         return request()
-    except (OSError, ValueError, huggingface_hub.errors.RevisionResolutionError) as error:
+    except Exception as error:
+        known = isinstance(error, OSError | ValueError | huggingface_hub.errors.RevisionResolutionError)
+        if not known and type(error).__module__.partition(".")[0] not in _TRANSPORTS:
+            raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise NotOnHub(f"can't get {repo!r} from the Hugging Face Hub ({reason})") from error
