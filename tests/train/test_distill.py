@@ -114,10 +114,11 @@ def test_a_student_is_a_model_that_drafts_for_its_target(model: Path, work: Path
     assert drafted.metrics.draft_tokens > 0
 
 
-def test_the_student_of_a_gguf_file_is_one_with_the_same_tokenizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("embedding", ["", "Q5_0", "Q4_0"])
+def test_the_student_of_a_gguf_file_is_one_with_the_same_tokenizer(embedding: str, tmp_path: Path) -> None:
     path = gguf_files.write(tmp_path / "target.gguf", resolve("parlay-mini-draft"), tokenizer=True)
     target = Target.named(str(path))
-    asked = options(path, tmp_path, tmp_path / "draft")
+    asked = options(path, tmp_path, tmp_path / "draft", embedding=embedding)
     torch.manual_seed(0)
     recipe = distill.start(asked, target, [])
     recipe.save(asked.out, "---\n---\n")
@@ -126,8 +127,8 @@ def test_the_student_of_a_gguf_file_is_one_with_the_same_tokenizer(tmp_path: Pat
     for name, tensor in recipe.module.state_dict().items():
         kept = again.tensor(name)
         if tensor.ndim == 2:
-            q8 = gguf.GGMLQuantizationType.Q8_0
-            tensor = torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), q8), q8))
+            kind = gguf.GGMLQuantizationType[embedding if embedding and "embed" in name else "Q8_0"]
+            tensor = torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.numpy(), kind), kind))
         assert torch.equal(kept, tensor), name
     text = "def add(a, b):\n    return a + b  # naïve"
     assert load_tokenizer(written).encode(text) == load_tokenizer(path).encode(text)
@@ -263,3 +264,9 @@ def test_wishes_that_can_not_be_met_are_errors(model: Path, tmp_path: Path) -> N
     other = options(model, tmp_path, tmp_path / "out", student="parlay-mini-draft")
     with pytest.raises(ParlayError, match="tokenizer"):
         distill.start(other, Target.named(str(model)), [])
+
+
+def test_a_folder_has_no_formats_of_blocks(model: Path, tmp_path: Path) -> None:
+    asked = options(model, tmp_path, tmp_path / "out", embedding="Q4_0")
+    with pytest.raises(ParlayError, match=r"embedding=Q4_0: .* is a folder"):
+        distill.start(asked, Target.named(str(model)), [])

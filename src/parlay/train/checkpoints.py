@@ -23,10 +23,18 @@ _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What a student's config.json takes over from the target's."""
 
 
-def save_student(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
+def save_student(
+    folder: Path,
+    config: DecoderConfig,
+    tensors: Mapping[str, Tensor],
+    *,
+    like: Path,
+    card: str,
+    embedding: str = writing.USUAL,
+) -> None:
     """A student of the target at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
 
-    Both carry the target's tokenizer.
+    Both carry the target's tokenizer. ``embedding`` is that matrix's format in a GGUF file.
     """
     if like.is_dir():
         save_folder(folder, tensors, like=like, card=card)
@@ -35,7 +43,7 @@ def save_student(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tens
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    writing.write(folder / GGUF_NAME, config, tensors, read_parts(like)[0].keys)
+    writing.write(folder / GGUF_NAME, config, tensors, read_parts(like)[0].keys, embedding)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.models.gguf.writing import EMBEDDINGS
 from parlay.options import UsageError, option
 from parlay.train.divergences import DIVERGENCES, FORWARD
 from parlay.train.loop import LoopOptions
@@ -187,6 +188,11 @@ class DistillTrainOptions(DrafterTrainOptions):
         choices=tuple(DIVERGENCES),
     )
     text_share: float = option(0.0, "weight of the text itself, beside the target's distributions", low=0, high=1)
+    embedding: str = option(
+        "",
+        "format of the embedding, which is most of a small model, where a GGUF file is written; empty: Q8_0",
+        choices=("", *EMBEDDINGS),
+    )
     source: str = option(
         "target",
         "who writes the answers: the target, or the student as it is now (on-policy)",

@@ -1,4 +1,4 @@
-"""Writes a model as a GGUF file, its matrices as Q8_0, with the tokenizer of another file. Needs the package gguf."""
+"""Writes a model as a GGUF file, matrices in blocks, with the tokenizer of another file. Needs the package gguf."""
 
 from __future__ import annotations
 
@@ -33,10 +33,23 @@ _NAMES = {
 }
 
 
-def write(path: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], keys: Mapping[str, Value]) -> None:
+USUAL = "Q8_0"
+EMBEDDINGS = (USUAL, "Q5_0", "Q4_0")
+"""The formats of an embedding, which is most of a small model's file."""
+_EMBEDDING = "model.embed_tokens.weight"
+
+
+def write(
+    path: Path,
+    config: DecoderConfig,
+    tensors: Mapping[str, Tensor],
+    keys: Mapping[str, Value],
+    embedding: str = USUAL,
+) -> None:
     """``tensors`` of a Llama by their Hugging Face names; of ``keys`` those of the tokenizer are copied.
 
-    Rows that are no whole blocks of 32 stay float32, as vectors do. ``path`` is replaced in one move.
+    Matrices are Q8_0, the embedding has its own format. Rows that are no whole blocks of 32 stay float32, as vectors
+    do. ``path`` is replaced in one move.
     """
     try:
         import gguf
@@ -52,7 +65,8 @@ def write(path: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], keys
             rows = (
                 _interleaved(tensor, config.head_dim) if name.endswith(("q_proj.weight", "k_proj.weight")) else tensor
             )
-            numbers, kind = rows.float().numpy(), gguf.GGMLQuantizationType.Q8_0
+            numbers = rows.float().numpy()
+            kind = gguf.GGMLQuantizationType[embedding if name == _EMBEDDING else USUAL]
             if numbers.ndim == 1 or numbers.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
                 writer.add_tensor(_renamed(name), numbers)
             else:

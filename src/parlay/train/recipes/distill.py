@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.gguf.writing import USUAL
 from parlay.models.resolving import resolve
 from parlay.train.checkpoints import save_student
 from parlay.train.data.batches import TrainingBatch
@@ -89,7 +90,8 @@ class DistillRecipe(ModelRecipe):
     def save(self, folder: Path, card: str) -> None:
         """A model of its own, in the form of the target's files: see `save_student`."""
         tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
-        save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card)
+        like, embedding = resolve(self._options.model), self._options.embedding or USUAL
+        save_student(folder, self._config, tensors, like=like, card=card, embedding=embedding)
 
     def _states(self, batch: TrainingBatch) -> Tensor:
         """``[B, R, h]``: what the student's LM head reads, of the last R rows."""
@@ -98,8 +100,15 @@ class DistillRecipe(ModelRecipe):
 
 
 def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured]) -> DistillRecipe:
-    """A new student, or the one that is named. Raises ParlayError for one with another vocabulary."""
+    """A new student, or the one that is named.
+
+    Raises ParlayError for one with another vocabulary, and for a format of blocks where no GGUF file is written.
+    """
     del texts
+    if options.embedding and resolve(options.model).is_dir():
+        raise ParlayError(
+            f"embedding={options.embedding}: {options.model} is a folder, so the student is one in bfloat16"
+        )
     if options.student:
         named = Target.named(options.student)
         if named.config.vocab_size != target.config.vocab_size:
