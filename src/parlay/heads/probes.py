@@ -28,7 +28,7 @@ class PrefixedProbes(ProbeEmbeddings):
     """BiTA's: ``prefix`` ``[L, 2, K, P, D]`` are keys and values that the probes alone see, in every layer."""
 
     def __init__(self, first_MH: Tensor, prefix: Tensor, draft_vocab_size: int, vocab_size: int) -> None:
-        """``prefix``: what it begins as."""
+        """``prefix`` ``[L, 2, K, P, D]``: what it begins as."""
         super().__init__(first_MH, draft_vocab_size, vocab_size)
         self.prefix = nn.Parameter(prefix)
 
