@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay import models
-from parlay.models import eager
 from parlay.compiled.library import SWITCH
+from parlay.models import eager
 from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
