@@ -71,6 +71,7 @@ def test_a_prompt_is_found_cached_until_the_prefix_cache_is_reset(llm: LLM) -> N
 def test_a_drawn_seed_is_reported_and_reproduces_the_text(llm: LLM) -> None:
     (first,) = llm.generate(PROMPT, SamplingParams(max_tokens=12))
     (again,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=first.outputs[0].seed))
+    assert int(float(first.outputs[0].seed)) == first.outputs[0].seed  # as JavaScript reads it
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 

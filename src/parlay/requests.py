@@ -31,6 +31,9 @@ from parlay.text import TextStream
 from parlay.types import Constraint, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
 from parlay.vocabulary import Vocabulary
 
+_SEED_BITS = 53
+"""Of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
@@ -238,7 +241,7 @@ class RequestFactory:
     ) -> Request:
         """What the samples of one prompt have in common."""
         name = f"request-{next(self._names)}"
-        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
         eos = frozenset() if params.ignore_eos else self._eos_ids
         return Request(
             id=name,

@@ -30,6 +30,14 @@ def test_retry_with_the_same_seed_gives_the_same_answer(cli: Cli, tmp_path: Path
     assert "never read" not in two.read_text(encoding="utf-8")
 
 
+def test_lines_between_triple_quotes_are_one_message_and_no_command(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    result = cli("chat", *FLAGS, stdin=f'"""\n/exit is a word.\n  Is it?\n"""\n/save {path}\n'.encode())
+    assert result.code == 0, result.err
+    asked, _ = json.loads(path.read_text(encoding="utf-8"))
+    assert asked["content"] == "/exit is a word.\n  Is it?"
+
+
 def test_a_line_that_fails_loses_nothing(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     result = cli("chat", *FLAGS, stdin=f"/nope\n/set temperature hot\nHello\n/save {path}\n".encode())

@@ -37,26 +37,29 @@ class Chat:
         """Until the user leaves."""
         while True:
             try:
-                line = self._line().strip()
-                if line.startswith("/"):
+                line = self.read("> ").strip()
+                if line.startswith(_CHUNK):
+                    self._say(self._rest(line))
+                elif line.startswith("/"):
                     self._obey(line)
-                elif line:
-                    self.state.conversation.add("user", line)
-                    self._answer()
+                else:
+                    self._say(line)
             except (Leave, EOFError):
                 return
             except KeyboardInterrupt:
                 self._note("(/exit or Ctrl-D leaves)")
 
-    def _line(self) -> str:
-        """A line, or all lines between two of triple quotes."""
-        line = self.read("> ")
-        if not line.startswith(_CHUNK):
-            return line
+    def _rest(self, line: str) -> str:
+        """All lines between two of triple quotes, of which ``line`` is the first."""
         lines = [line.removeprefix(_CHUNK)]
         while not lines[-1].endswith(_CHUNK):
-            lines.append(self.read("… "))
+            lines.append(self.read("… ").rstrip())
         return "\n".join(lines).removesuffix(_CHUNK)
+
+    def _say(self, text: str) -> None:
+        if text.strip():
+            self.state.conversation.add("user", text.strip())
+            self._answer()
 
     def _obey(self, line: str) -> None:
         try:
@@ -140,4 +143,4 @@ def read_line(prompt: str) -> str:
         ) from None
     if not line:
         raise EOFError
-    return line
+    return line.removesuffix("\n")

@@ -197,9 +197,10 @@ def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> 
 
     metrics = sample.metrics
     seed = "" if params.greedy else f"; seed {sample.seed}"
+    pace = f", {metrics.tokens_per_second:.0f} tokens/s" if metrics.tokens_per_second else ""  # none of a single step
     print(
-        f"{metrics.completion_tokens} tokens in {metrics.steps} steps ({metrics.tokens_per_step:.2f} a step), "
-        f"{metrics.tokens_per_second:.0f} tokens/s after {metrics.prefill_seconds:.2f} s of prefill; "
+        f"{_counted(metrics.completion_tokens, 'token')} in {_counted(metrics.steps, 'step')} "
+        f"({metrics.tokens_per_step:.2f} a step){pace} after {metrics.prefill_seconds:.2f} s of prefill; "
         f"{_ENDS[sample.finish_reason]}\n"
         f"{metrics.strategy} [{metrics.exactness}], {_counted(threads.count(), 'thread')}: "
         f"{_drafts(metrics, tint)}{seed}",

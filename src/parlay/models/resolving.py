@@ -60,7 +60,7 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
     if path.is_dir():
         return _check_config(path)
     if path.is_file() and path.suffix == SUFFIX:
-        return path
+        return _check_magic(path)
     if path.exists():
         raise ParlayError(
             f"{model} is a file, but no *{SUFFIX}: name the folder that holds config.json and *.safetensors"
@@ -100,6 +100,18 @@ def _hub_name(model: str) -> tuple[str, str]:
     if colon and "/" not in repo:
         raise ParlayError(f"{model}: before the colon stands a Hugging Face Hub repository, as in user/repo:Q4_K_M")
     return repo, quantization
+
+
+def _check_magic(path: Path) -> Path:
+    """Refuses a file that is no GGUF file at all, before torch is loaded; the reader looks at the rest."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4)
+    except OSError as error:
+        raise ParlayError(f"can't read {path}: {error.strerror}") from None
+    if begin != b"GGUF":
+        raise ParlayError(f"{path} can't be read as a GGUF file: it does not begin with GGUF")
+    return path
 
 
 def _check_config(directory: Path) -> Path:

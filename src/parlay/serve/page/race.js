@@ -29,6 +29,8 @@ class Lane {
     this.pieces = [];
     /** @type {import("./api.js").Summary | undefined} */
     this.summary = undefined;
+    /** @type {import("./api.js").Delta["usage"]} */
+    this.usage = undefined;
     this.text = "";
     this.figures = Object.fromEntries(ROWS.map(([key]) => [key, el("dd", {}, "–")]));
     const rows = ROWS.map(([key, words]) => el("div", {}, el("dt", {}, words), this.figures[key]));
@@ -49,6 +51,7 @@ class Lane {
     const asked = performance.now();
     for await (const delta of answer(request, signal)) {
       this.summary = delta.summary ?? this.summary;
+      this.usage = delta.usage ?? this.usage;
       if (!delta.pieces.length) continue;
       this.times.push({ at: performance.now() - asked, pieces: delta.pieces });
       this.pieces.push(...delta.pieces);
@@ -59,14 +62,15 @@ class Lane {
     this.#count();
   }
 
-  /** The engine's own figures once there are any. */
+  /** The engine's own figures once there are any: it also counts tokens that have no text. */
   #count() {
-    const count = steps(this.pieces).length;
+    const tokens = this.usage?.completion_tokens ?? this.pieces.length;
+    const perStep = this.summary?.tokens_per_step ?? this.pieces.length / Math.max(1, steps(this.pieces).length);
     const [first, last] = [this.times[0]?.at, this.times.at(-1)?.at];
     const shown = {
-      tokens: this.pieces.length,
-      steps: count,
-      perStep: this.summary?.tokens_per_step ?? this.pieces.length / Math.max(1, count),
+      tokens,
+      steps: Math.round(tokens / Math.max(1, perStep)),
+      perStep,
       rate: this.summary?.tokens_per_second,
       first,
       whole: this.summary && last && last / 1000,
