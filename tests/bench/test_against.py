@@ -53,6 +53,15 @@ def test_what_it_is_not_measured_at_is_a_row_that_says_so(tiny: LLM, peer: Trans
     assert not errors["none"]
 
 
+def test_a_gguf_file_is_a_row_that_says_what_to_name_instead(tiny: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    peer = Transformers(file, tiny.runner.spec.device, tiny.runner.spec.dtype)
+    errors = {row.cell.strategy: row.error for row in measure(tiny, peer, PLAN, tmp_path / "rows.jsonl")}
+    assert "does not run the blocks of a GGUF file: name a folder" in errors[AS_IT_COMES]
+    assert not errors["none"]
+
+
 def test_the_table_of_the_readme_holds_a_strategy_against_plain_decoding_and_the_fastest_other_mode() -> None:
     def row(strategy: str, turn: int, seconds: float, concurrency: int = 1) -> Row:
         engine = NAME if strategy in (AS_IT_COMES, LOOKUP) else OURS

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.gguf import accuracy, bits, loading
+from benchmarks.gguf.__main__ import Run, parse
 from benchmarks.gguf.files import KINDS, Shape, random_blocks
+from benchmarks.gguf.llama import LlamaCpp
 from benchmarks.gguf.page import page
 from benchmarks.gguf.speed import LLAMA, ROWS, Ours, part_of
 from parlay import models, threads
 from parlay.bench.forwards import FORWARD, WEIGHTS
 from parlay.bench.provenance import provenance
-from parlay.bench.records import OURS, Cell, Row
+from parlay.bench.records import OURS, Cell, Results, Row
 from parlay.types import Segment
 
 SMALL = Shape(layers=2, hidden=256, ffn=512, heads=4, kv_heads=2, vocab=1024)
@@ -32,6 +35,13 @@ def test_files_of_random_blocks_are_models_whose_numbers_stay_small(kind: Kind, 
     assert logits_NV.isfinite().all()
     assert 0 < logits_NV.abs().max() < 1e4
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_files_that_were_not_asked_for_are_not_made(tmp_path: Path) -> None:
+    options = parse(["--llama", "python", "--files", "Q2", "--cache", str(tmp_path)])
+    run = Run(options, Results(tmp_path / "rows.jsonl", {}), cast(LlamaCpp, None))
+    assert [*run.smollm2(), *run.random()] == []
+    assert not list(tmp_path.glob("**/*.gguf"))
 
 
 def test_forwards_and_prompts_are_timed(tmp_path: Path) -> None:

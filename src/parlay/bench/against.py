@@ -110,6 +110,8 @@ class Transformers:
     def _model(self, folder: Path, mode: Mode) -> PreTrainedModel:
         key = (folder, mode.dtype, mode.attention)
         if key not in self._models:
+            if folder.is_file():
+                raise ParlayError(f"{NAME} does not run the blocks of a GGUF file: name a folder of the same model")
             options: dict[str, Any] = {"dtype": DTYPES[mode.dtype] if mode.dtype else self._dtype}
             if mode.attention:
                 options["attn_implementation"] = mode.attention

@@ -240,7 +240,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     if not done:
         print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
         return INTERRUPTED
-    print(f"\n{spec.name} in {spec.dtype} on {spec.device}; energy: {meter.reason}; rows in {options.out}")
+    form = "" if resolve(options.model).is_file() else f" in {spec.dtype}"
+    print(f"\n{spec.name}{form} on {spec.device}; energy: {meter.reason}; rows in {options.out}")
     return _check_promises(results.rows)
 
 
