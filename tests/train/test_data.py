@@ -72,7 +72,7 @@ def test_a_folder_without_text_is_one_clear_error(tmp_path: Path, capsys: pytest
     with pytest.raises(ParlayError, match=r"odd.jsonl, line 1: .*\(2 such lines\).*--skip-broken"):
         read_given(tmp_path)
     assert read_given(tmp_path, skip_broken=True).documents == ("Something to read",)
-    assert "2 such lines are left out" in capsys.readouterr().out
+    assert "left out: 2 such lines" in capsys.readouterr().out
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     with pytest.raises(ParlayError, match="too short"):
         texts_given(Given(documents=("Hi",)), tokenizer, Cut(prompt=8, answer=8, row=64, documents=100))

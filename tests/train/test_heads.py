@@ -158,6 +158,14 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
     assert outputs[0].outputs[0].text
 
 
+@pytest.mark.parametrize("name", ["work", "out"])
+def test_folders_that_can_not_be_written_are_named_before_anything_is_computed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("taken")
+    folders = {"work": tmp_path / "work", "out": tmp_path / "out", name: tmp_path / "file"}
+    with pytest.raises(ParlayError, match=rf"can't write to the folder {tmp_path / 'file'}"):
+        train("medusa", METHODS["medusa"].options(model="no such model", **folders))
+
+
 def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
     for more in ({}, {"texts": tmp_path, "whole": False}):
         with pytest.raises(UsageError, match="shards=0: the target writes nothing then, so name texts"):

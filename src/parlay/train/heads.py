@@ -56,7 +56,7 @@ from parlay.train.recipes import (
 )
 from parlay.train.recipes.recipe import HeadRecipe, ModelRecipe
 from parlay.train.recipes.target import Target
-from parlay.train.saving import origin_of, save_head, written_card
+from parlay.train.saving import make_folder, origin_of, save_head, written_card
 from parlay.train.watching import Watch
 from parlay.types import ParlayError
 
@@ -124,6 +124,8 @@ def train(method: str, options: DrafterTrainOptions) -> str:
     Of several processes the first one writes what is trained on, and the head.
     """
     where = processes()
+    for folder in (options.work, options.out):
+        make_folder(folder)
     with where.first_alone():
         texts = METHODS[method].prepare(options)
     return fit(method, options, Target.named(options.model), texts, where)

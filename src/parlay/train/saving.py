@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from torch import Tensor
@@ -24,6 +26,16 @@ from parlay.train.options import DrafterTrainOptions
 from parlay.train.recipes.recipe import HeadRecipe
 from parlay.train.recipes.target import Target
 from parlay.types import Exactness, ParlayError, RunnerSpec
+
+
+def make_folder(folder: Path) -> None:
+    """Before anything is computed. Raises ParlayError where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ParlayError(f"can't write to the folder {folder}: {error}") from error
 
 
 def origin_of(options: DrafterTrainOptions) -> Origin:

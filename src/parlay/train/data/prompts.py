@@ -85,9 +85,10 @@ def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
 
     Raises ParlayError unless they are to be skipped.
     """
+    many = "1 such line" if count == 1 else f"{count} such lines"
     if not skip_broken:
-        raise ParlayError(f"{first} ({count} such lines): mend them or pass --skip-broken")
-    print(f"{first}; {count} such lines are left out", flush=True)
+        raise ParlayError(f"{first} ({many}): mend that or pass --skip-broken")
+    print(f"{first}; left out: {many}", flush=True)
 
 
 def conversation_of(line: str) -> Conversation | None:
