@@ -163,6 +163,23 @@ def test_short_answers_are_not_each_opened_to_a_drafter_that_never_pays() -> Non
     assert later[-1].speed > 2, "but it is found out when it does"
 
 
+def test_what_earlier_answers_gained_carries_a_drafter_over_first_misses() -> None:
+    """A draft head that is right every other time, and short answers: most begin with a miss or two."""
+
+    def forward(rows: int) -> float:
+        return 1.0 + 0.08 * (rows - 1)
+
+    policy = Adaptive(TableCost(forward), 16)
+    head = Drafting(rate=0.5, score=0.5, step_seconds=0.2, opening_seconds=1.5)
+    runs = []
+    for number in range(60):
+        runs.append(simulate(policy, head, forward, 64, view=SequenceView(number), seed=number))
+        policy.release(number)
+    later = runs[20:]
+    best = max(goodput(0.5, lambda rows: forward(rows) + 0.2, size) for size in range(1, 5))
+    assert sum(run.tokens for run in later) / sum(run.seconds for run in later) > 1 + 0.7 * (best - 1)
+
+
 def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> None:
     late = frozenset(range(100, 400))
     run = simulate(Adaptive(TableCost(steep), 16), Drafting(0.0, 0.7, right_at=late), steep, 400)

@@ -9,7 +9,7 @@ from itertools import chain
 
 from parlay import trees
 from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
-from parlay.router.ledger import PROMPTS, Account, Ledger
+from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
 from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
@@ -50,7 +50,7 @@ class Adaptive(Policy):
         self._calibration = ScoreCalibration()
         self._record = Record()
         self._draft_seconds = DraftSeconds()
-        self._prompts = Account(PROMPTS)
+        self._prompts, self._gains = Account(PROMPTS), Gains()
         self._states: dict[int, _State] = {}
         self._prices: Prices | None = None
         self._depth_per_node = 1.0
@@ -72,8 +72,9 @@ class Adaptive(Policy):
     def _plan(self, state: _State, prices: Prices) -> int:
         ledger = state.ledger
         ledger.earn()
-        size = prices.best_size(state.record, self._depth_per_node) if ledger.credit > 0 else 0
+        size = prices.best_size(state.record, self._depth_per_node) if ledger.is_funded else 0
         state.is_trial = not size and ledger.wait(1) <= 0
+        state.resumes = not state.budget
         state.budget = min(size or (_TRIAL if state.is_trial else 0), state.limit)
         return state.budget
 
@@ -162,6 +163,7 @@ class Adaptive(Policy):
         known = min(spent.draft_seconds, self._draft_seconds.of(proposed))
         rows = {0: 0.0}
         is_first = False
+        resumes = any(state.resumes for state, _ in drafted)
         for state, (draft, path, _) in drafted:
             ledger, count = state.ledger, len(draft)
             if count not in rows:
@@ -172,7 +174,7 @@ class Adaptive(Policy):
                 ledger.read_prompt(spent.draft_seconds + loss)
             if count or spent.draft_seconds > FREE * forward:  # else it proposed nothing and cost nothing
                 ledger.settle(drafting + loss, token, trial=state.is_trial, tested=count > 0)
-        if not is_first:
+        if not is_first and not (resumes and known < seconds):
             self._draft_seconds.learn(proposed, seconds if known else spent.draft_seconds, forward / len(drafted))
 
     def _learn_outcome(self, state: _State, outcome: Outcome, expected: float) -> None:
@@ -199,7 +201,7 @@ class Adaptive(Policy):
         state = self._states.get(view.sequence)
         if state is None:
             limit = self._max_budget if self._calibration.drafts >= _KNOWN else min(_FIRST, self._max_budget)
-            state = _State(limit, Record(self._record), Ledger(view, prices.token, self._prompts))
+            state = _State(limit, Record(self._record), Ledger(view, prices.token, self._prompts, self._gains))
             self._states[view.sequence] = state
         return state
 
@@ -215,12 +217,14 @@ class _State:
     budget: int = 0
     """As planned for this step."""
     is_trial: bool = False
+    resumes: bool = True
+    """It did not draft in the step before: its drafter may have to catch up with the text."""
 
 
 def _inactive(states: Sequence[_State]) -> int:
     """Steps until the next trial, or until prices are compared again."""
     steps = min([state.ledger.wait(len(states)) for state in states]) - 1
-    return max(0, min(steps, _LOOK - 1) if any(state.ledger.credit > 0 for state in states) else steps)
+    return max(0, min(steps, _LOOK - 1) if any(state.ledger.is_funded for state in states) else steps)
 
 
 def _mean_length(views: Sequence[SequenceView]) -> int:

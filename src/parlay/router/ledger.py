@@ -9,6 +9,7 @@ from parlay.types import SequenceView
 START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
 TRIALS = 0.01  # share of the decoding time that trials may lose
 PROMPTS = 0.05  # share of the decoding time for which drafters may read prompts where drafts are not expected to pay
+LENT = 4.0  # tokens: most of what other sequences have gained that a sequence without credit may lose
 FIRST_WAIT = 8  # tokens without a draft before the first trial
 
 
@@ -30,19 +31,37 @@ class Account:
         return math.ceil(self.debt / (self.share * seconds))
 
 
+class Gains:
+    """Seconds that the drafts of a strategy have gained lately, over all sequences: what the next ones may lose.
+
+    So a drafter that pays is not given up where the first drafts of a text fail.
+    """
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def book(self, loss: float, token: float) -> None:
+        """Count a proposal's loss in seconds; a gain is below 0."""
+        self.seconds = min(max(0.0, self.seconds - loss), LENT * token)
+
+
 class Ledger:
     """One sequence's accounts.
 
-    ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain. Without
-    credit, or if no draft is expected to gain, only trials are drafted. Each trial that loses at least doubles the debt
+    ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain, and where
+    there is none, the `Gains` of all sequences do. Without either, or if no draft is expected to gain, only trials are
+    drafted. Each trial that loses at least doubles the debt
     that must be paid off before the next. A sequence's first proposal reads its prompt: that is charged to ``prompts``,
     which the sequences of a strategy share.
     """
 
-    __slots__ = ("_counted", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")
+    __slots__ = ("_counted", "_gains", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")
 
-    def __init__(self, view: SequenceView, token: float, prompts: Account) -> None:
+    def __init__(self, view: SequenceView, token: float, prompts: Account, gains: Gains) -> None:
         """``token``: seconds that plain decoding takes for one token of this sequence."""
+        self._gains = gains
         self.credit = START * token
         self.is_unread = True
         self._view = view
@@ -51,6 +70,11 @@ class Ledger:
         self._prompts = prompts
         self._trials = Account(TRIALS)
         self._trials.debt = self._price = FIRST_WAIT * TRIALS * token  # of the next trial
+
+    @property
+    def is_funded(self) -> bool:
+        """Whether drafts that are expected to gain may be verified."""
+        return self.credit > 0 or self._gains.seconds > 0
 
     def earn(self) -> None:
         """Count what was decoded since the last call."""
@@ -74,6 +98,7 @@ class Ledger:
         """Book a proposal's loss in seconds; a gain is below 0. ``tested``: some of its nodes were verified."""
         self._token = token
         self.credit = max(0.0, self.credit - loss)
+        self._gains.book(loss, token)
         least = FIRST_WAIT * TRIALS * token
         if trial:
             self._price = max(2 * self._price if tested else least, loss) if loss > 0 else least
