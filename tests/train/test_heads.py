@@ -84,6 +84,21 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
     assert opened.artefact.settings["expected"] == pytest.approx(reached, abs=1e-3)
 
 
+def test_a_head_is_trained_further(model: Path, work: Path, tmp_path: Path) -> None:
+    """With another head's weights it begins where that one ended, and keeps its draft vocabulary."""
+    target = Target.named(str(model))
+    texts = FeatureStore(work, target.stored_layers()).load()
+    reached = []
+    for name, updates, more in (("first", 60, {}), ("second", 1, {"head": str(tmp_path / "first"), "draft_vocab": 8})):
+        (tmp_path / name).mkdir()
+        asked = options("eagle3", model, tmp_path / name, tmp_path / name, updates, **{"draft_vocab": 48, **more})
+        reached.append(float(fit("eagle3", asked, target, texts).split("held-out ")[1].split()[0]))
+    assert reached[1] > 0.9 * reached[0] > 100 / 48
+    assert artefact.load(tmp_path / "second").settings["draft_vocab_size"] == 48
+    with pytest.raises(UsageError, match="no drafter for eagle3"):
+        fit("eagle3", options("eagle3", model, tmp_path, tmp_path / "third", 1, head="nothing-like-it"), target, texts)
+
+
 def test_a_target_learns_to_speak_early_and_is_a_model_then(model: Path, work: Path, tmp_path: Path) -> None:
     texts = FeatureStore(work, Target.named(str(model)).stored_layers()).load()
     out = tmp_path / "model"

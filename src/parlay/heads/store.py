@@ -17,7 +17,7 @@ from pathlib import Path
 from parlay.heads.artefact import CARD, CONFIG, FORMAT, GENERAL, WEIGHTS, BadHead, HeadFacts, load, read_facts
 from parlay.models.hub import hash_of
 from parlay.models.user_cache import user_cache
-from parlay.options import nearest
+from parlay.options import UsageError, nearest
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
 """Drafters that come with the package: a folder for each method, in it a folder for each target."""
@@ -75,6 +75,18 @@ def candidates(method: str, name: str = "") -> list[StoredDrafter]:
     own = [each for each in drafters() if each.facts.method == method]
     named = [each for each in own if name and each.name == name]
     return [*named, *(each for each in own if each.facts.origin.domain == (name or GENERAL) and each not in named)]
+
+
+def folder_of(method: str, name: str) -> Path:
+    """The folder that ``name`` is, or that of a method's drafter by name or domain. Raises UsageError for neither."""
+    folder = Path(name).expanduser()
+    if (folder / CONFIG).is_file():
+        return folder
+    found = candidates(method, name)
+    if not found:
+        known = [each.name for each in drafters() if each.facts.method == method]
+        raise UsageError(f"{name}: no folder of a head, and no drafter for {method}: {nearest(name, known)}")
+    return found[0].folder
 
 
 def usual_name(facts: HeadFacts) -> str:

@@ -1,6 +1,7 @@
 """Muon (Jordan et al. 2024): momentum whose matrix is brought to equal singular values before each step.
 
-PyTorch's own computes this in bfloat16, which is many times slower than float32 on CPUs without such instructions.
+PyTorch's own always computes this in bfloat16, which is many times slower than float32 on CPUs without instructions
+for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from parlay.train.precision import half_pays
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
@@ -44,7 +47,8 @@ def orthogonal(matrix_NM: Tensor) -> Tensor:
     """The matrix with singular values near 1, by Newton and Schulz's iteration."""
     tall = matrix_NM.shape[0] > matrix_NM.shape[1]
     found: Tensor = (matrix_NM.T if tall else matrix_NM) / matrix_NM.norm().clamp(min=1e-7)
+    found = found.bfloat16() if half_pays() else found
     for _ in range(_ITERATIONS):
         gram = found @ found.T
         found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
-    return found.T if tall else found
+    return (found.T if tall else found).to(matrix_NM.dtype)

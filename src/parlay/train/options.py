@@ -72,8 +72,13 @@ class MtpTrainOptions(HeadTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3TrainOptions(HeadTrainOptions):
-    """How far the head is unrolled."""
+    """Where the head begins, and how far it is unrolled."""
 
+    head: str = option(
+        "",
+        "a head to train further, by folder or by its name in parlay drafters, whose draft vocabulary stays; empty: a "
+        "new one",
+    )
     steps: int = option(3, "steps of the training-time test", low=1, high=8)
     own_vocabulary: bool = option(False, "train the LM head too, which begins as the target's")
 

@@ -7,8 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from parlay.heads.eagle3 import Eagle3Head
+from parlay.drafters.heads.options import EAGLE3
+from parlay.heads import artefact, store
+from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
+from parlay.options import UsageError
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import Eagle3TrainOptions
@@ -70,8 +74,29 @@ class Eagle3Recipe(RepeatedLayer):
 
 
 def start(options: Eagle3TrainOptions, target: Target, texts: Sequence[Featured]) -> Eagle3Recipe:
-    """From the best linear guess on."""
-    draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
-    head = start_eagle3(target, draft_ids_D, target.usual_taps(), texts)
+    """From the best linear guess on, or from the weights of another head."""
+    if options.head:
+        head = _trained(options.head, target)
+    else:
+        draft_ids_D = common_tokens(texts, options.draft_vocab, target.config.vocab_size)
+        head = start_eagle3(target, draft_ids_D, target.usual_taps(), texts)
     scale_F = feature_scale(texts, head.fc.in_features)
     return Eagle3Recipe(head, target, scale_F, options.steps, own_vocabulary=options.own_vocabulary)
+
+
+def _trained(name: str, target: Target) -> Eagle3Head:
+    """A head that was trained for this target, by folder or by name; see `Eagle3TrainOptions`.
+
+    Raises UsageError where there is none, or it reads other layers than are stored, BadHead for another target's.
+    """
+    held = artefact.load(store.folder_of(EAGLE3, name))
+    vocab_size = target.config.vocab_size
+    witness_WH = target.embedding_VH[artefact.witness_ids(vocab_size)]
+    artefact.check_target(name, held.layer, held.witness_WH, witness_WH, vocab_size)
+    config = Eagle3Config.of(held)
+    if config.taps != target.usual_taps():
+        raise UsageError(f"head={name}: it reads layers {config.taps}, and features are of {target.usual_taps()}")
+    head = Eagle3Head(config)
+    own = {"lm_head.weight": target.head_VH[draft_ids(held.tensors["d2t"])]}
+    head.load_state_dict({**own, **held.tensors})
+    return head
