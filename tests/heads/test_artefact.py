@@ -59,6 +59,17 @@ def test_what_is_saved_is_loaded_and_drafts_without_a_warning(use: Use, head: He
     assert "strategy" not in use(tmp_path)
 
 
+def test_matrices_of_whole_blocks_take_half_the_bytes_of_bfloat16(head: HeadArtefact, tmp_path: Path) -> None:
+    matrices = {"fc.weight": torch.randn(64, 96), "midlayer.mlp.up_proj.weight": torch.randn(64, 40)}
+    artefact.save(tmp_path, replace(head, tensors=matrices), "")
+    written, read = load_file(tmp_path / WEIGHTS), artefact.load(tmp_path).tensors
+    assert written["fc.weight"].nbytes == 64 * 96 * 8.5 / 8
+    for name, matrix in matrices.items():
+        assert read[name].dtype == torch.bfloat16
+        assert (read[name] - matrix).norm() < 0.01 * matrix.norm()
+    assert torch.equal(read["midlayer.mlp.up_proj.weight"], matrices["midlayer.mlp.up_proj.weight"].bfloat16())
+
+
 def test_a_folder_of_the_first_format_still_opens(use: Use, head: HeadArtefact, tmp_path: Path) -> None:
     artefact.save(tmp_path, replace(head, proof=None), "")
     said = json.loads((tmp_path / CONFIG).read_text())

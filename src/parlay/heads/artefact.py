@@ -3,7 +3,10 @@
 The head's config says for which shape of target it was trained, where it comes from, and the SHA-256 of its weights.
 Some rows of the target's embedding are kept as witnesses: a target whose rows point elsewhere is another model.
 Quantisation turns them by a few degrees at most. A `Proof` shows at first use that target and head compute here what
-they computed there. Folders of the first format say less, and still open.
+they computed there.
+
+Matrices are written as bytes in the blocks of Q8_0, 8.5 bits a weight, where their rows are whole blocks. Folders of
+earlier formats, which have bfloat16 instead and in the first say less, still open.
 """
 
 from __future__ import annotations
@@ -23,13 +26,17 @@ from torch import Tensor
 
 from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.dequantize import dense
 from parlay.models.hub import hash_of
+from parlay.models.quantize import in_q8_0
+from parlay.models.stored import Format, StoredTensor
 from parlay.models.user_cache import saved_whole
 from parlay.types import ParlayError
 
 WITNESSES = 32
 LEAST_COSINE = 0.95
-FORMAT = 2
+FORMAT = 3
+_BLOCKS = Format.Q8_0
 _WITNESS = "target.witness"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 GENERAL = "general"
@@ -93,9 +100,10 @@ def witness_ids(vocab_size: int) -> Tensor:
 
 
 def save(folder: Path, head: HeadArtefact, card: str) -> None:
-    """Writes the folder, bfloat16; what was there is replaced file by file, the weights last."""
+    """Writes the folder; what was there is replaced file by file, the weights last."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {**as_stored(head).tensors, _WITNESS: head.witness_WH.to(torch.bfloat16).contiguous()}
+    written = {name: _written(tensor.detach()) for name, tensor in head.tensors.items()}
+    tensors = {**written, _WITNESS: head.witness_WH.to(torch.bfloat16).contiguous()}
     tensors |= head.proof.tensors() if head.proof else {}
     (folder / CARD).write_text(card, encoding="utf-8")
     with saved_whole(folder / WEIGHTS) as part:
@@ -151,7 +159,7 @@ def load(folder: Path) -> HeadArtefact:
                 f"{folder / WEIGHTS} is not the file that {CONFIG} names by its SHA-256: "
                 "it was damaged or replaced, so get the folder again"
             )
-        tensors = load_file(folder / WEIGHTS)
+        tensors = {name: _read(tensor) for name, tensor in load_file(folder / WEIGHTS).items()}
         witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors)
     except (OSError, KeyError, SafetensorError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
@@ -199,13 +207,25 @@ def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
 
 
 def as_stored(head: HeadArtefact) -> HeadArtefact:
-    """The head as `load` gives it after `save`: floating-point numbers in bfloat16."""
-    return replace(head, tensors={name: _stored(tensor) for name, tensor in head.tensors.items()})
+    """The head as `load` gives it after `save`: floating-point numbers in bfloat16, those of blocks rounded twice."""
+    return replace(head, tensors={name: _read(_written(tensor.detach())) for name, tensor in head.tensors.items()})
 
 
-def _stored(tensor: Tensor) -> Tensor:
-    """``tensor`` of any shape as it is written, contiguous."""
-    return (tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
+def _written(tensor: Tensor) -> Tensor:
+    """``tensor`` of any shape as it is written, contiguous: of matrices the blocks, uint8."""
+    if not tensor.is_floating_point():
+        return tensor.contiguous()
+    if tensor.ndim == 2 and tensor.shape[1] % _BLOCKS.block == 0:
+        return in_q8_0(tensor).data
+    return tensor.to(torch.bfloat16).contiguous()
+
+
+def _read(tensor: Tensor) -> Tensor:
+    """The numbers of ``tensor`` of any shape, which `_written` gave."""
+    if tensor.dtype != torch.uint8 or tensor.ndim != 2 or tensor.shape[1] % _BLOCKS.block_bytes:
+        return tensor
+    shape = len(tensor), tensor.shape[1] // _BLOCKS.block_bytes * _BLOCKS.block
+    return dense(StoredTensor(_BLOCKS, shape, tensor), torch.bfloat16)
 
 
 def _plain(layer: DecoderConfig) -> dict[str, Any]:

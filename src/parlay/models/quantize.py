@@ -1,4 +1,4 @@
-"""Weights in eight bits: whole numbers from -127 to 127, times one step size for each output."""
+"""Weights rounded to few bits: whole numbers times one step size for each output, or in the blocks of files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from parlay.models.stored import Format, StoredTensor
 
 LARGEST = 127
 
@@ -32,3 +34,13 @@ class Int8Weight:
         """The numbers that are left, for kernels that can't multiply int8."""
         numbers, steps = self.quantized()
         return (numbers.float() * steps[:, None]).to(dtype)
+
+
+def in_q8_0(weight_OI: Tensor) -> StoredTensor:
+    """The matrix rounded to the blocks of Q8_0; ValueError unless its rows are whole blocks."""
+    blocks_NK = weight_OI.float().reshape(-1, Format.Q8_0.block)
+    scale_N1 = (blocks_NK.abs().amax(1, keepdim=True) / LARGEST).to(torch.float16)
+    steps_N1 = torch.where(scale_N1 == 0, torch.ones_like(scale_N1), scale_N1).float()
+    codes_NK = (blocks_NK / steps_N1).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    packed_NB = torch.cat((scale_N1.view(torch.uint8), codes_NK.view(torch.uint8)), 1)
+    return StoredTensor(Format.Q8_0, tuple(weight_OI.shape), packed_NB.view(len(weight_OI), -1))
