@@ -159,12 +159,14 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
         out=tmp_path / "head",
         longest=64,
         updates=6,
+        keep_features=watched,
     )
     reached = train("medusa", asked)
     assert float(reached.split("held-out ")[1].split()[0]) > 0
     told = capsys.readouterr()
     assert ("features: shard 1 of 1" in told.out, "step " in told.out) == (not watched, not watched)
     assert bool(re.search(r"Training medusa .* left, [\d,]+ tokens/s, loss \d+\.\d+, held-out \d", told.err)) == watched
+    assert bool(list((tmp_path / "work").glob("states-*"))) == watched, "where they were to be kept"
     card = (tmp_path / "head" / "README.md").read_text()
     assert "are 0 of these; it read those of texts." in card
     outputs = LLM("parlay-mini").generate(

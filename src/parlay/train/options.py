@@ -32,6 +32,9 @@ class DrafterTrainOptions(LoopOptions):
     skip_broken: bool = option(False, "leave broken lines of these files out")
     shards: int = option(16, "shards of 128 conversations that the target writes; 0: none, with --texts", low=0)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
+    keep_features: bool = option(
+        True, "keep the target's features in the work folder; else each run computes them anew and holds them in memory"
+    )
     domain: str = option(
         "general", "kind of texts it is trained on, say code or dialogue: the name under which strategies find it"
     )

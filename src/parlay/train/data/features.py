@@ -52,6 +52,15 @@ class FeatureStore:
                 save(path, _featured(runner, load_shard(texts), self._layers))
                 done(number)
 
+    def computed(self, runner: Runner, done: Callable[[int], None] = lambda _: None) -> list[Featured]:
+        """All texts with their states, read where they were kept, else computed; nothing is written."""
+        found: list[Featured] = []
+        for number, texts in enumerate(shards(self._folder)):
+            path = self.path(texts)
+            found += _load(path) if path.exists() else _featured(runner, load_shard(texts), self._layers)
+            done(number)
+        return found
+
     def load(self) -> list[Featured]:
         """All texts whose states are there."""
         found = [self.path(texts) for texts in shards(self._folder)]

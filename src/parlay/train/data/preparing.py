@@ -104,5 +104,7 @@ def _asked(options: DistillTrainOptions) -> list[Featured]:
 def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:
     store = FeatureStore(folder, Target.named(options.model).stored_layers())
     with counted("features", len(shards(folder))) as done:
+        if not options.keep_features:
+            return store.computed(models.load(options.model), done)
         store.compute(models.load(options.model), done)
     return store.load()
