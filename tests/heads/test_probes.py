@@ -111,6 +111,12 @@ def test_a_prefix_for_another_target_is_refused() -> None:
         Bita(other, GroupOptions())
 
 
+def test_streams_that_begin_at_no_layer_are_refused() -> None:
+    other = replace(RESOURCES, target=replace(TARGET, num_layers=2))
+    with pytest.raises(UsageError, match="the target has no layer 2"):
+        SpeculativeStreaming(other, GroupOptions())
+
+
 @pytest.mark.parametrize(("made", "options"), [(Ppd, PpdOptions()), (Pass, HeadOptions()), (Bita, GroupOptions())])
 def test_a_target_that_reads_tokens_alone_is_refused(made: Any, options: HeadOptions) -> None:
     with pytest.raises(UsageError, match="no target"):

@@ -164,7 +164,10 @@ class SpeculativeStreaming(_Grouped):
         held = _probes_for(STREAMING, resources, options.head)
         super().__init__(STREAMING, held, options.groups)
         down_RH, up_RH = (held.tensors[name].float().contiguous() for name in ("down_RH", "up_RH"))
-        self._join = Join(int(held.settings["join"]), down_RH, up_RH)
+        layer, target = int(held.settings["join"]), resources.target
+        if target is None or not 0 <= layer < target.num_layers:
+            raise UsageError(f"strategy {STREAMING}: the target has no layer {layer}, at which these streams begin")
+        self._join = Join(layer, down_RH, up_RH)
 
     def _inputs(self) -> Features:
         return Features(self._inputs_MH, join=self._join)
