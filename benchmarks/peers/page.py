@@ -114,18 +114,25 @@ class Model:
 
 def section(model: Model) -> list[str]:
     """One model: all entrants, then Parlay against each peer, then what did not run."""
-    rounds = len({row.round for row in model.rows})
-    lines = [f"## {model.name}", "", f"Rounds: {rounds}. Prompts and tokens per round: {counts(model)}.", ""]
+    lines = [f"## {model.name}", "", f"Rounds: {rounds(model)}. Prompts and tokens per round: {counts(model)}.", ""]
     ran = [system for system in model.systems if any(model.rate(system, each) for each in model.workloads)]
     lines += ["Decoding, tokens per second, and ratios in geometric mean over the workloads.", ""]
-    head = ("engine and mode", *model.workloads, *(f"against {base}" for base in BASES), "whole time", "same", "")
-    lines += table(head, [system_line(model, system) for system in ran])
-    lines += ["*Whole time*: whole requests, prompt included, against transformers plain.", ""]
+    bases = [name for name, base in BASES.items() if base in model.systems]
+    ratios = [f"against {base}" for base in bases] + [f"whole requests against {base}" for base in bases[:1]]
+    head = ("engine and mode", *model.workloads, *ratios, "same", "")
+    lines += table(head, [system_line(model, system, bases) for system in ran])
     lines += left_out(model)
     lines += gains(model)
     for contest in CONTESTS:
         lines += duel(model, contest)
     return lines + failures(model.found)
+
+
+def rounds(model: Model) -> str:
+    """How many there were, and in how many of them the peers were measured."""
+    all_of_them = len({row.round for row in model.rows})
+    theirs = len({row.round for row in model.rows if row.cell.engine != OURS})
+    return f"{all_of_them}, of which {theirs} with the other engines" if 0 < theirs < all_of_them else f"{all_of_them}"
 
 
 def left_out(model: Model) -> list[str]:
@@ -136,15 +143,16 @@ def left_out(model: Model) -> list[str]:
     return [f"Modes left out of this run: {', '.join(absent)}.", ""] if absent else []
 
 
-def system_line(model: Model, system: System) -> tuple[str, ...]:
+def system_line(model: Model, system: System, bases: Sequence[str]) -> tuple[str, ...]:
+    """What a system is held against has a name of `BASES`; whole requests are held against the first."""
     own = [row for row in model.rows if row.cell.system == system]
     errors = [row for row in own if row.error]
     note = next((row.note for row in own if row.decode_seconds), "")
     return (
         " ".join(system),
         *(number(model.rate(system, workload) or None, 0) for workload in model.workloads),
-        *(number(model.mean(system, base, decode_rate)) for base in BASES.values()),
-        number(model.mean(system, TRANSFORMERS, whole_rate)),
+        *(number(model.mean(system, BASES[base], decode_rate)) for base in bases),
+        *(number(model.mean(system, BASES[base], whole_rate)) for base in bases[:1]),
         f"{sum(row.same for row in own)}/{sum(row.of for row in own)}",
         note + (f"; failed in {len(errors)} of {len(own)} rows" if errors else ""),
     )

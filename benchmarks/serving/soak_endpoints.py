@@ -197,7 +197,9 @@ def soak(address: str, count: int, seed: int, clients: int) -> dict[str, Any]:
     offered = json.loads(call(address, "GET", "/choices"))["strategies"]
     exact = frozenset(one["name"] for one in offered if one["exactness"] in EXACT)
     first = json.loads(call(address, "POST", "/v1/responses", {"input": "Good morning.", "max_output_tokens": 8}))
-    planned = cases(count, seed, (*ENDPOINTS, continued(first["id"])), [*(one["name"] for one in offered), *INEXACT])
+    strategies = [one["name"] for one in offered]
+    strategies += [one for one in INEXACT if one.partition(":")[0] in strategies]
+    planned = cases(count, seed, (*ENDPOINTS, continued(first["id"])), strategies)
     run = Soak(address, exact | {None})
     run.learn(planned)
     before, began = metrics(address), time.perf_counter()

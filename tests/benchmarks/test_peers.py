@@ -226,7 +226,9 @@ def test_the_page_holds_the_best_of_ours_against_the_best_of_each_peer(
     for turn in range(2):
         for workload in ("edit", "prose"):
             results.add([row(*system, workload, turn, seconds) for system, seconds in times.items()])
+    results.add([row("parlay", "none", workload, 2, 4.0) for workload in ("edit", "prose")])
     text = remade(results.path, monkeypatch)
+    assert "Rounds: 3, of which 2 with the other engines." in text
     whole = text.split(", whole requests:\n")[1].splitlines()
     assert whole[3] == "| edit | prompt-lookup | 2.33 (assisted) | 0.67 (plain) | 0.67 (fast plain) |"
     default, plain = (section.splitlines() for section in text.split(", decoding:\n")[1:])
