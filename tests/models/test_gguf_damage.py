@@ -218,6 +218,14 @@ def test_the_command_line_says_it_in_one_line(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_folder_of_files_asks_for_one_of_them(cli: Cli, tmp_path: Path) -> None:
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    result = cli("generate", "hello", "--model", str(tmp_path))
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"parlay: error: {tmp_path} holds GGUF files: name one of them, as {tmp_path / 'a.gguf'}\n"
+
+
 def mutated(content: bytes, header: int, draw: random.Random) -> bytes:
     """The file with some bytes, numbers or stretches of its header changed, or cut short."""
     changed = bytearray(content)

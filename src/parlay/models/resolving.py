@@ -120,6 +120,8 @@ def _check_config(directory: Path) -> Path:
         return directory
     if (directory / "adapter_config.json").is_file():
         raise ParlayError(f"{directory} holds an adapter and no model: {_MERGE}")
+    if names := sorted(file.name for file in directory.glob(f"*{SUFFIX}")):
+        raise ParlayError(f"{directory} holds GGUF files: name one of them, as {directory / names[0]}")
     raise ParlayError(f"no config.json in {directory}: is this a model's folder?")
 
 
