@@ -1,0 +1,103 @@
+"""Trained drafters on SmolLM2: speed and tokens per step beside plain decoding and copying, by kind of text.
+
+    python -m benchmarks.drafters.trained --data DIR
+    python -m benchmarks.drafters.trained --data DIR --models smollm2-135m --temperatures 0 --prompts 1
+
+With ``--data`` the kinds are Spec-Bench's 13. Strategies draft as they do by default. A second run goes on with the
+file of results, so models and temperatures can be measured one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
+from benchmarks.options import add_run_flags
+from benchmarks.pages import HOW, about
+from benchmarks.setup import FULL, KINDS, QUICK, SMOLLM2, SMOLLM2_BF16, Setup
+from benchmarks.strategies.report import speed_table
+from parlay.bench import workloads
+from parlay.bench.records import Row
+from parlay.bench.runner import Bench, BenchPlan, lacks
+from parlay.bench.summary import Measurements
+from parlay.bench.workloads import Workload
+
+STRATEGIES = ("prompt-lookup", "eagle3", "medusa", "union:of=prompt-lookup+eagle3")
+TEMPERATURES = (0.0, 0.8)
+SPEC_BENCH = "spec-bench"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.drafters.trained", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
+    parser.add_argument("--models", nargs="+", choices=(SMOLLM2, SMOLLM2_BF16), default=[SMOLLM2, SMOLLM2_BF16])
+    parser.add_argument("--strategies", nargs="+", metavar="SPEC", default=list(STRATEGIES))
+    parser.add_argument("--temperatures", nargs="+", type=float, metavar="X", default=list(TEMPERATURES))
+    parser.add_argument("--prompts", type=int, default=3, help="of each kind of text (default: 3)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
+    parser.add_argument("--rounds", type=int, default=1, help="over all prompts (default: 1)")
+    add_run_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    options = parse()
+    begin(options)
+    with one_line_errors("drafters.trained"):
+        command = f"python -m benchmarks.drafters.trained{' --data DIR' if options.data else ''}"
+        results = open_results(options, "trained", command)
+        setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+        for model in options.models:
+            plan = plan_of(model, texts(model, setup, options), options)
+            if lacks(results, plan):
+                with setup.llm(model) as llm:
+                    Bench(llm, plan, results).run()
+    write_page(results.path, page(results.header, results.rows))
+
+
+def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Workload, ...]:
+    """Spec-Bench where there is data, else the kinds of text that ship here."""
+    if options.data is None:
+        drawn = setup.workloads(model, tuple(KINDS))
+        return tuple(replace(each, items=each.items[: options.prompts]) for each in drawn)
+    loaded = workloads.load([SPEC_BENCH], 1 if options.quick else options.prompts, options.data)
+    return tuple(replace(each, name=each.name.removeprefix(f"{SPEC_BENCH}/")) for each in loaded)
+
+
+def plan_of(model: str, texts: tuple[Workload, ...], options: argparse.Namespace) -> BenchPlan:
+    """What is measured on one model."""
+    return BenchPlan(
+        model=model,
+        strategies=tuple(options.strategies),
+        workloads=texts,
+        temperatures=tuple(options.temperatures),
+        rounds=options.rounds,
+        max_tokens=options.tokens,
+    )
+
+
+def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Markdown: a table for each model and temperature."""
+    intro = "Times plain decoding, tokens per step in brackets. All strategies draft as they do by default."
+    return "\n".join(["# Trained drafters", "", about(header), "", HOW, "", intro, "", *tables(Measurements(rows))])
+
+
+def tables(found: Measurements) -> Iterator[str]:
+    """One for each model and temperature."""
+    for model in found.each(lambda cell: cell.model):
+        for temperature in sorted({cell.temperature for cell in found.cells if cell.model == model}):
+            own = [row for row in found.rows if (row.cell.model, row.cell.temperature) == (model, temperature)]
+            how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+            yield from (f"## {model}, {how}", "", *speed_table(Measurements(own)))
+
+
+if __name__ == "__main__":
+    main()
