@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from parlay import trees
 from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
-from parlay.types import NO_DRAFT, Draft, Policy, Spent, Tree
-from tests.router.views import SequenceView
+from parlay.types import NO_DRAFT, Draft, Policy, SamplingParams, Spent, Tree
+from tests.router.views import REQUEST, SequenceView
 
 Forward = Callable[[int], float]
 
@@ -178,6 +178,23 @@ def test_what_earlier_answers_gained_carries_a_drafter_over_first_misses() -> No
     later = runs[20:]
     best = max(goodput(0.5, lambda rows: forward(rows) + 0.2, size) for size in range(1, 5))
     assert sum(run.tokens for run in later) / sum(run.seconds for run in later) > 1 + 0.7 * (best - 1)
+
+
+def test_a_prompt_is_not_read_for_an_answer_too_short_to_save_that_time() -> None:
+    """A good drafter takes ten forwards to read a prompt: it does for answers of 200 tokens, not for those of 8."""
+    policy = Adaptive(TableCost(steep), 16)
+    good = Drafting(rate=0.7, score=0.7, step_seconds=0.1, opening_seconds=10.0)
+
+    def drafted(number: int, most: int) -> bool:
+        request = replace(REQUEST, params=SamplingParams(max_tokens=most))
+        view = SequenceView(number, request, tokens=[1] * 500, prompt_length=500)
+        run = simulate(policy, good, steep, most, view=view, seed=number)
+        policy.release(number)
+        return any(run.sizes)
+
+    assert all(drafted(number, 200) for number in range(8))
+    assert sum(drafted(number, 8) for number in range(8, 28)) <= 2
+    assert drafted(28, 200)
 
 
 def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> None:

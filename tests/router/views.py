@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from parlay.types import NoiseKey, Request, SamplingParams
 
-REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(), key=NoiseKey(0))
+REQUEST = Request(id="r", prompt=(1,), params=SamplingParams(max_tokens=None), key=NoiseKey(0))
 
 
 @dataclass

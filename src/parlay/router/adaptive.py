@@ -10,7 +10,7 @@ from itertools import chain
 from parlay import trees
 from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
-from parlay.router.prices import FREE, DraftSeconds, Prices, sizes
+from parlay.router.prices import FREE, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
 from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
 
@@ -37,7 +37,8 @@ class Adaptive(Policy):
 
     *Never slower*: each sequence has a `Ledger`, which limits what its drafts may lose. A sequence's first draft has
     `_FIRST` nodes at most, and each accepted draft doubles that limit; once the drafter is known, there is none. While
-    nothing is to be drafted, the policy is inactive until the next trial.
+    nothing is to be drafted, the policy is inactive until the next trial. But for trials, a drafter reads no prompt
+    that takes longer than its drafts can save in the answer.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, which needs
     few observations. Calibration by depth, as static trees use it, would ignore how confident a drafter is.
@@ -50,6 +51,7 @@ class Adaptive(Policy):
         self._calibration = ScoreCalibration()
         self._record = Record()
         self._draft_seconds = DraftSeconds()
+        self._reading = Reading()
         self._prompts, self._gains = Account(PROMPTS), Gains()
         self._states: dict[int, _State] = {}
         self._prices: Prices | None = None
@@ -73,10 +75,21 @@ class Adaptive(Policy):
         ledger = state.ledger
         ledger.earn()
         size = prices.best_size(state.record, self._depth_per_node) if ledger.is_funded else 0
+        if size and ledger.is_unread and not self._pays_reading(state, prices, size):
+            size = 0
         state.is_trial = not size and ledger.wait(1) <= 0
         state.resumes = not state.budget
         state.budget = min(size or (_TRIAL if state.is_trial else 0), state.limit)
         return state.budget
+
+    def _pays_reading(self, state: _State, prices: Prices, size: int) -> bool:
+        """Whether the rest of an answer, as long as it may become, can save the time that reading its prompt takes."""
+        most = state.view.request.params.max_tokens
+        if most is None:
+            return True
+        left = most + state.view.prompt_length - len(state.view.tokens)
+        saved = prices.saved(size, state.record, self._depth_per_node)
+        return left * saved >= self._reading.of(len(state.view.tokens))
 
     def _current_prices(self, views: Sequence[SequenceView], others: int) -> Prices:
         """The prices of this batch; computed anew only if the batch or an estimate has changed."""
@@ -172,6 +185,7 @@ class Adaptive(Policy):
             if ledger.is_unread:
                 is_first, drafting = True, known
                 ledger.read_prompt(spent.draft_seconds + loss)
+                self._reading.learn(len(state.view.tokens), spent.draft_seconds - known)
             if count or spent.draft_seconds > FREE * forward:  # else it proposed nothing and cost nothing
                 ledger.settle(drafting + loss, token, trial=state.is_trial, tested=count > 0)
         if not is_first and not (resumes and known < seconds):
@@ -201,7 +215,7 @@ class Adaptive(Policy):
         state = self._states.get(view.sequence)
         if state is None:
             limit = self._max_budget if self._calibration.drafts >= _KNOWN else min(_FIRST, self._max_budget)
-            state = _State(limit, Record(self._record), Ledger(view, prices.token, self._prompts, self._gains))
+            state = _State(view, limit, Record(self._record), Ledger(view, prices.token, self._prompts, self._gains))
             self._states[view.sequence] = state
         return state
 
@@ -210,6 +224,7 @@ class Adaptive(Policy):
 class _State:
     """What the policy remembers of one sequence."""
 
+    view: SequenceView
     limit: int
     """Most nodes of the next draft."""
     record: Record

@@ -13,6 +13,7 @@ _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
 _FEW = 4  # of so many first proposals the quickest sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
+_READ = 0.3  # how far the estimate of reading follows a prompt
 _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it is at least `FREE` of a forward
 
 
@@ -76,6 +77,24 @@ class DraftSeconds:
             self._fixed = max(0.0, (self._seconds - self._per_node * self._nodes) / self._count)
 
 
+class Reading:
+    """What it takes a drafter to read a prompt, by the prompts that it has read."""
+
+    def __init__(self) -> None:
+        self._per_token = 0.0
+        self._seen = False
+
+    def of(self, tokens: int) -> float:
+        """Seconds for a prompt of so many tokens; 0 before any was seen."""
+        return self._per_token * tokens
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        """Learn that a prompt of so many tokens took so long."""
+        per_token = max(0.0, seconds) / max(tokens, 1)
+        self._per_token += (_READ if self._seen else 1.0) * (per_token - self._per_token)
+        self._seen = True
+
+
 @dataclass
 class Prices:
     """What drafts of a few sizes cost a batch, if each of its sequences drafts.
@@ -110,14 +129,21 @@ class Prices:
         share, depth_per_node = _SURE if self._free else round(record.share, 3), round(depth_per_node, 2)
         size = self.sizes.get((share, depth_per_node))
         if size is None:
-            plain = self.rows / self.sequences
-
-            def rate(step: tuple[int, float, float]) -> float:
-                nodes, drafting, forward = step
-                return (plain + expected_accepted(share, nodes * depth_per_node)) / (drafting + forward)
-
-            size = self.sizes[share, depth_per_node] = max(self.steps, key=rate)[0]
+            best = min(self.steps, key=lambda step: self._seconds(step, share, depth_per_node))
+            size = self.sizes[share, depth_per_node] = best[0]
         return size
+
+    def saved(self, size: int, record: Record, depth_per_node: float) -> float:
+        """Seconds that drafts of so many nodes are expected to save a sequence for each token that it decodes."""
+        step = next(each for each in self.steps if each[0] == size)
+        plain, drafted = (self._seconds(each, record.share, depth_per_node) for each in (self.steps[0], step))
+        return plain - drafted
+
+    def _seconds(self, step: tuple[int, float, float], share: float, depth_per_node: float) -> float:
+        """Seconds of a sequence's token if all sequences draft so."""
+        nodes, drafting, forward = step
+        accepted = expected_accepted(share, nodes * depth_per_node)
+        return (drafting + forward) / (self.rows / self.sequences + accepted)
 
 
 def sizes(most: int) -> list[int]:
