@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.cli.drafters import folder_of
     from parlay.drafters.heads.modules import check_tensors
-    from parlay.heads.artefact import CARD, load
+    from parlay.heads.artefact import CARD, check_target, load
     from parlay.heads.layouts.exporting import export
     from parlay.heads.layouts.writing import Verifier
     from parlay.heads.opening import matrices_of
@@ -38,6 +38,9 @@ def run(options: argparse.Namespace) -> int:
     check_tensors(head)
     model = options.model or head.origin.target
     matrices = cache(partial(matrices_of, model))
+    if options.model and len(head.witness_WH):
+        vocab_size = matrices().embedding.shape[0]
+        check_target(str(folder), head.layer, head.witness_WH, matrices().witnesses(vocab_size), vocab_size)
     verifier = Verifier(
         options.verifier or model,
         lambda: as_tensor(matrices().embedding, torch.bfloat16),

@@ -20,6 +20,7 @@ from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mtp import NORMED
 from parlay.heads.several import SeveralHeadsConfig
 from parlay.models.config import DecoderConfig
+from parlay.testing.checkpoints import save_random
 from parlay.testing.random_heads import random_heads
 from parlay.train.recipes.target import Target
 from tests.cli.conftest import Cli, cli
@@ -156,6 +157,17 @@ def test_what_a_format_can_not_hold_is_refused(
     assert told in result.err
     assert result.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_head_is_exported_for_no_other_target(cli: Cli, trained: Trained, tmp_path: Path) -> None:
+    save_random("llama", tmp_path / "other", seed=1)
+    words = ("--format", "vllm", "--model", str(tmp_path / "other"))
+    result = cli("export", str(trained("medusa")), str(tmp_path / "out"), *words)
+    assert result.code == 1
+    assert "was trained for another model" in result.err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+    words = ("--format", "vllm", "--model", "parlay-mini")
+    assert "was trained for a target of" in cli("export", str(trained("medusa")), str(tmp_path / "out"), *words).err
 
 
 def test_a_folder_with_files_is_left_alone_and_an_empty_one_is_taken(
