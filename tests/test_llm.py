@@ -75,6 +75,16 @@ def test_a_drawn_seed_is_reported_and_reproduces_the_text(llm: LLM) -> None:
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
+def test_a_closed_llm_says_so() -> None:
+    llm = LLM(dtype="float32")
+    llm.close()
+    llm.close()
+    assert repr(llm) == "LLM(closed)"
+    for ask in (llm.generate, llm.stream):
+        with pytest.raises(ParlayError, match="this LLM is closed"):
+            ask(PROMPT, SamplingParams(max_tokens=1))
+
+
 def test_an_llm_with_a_seed_repeats_itself() -> None:
     texts = []
     for _ in range(2):

@@ -259,6 +259,7 @@ class LLM:
 
         ``chat`` says how a conversation becomes a prompt.
         """
+        self._check_open()
         options = options or RequestOptions()
         params = sampling_params or self.get_default_sampling_params()
         cut = params.truncate_prompt_tokens is not None
@@ -321,6 +322,10 @@ class LLM:
 
     # ----------------------------------------------------------------------------------------------------- requests
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ParlayError("this LLM is closed: make another one")
+
     def _jobs(
         self,
         prompts: Prompts,
@@ -331,6 +336,7 @@ class LLM:
         prediction: Predictions | None = None,
         store: bool = True,
     ) -> list[Job]:
+        self._check_open()
         asked = listed(prompts)
         each_params = one_each(params, self.get_default_sampling_params(), len(asked), "sampling_params")
         each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(asked), "strategy")

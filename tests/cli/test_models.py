@@ -66,15 +66,15 @@ def test_names_that_mean_nothing_are_told_in_one_line(
     assert result.err.count("\n") == 1
 
 
-def test_a_model_that_is_not_there_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [("generate", "x", "--model"), ("chat", "--model"), ("serve", "--port", "0"), ("plan", "--model")]
+)
+def test_a_model_that_is_not_there_is_told_before_torch_is_loaded(words: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "no-model.gguf").write_text("version https://git-lfs.github.com/spec/v1\n")
-    for name in ("./nowhere", str(tmp_path / "no-model.gguf")):
-        code = (
-            "import sys, parlay.cli\n"
-            f"print(parlay.cli.main(['generate', 'x', '--model', {name!r}]), 'torch' in sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "1 False"
+    lines = [[*words, "./nowhere"], [*words, str(tmp_path / "no-model.gguf")]]
+    code = f"import sys, parlay.cli\nprint([parlay.cli.main(words) for words in {lines!r}], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[1, 1] False"
 
 
 @pytest.mark.parametrize(("text", "told"), [("{bad", "is not JSON"), ('{"type": "nonsense"}', "can't be used")])

@@ -96,7 +96,7 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    _check_machine_flags(options)
+    _check_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
     from parlay import threads
     from parlay.llm import DEFAULT_STRATEGY
@@ -190,6 +190,16 @@ class _Ground:
     weights: str
     weight_bytes: int
     kv_bytes: int
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Says what is wrong before torch is loaded and a machine is measured, which takes a minute."""
+    from parlay.models.resolving import resolve_config
+
+    _check_machine_flags(options)
+    for model in (options.model, options.draft_model):
+        if model is not None:
+            resolve_config(model)
 
 
 def _check_machine_flags(options: argparse.Namespace) -> None:

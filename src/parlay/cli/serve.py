@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ from parlay.cli.serve_models import (
     add_model_arguments,
     check_flags,
     chosen_models,
+    loaded_first,
     loading,
     read_ahead,
 )
@@ -150,24 +151,35 @@ def run(options: argparse.Namespace) -> int:
     models = chosen_models(options)
     check_flags(options, len(models))
     _check_packages(PACKAGES, "parlay serve", "serve")
+    with _listen(options.host, options.port) as listener, _observers(options, allowed) as observers:
+        _serve(options, _with_idle_seconds(allowed, options, len(models)), models, listener, observers)
+    return 0
+
+
+def _serve(
+    options: argparse.Namespace,
+    allowed: Settings,
+    models: Mapping[str, str],
+    listener: socket.socket,
+    observers: Sequence[Observer],
+) -> None:
+    """Until the process is told to end."""
+    first = loaded_first(options, models)
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
     from parlay.vocabulary import Vocabularies
 
-    with _listen(options.host, options.port) as listener, _observers(options, allowed) as observers:
-        allowed = _with_idle_seconds(allowed, options, len(models))
-        named = len(options.models) + len(options.model)
-        vocabularies = Vocabularies(KEPT + named)
-        loader_of = loading(options, vocabularies)
-        hosted = {name: loader_of(model) for name, model in models.items()}
-        app = create_app(hosted, allowed, observers, loader_of if options.allow_pull else None)
-        if named or options.model_dir is None:
-            app.state.registry.load_now(next(iter(models)))
-        read_ahead([*models.values()][1:named], vocabularies)
-        welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
-        server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
-        server.run(sockets=[listener])
-    return 0
+    named = len(options.models) + len(options.model)
+    vocabularies = Vocabularies(KEPT + named)
+    loader_of = loading(options, vocabularies)
+    hosted = {name: loader_of(model) for name, model in models.items()}
+    app = create_app(hosted, allowed, observers, loader_of if options.allow_pull else None)
+    if first is not None:
+        app.state.registry.load_now(first)
+    read_ahead([*models.values()][1:named], vocabularies)
+    welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
+    server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
+    server.run(sockets=[listener])
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,17 @@ def chosen_models(options: argparse.Namespace) -> dict[str, str]:
     if twice := sorted(named.keys() & found.keys()):
         raise ValueError(f"{twice[0]!r} is also in {options.model_dir}: give it another name, as NAME=MODEL")
     return named | found
+
+
+def loaded_first(options: argparse.Namespace, models: Mapping[str, str]) -> str | None:
+    """The first model, if it was named and not only found; says before torch is loaded that it is not there."""
+    if options.model_dir is not None and not (options.models or options.model):
+        return None
+    from parlay.models.resolving import resolve  # here, because help needs no models
+
+    first = next(iter(models))
+    resolve(models[first])
+    return first
 
 
 def named_models(words: Sequence[str]) -> dict[str, str]:
