@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from parlay import LLM, SamplingParams
+from parlay.bench.loops import first_loop
 from parlay.cost.calibrate import Calibration
 from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
 from parlay.plan import machine
+from parlay.plan.acceptance import decoded
+from parlay.strategies.spelling import parse
 from tests.cli.conftest import Cli
 from tests.plan.conftest import TINY, WORKS, config_only
 
@@ -131,6 +135,17 @@ def test_it_says_what_it_assumes_and_measures_it_on_prompts(cli: Cli, tmp_path: 
     (rate,) = re.findall(rf"measured on {re.escape(str(prompts))}: prompt-lookup:k=4 (\d\.\d\d)", result.out)
     assert 0 <= float(rate) < 0.7
     assert f"prompts {tmp_path / 'none'} can't be read" in cli(*words, "--prompts", str(tmp_path / "none")).err
+
+
+def test_copies_from_an_answer_that_repeats_itself_do_not_count() -> None:
+    prompt = "It was late in the autumn when"
+    with LLM(dtype="float32") as llm:
+        assert llm.tokenizer is not None
+        llm.tokenizer.chat_template = None  # text to go on with, which soon repeats itself
+        ((rate,),) = decoded([parse("prompt-lookup")], [prompt], llm).values()
+        (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=128), strategy="prompt-lookup")
+    assert first_loop(output.outputs[0].token_ids) < 64
+    assert rate < 0.3
 
 
 TRAFFIC = """\

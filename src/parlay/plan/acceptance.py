@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from parlay.bench.loops import first_loop
 from parlay.bench.replay.answers import RecordedAnswer
 from parlay.bench.replay.decode import replay, whole_drafts
 from parlay.bench.replay.tokens import RecordedTokens, open_tokens, recorded
 from parlay.llm import LLM
+from parlay.outputs import CompletionOutput
 from parlay.plan.strategies import Acceptance
 from parlay.plan.traffic import Traffic
 from parlay.strategies.spelling import StrategySpec
@@ -69,18 +71,28 @@ def replayed(strategies: Sequence[StrategySpec], answers: Sequence[RecordedAnswe
 
 
 def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[str], llm: LLM) -> Rates:
-    """The rates on greedy answers that this model writes."""
-    return {str(spec): (_rate(_decode(llm, str(whole_drafts(spec)), prompts)),) for spec in strategies}
+    """The rates on greedy answers that this model writes, up to where they begin to repeat themselves.
+
+    Copying from a loop is easy, and would make drafts of a small model look better than they are.
+    """
+    longest = SamplingParams(temperature=0, max_tokens=_TOKENS)
+    plain = _decode(llm, "none", prompts, [longest] * len(prompts))
+    cut = [replace(longest, max_tokens=max(first_loop(sample.token_ids), 1)) for sample in plain]
+    return {
+        str(spec): (_rate(sample.metrics for sample in _decode(llm, str(whole_drafts(spec)), prompts, cut)),)
+        for spec in strategies
+    }
 
 
-def _decode(llm: LLM, strategy: str, prompts: Sequence[str]) -> list[Metrics]:
-    greedy = SamplingParams(temperature=0, max_tokens=_TOKENS)
+def _decode(
+    llm: LLM, strategy: str, prompts: Sequence[str], params: Sequence[SamplingParams]
+) -> list[CompletionOutput]:
     if llm.tokenizer is not None and llm.tokenizer.chat_template:
         asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        outputs = llm.chat(asked, greedy, strategy=strategy)
+        outputs = llm.chat(asked, params, strategy=strategy)
     else:
-        outputs = llm.generate(list(prompts), greedy, strategy=strategy)
-    return [sample.metrics for output in outputs for sample in output.outputs]
+        outputs = llm.generate(list(prompts), params, strategy=strategy)
+    return [sample for output in outputs for sample in output.outputs]
 
 
 def _rate(metrics: Iterable[Metrics]) -> float:
