@@ -311,6 +311,13 @@ static void commit_tiles(const void *own, int64_t piece, Member *me)
 
 /* ---------------------------------------------------------------------------------------------------- the sub-layers */
 
+/* Of the last layer only keys and values, if nobody reads what comes after: of a text that is fed in pieces, or of what
+ * a draft head's one layer reads before it drafts. */
+static int leaves_keys_alone(const Pass *pass)
+{
+    return pass->here == sublayers(pass) - 2 && !pass->batch->wanted && !pass->batch->taps;
+}
+
 static int run_attention(const Pass *pass)
 {
     const Model *model = pass->model;
@@ -343,6 +350,10 @@ static void run(const void *context, Member *me)
         if (join_next(&pass)) pass.rows = pass.batch->rows, pass.tiles = pass.all_tiles;
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
+        if (leaves_keys_alone(&pass)) {
+            run_product(&pass, attention_inputs(&pass, pass.here / 2), pass.batch->rows, prepare_attention);
+            return;
+        }
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
     if (!goes_on || !pass.batch->wanted) return;

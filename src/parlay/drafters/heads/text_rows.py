@@ -11,6 +11,7 @@ from parlay.drafters.heads.sequences import HeadSequence, HeadSequences
 from parlay.types import Features, Observation, Runner, Segment, SequenceView
 
 _CHUNK = 512  # rows of one sequence in one forward
+_FEW = 16  # rows that run with the last one: to run those before it first would take longer
 
 Inputs = Callable[[Tensor, Sequence[int]], Tensor]
 """What rows read, ``[K, H]``, of the target's features ``[K, F]`` and of the tokens that come one after each."""
@@ -76,14 +77,14 @@ class TextRows:
 
     def _waiting(self, view: SequenceView) -> Waiting:
         held = self._sequences.aligned(view)
-        while len(view.tokens) - 1 - held.ran > _CHUNK:
-            self._feed(view, held)
+        while (waiting := len(view.tokens) - 1 - held.ran) > _FEW:
+            self._feed(view, held, min(waiting - 1, _CHUNK))
         pending = tuple(view.tokens[held.ran + 1 :])
         return Waiting(view, held.name, pending, self._inputs(held.features(), pending))
 
-    def _feed(self, view: SequenceView, held: HeadSequence) -> None:
-        """One chunk of a long text, whose outputs nobody reads."""
-        tokens = tuple(view.tokens[held.ran + 1 : held.ran + 1 + _CHUNK])
-        inputs = Features(self._inputs(held.features()[:_CHUNK], tokens))
+    def _feed(self, view: SequenceView, held: HeadSequence, rows: int) -> None:
+        """So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed."""
+        tokens = tuple(view.tokens[held.ran + 1 : held.ran + 1 + rows])
+        inputs = Features(self._inputs(held.features()[:rows], tokens))
         self.runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
         self._sequences.keep(view, len(tokens))
