@@ -31,10 +31,10 @@ class Tally:
 
 
 def growth(memory: dict[int, int]) -> float | None:
-    """How much the memory grew from the first quarter of the requests to the end; None for too few to tell."""
+    """How much the memory grew from its least in the second quarter to the end; None for too few requests to tell."""
     last = max(memory)
-    marks = [done for done in memory if last / 4 <= done < last]
-    return memory[last] / memory[min(marks)] - 1 if marks and last >= TELLING else None
+    early = [held for done, held in memory.items() if last / 4 <= done <= last / 2]
+    return memory[last] / min(early) - 1 if early and last >= TELLING else None
 
 
 def summary(tally: Tally, planned: Counter[str], seconds: float) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def report(title: str, result: dict[str, Any], more: Mapping[str, str]) -> str:
         f"| exact samples equal to plain decoding | {result['samples_equal_to_plain']} of {result['samples_exact']} |",
         f"| samples that promise less, not compared | {result['samples_not_exact']} |",
         f"| drafters that failed | {result['drafter_faults']} |",
-        f"| resident memory, first quarter to end | {grown} |",
+        f"| resident memory, least in the second quarter to end | {grown} |",
         *(f"| {name} | {found} |" for name, found in more.items()),
         "",
         *(f"- {line}" for line in result["wrong"]),

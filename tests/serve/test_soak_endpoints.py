@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import pytest
 from fastapi import FastAPI
 
 from benchmarks.serving.endpoints import ENDPOINTS
 from benchmarks.serving.soak_client import call
 from benchmarks.serving.soak_endpoints import Soak, cases, fill, filler, soak
+from benchmarks.serving.tally import growth
 from parlay import LLM
 from parlay.aio import AsyncLLM
 from parlay.serve.app import create_app
@@ -50,3 +52,11 @@ def test_the_cache_is_full_before_memory_is_measured(serve: Serve) -> None:
         asyncio.run(engine.close(0))
     found = first["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert found < first["usage"]["prompt_tokens"] - 16, "the end of the first text should have made room for the last"
+
+
+def test_memory_that_peaks_for_a_moment_hides_no_growth() -> None:
+    memory = dict.fromkeys(range(100, 2100, 100), 800)
+    assert growth(memory) == 0
+    assert growth(memory | {500: 1000, 2000: 840}) == pytest.approx(0.05)
+    assert growth(memory | {100: 600}) == 0, "caches fill at first"
+    assert growth({100: 800, 200: 900}) is None
