@@ -38,6 +38,7 @@ METRICS = [
     "draft_seconds",
     "verify_seconds",
     "overhead_seconds",
+    "router",
     "seed",
 ]
 ANSI = "\x1b["
@@ -65,6 +66,19 @@ def result_of(cli: Cli, *words: str) -> dict[str, object]:
     value = json.loads(result.out)
     assert isinstance(value, dict)
     return value
+
+
+def test_what_auto_chose_is_explained(cli: Cli) -> None:
+    told = cli("generate", PROMPT, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup", "--explain")
+    assert "prompt-lookup: asked in" in told.err
+    assert "steps: " in told.err
+    simple = cli("generate", PROMPT, "--max-tokens", "4", "--strategy", "none", "--explain")
+    assert "none has one drafter or none: there was nothing to choose" in simple.err
+    metrics = result_of(cli, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup")["metrics"]
+    assert isinstance(metrics, dict)
+    (lookup,) = metrics["router"]["drafters"]
+    assert lookup["asked"] >= lookup["verified"]
+    assert lookup["accepted"] == metrics["accepted_tokens"]
 
 
 def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> None:

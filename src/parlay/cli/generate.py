@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli.explaining import as_data, explained
 from parlay.cli.files import read_text
 from parlay.cli.flags import (
     add_model_flags,
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt; implies --chat")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object at the end instead of streaming the text"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="say what a strategy that chooses among drafters chose, and why"
     )
     add_model_flags(parser)
     add_tokenizer_flag(parser)
@@ -86,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_report(sample)))
     _summarise(sample, params, tint)
+    if options.explain:
+        print(explained(sample.metrics), file=sys.stderr)
     _note_room(params, room)
     if sample.error is not None:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
@@ -188,6 +194,7 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
         "draft_seconds": metrics.draft_seconds,
         "verify_seconds": metrics.verify_seconds,
         "overhead_seconds": metrics.overhead_seconds,
+        "router": as_data(metrics),
     }
 
 

@@ -193,7 +193,8 @@ def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
         asked = [turn for turn in turns if turn.watching]
         seconds = sum([turn.draft_seconds for turn in asked]) / len(asked) if asked else 0.0
         by_drafter = tuple([sum(each) for each in zip(*[turn.seconds for turn in asked if turn.seconds], strict=True)])
-        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter)
+        planning = sum([turn.planning_seconds for turn in asked])
+        spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning)
         policy.learn(views, drafts, accepted, spent)
 
 

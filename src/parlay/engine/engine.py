@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
@@ -250,6 +250,7 @@ class Engine:
         self._drafter_faults += sequence.tally.drafter_faults
         if done.finish_reason is not None:
             self._finished[done.finish_reason] += 1
+        metrics = replace(sequence.metrics(), router=sequence.strategy.policy.report(sequence.sequence))
         _forget(sequence)
         wanted = request.params.prompt_logprobs is not None
         return Event(
@@ -258,7 +259,7 @@ class Engine:
             done.finish_reason,
             done.stop_reason,
             done.error,
-            sequence.metrics(),
+            metrics,
             tuple(sequence.prompt_logprobs) if wanted else None,
         )
 

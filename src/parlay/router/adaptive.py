@@ -11,7 +11,7 @@ from parlay import trees
 from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, Reading, sizes
-from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of
+from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
 from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -137,7 +137,7 @@ class Adaptive(Policy):
         for place, state in enumerate(states):
             if state.is_trial and len(kept[place]) < _TRIAL:
                 kept[place] = best_of(candidates[place], _TRIAL)
-        return [_cut(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
+        return [cut_to(draft, nodes) for draft, nodes in zip(drafts, kept, strict=True)]
 
     def _floor(self, rows: int, nodes: int, context: int) -> float:
         """A path probability too low to verify: a quarter of the mean cost of a row, in tokens of plain decoding."""
@@ -244,9 +244,3 @@ def _inactive(states: Sequence[_State]) -> int:
 
 def _mean_length(views: Sequence[SequenceView]) -> int:
     return sum([len(view.tokens) for view in views]) // len(views)
-
-
-def _cut(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft with these nodes only; drawn drafts stay whole."""
-    whole = draft.kind != "point" or len(nodes) == len(draft) - draft.probes
-    return draft if whole else trees.prune(draft, nodes)

@@ -104,3 +104,8 @@ class Ledger:
             self._price = max(2 * self._price if tested else least, loss) if loss > 0 else least
         if trial or tested:
             self._trials.debt = self._price
+
+    def trust(self, gain: float, token: float) -> None:
+        """A draft that was not verified would have gained so many seconds: credit for the next, at most `START`."""
+        self._token = token
+        self.credit = max(self.credit, min(START * token, gain))

@@ -17,10 +17,10 @@ class Fixed(Policy):
     """Always drafts ``budget`` nodes and verifies all of them."""
 
     def __init__(self, budget: int) -> None:
-        self._budget = budget
+        self.budget = budget
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        return Budgets([self._budget] * len(views))
+        return Budgets([self.budget] * len(views))
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return list(drafts)

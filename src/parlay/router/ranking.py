@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+from parlay import trees
+from parlay.types import Draft
+
 Candidates = tuple[Sequence[int], list[float]]
 """Nodes of one draft in ascending order, none without its parent, and the path probability of each."""
 
@@ -57,3 +60,9 @@ def best_of(candidates: Candidates, count: int) -> Sequence[int]:
     """The ``count`` likeliest nodes of one draft, in ascending order, or all if there are fewer."""
     ranked = sorted(candidates[1], reverse=True)
     return best([candidates], ranked, min(count, len(ranked)))[0]
+
+
+def cut_to(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft with these nodes only; drawn drafts stay whole."""
+    whole = draft.kind != "point" or len(nodes) == len(draft) - draft.probes
+    return draft if whole else trees.prune(draft, nodes)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from parlay.drafters.resources import Resources
 from parlay.router.policies import Plain, make_policy
-from parlay.strategies.building import build, build_rule
+from parlay.router.router import Router
+from parlay.strategies.arms import arms, as_arm, build_all
+from parlay.strategies.building import build_rule
+from parlay.strategies.catalogue import find
 from parlay.strategies.entry import POLICY, K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Drafter, Policy, Runner, Strategy
@@ -75,12 +78,12 @@ class StrategyCache:
 
     def _build(self, spec: StrategySpec) -> _Built:
         closing = ExitStack()
-        drafter = build(spec, replace(self._resources, closing=closing))
+        resources = replace(self._resources, closing=closing)
+        drafters = build_all(spec, resources)
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
-        drafters = () if drafter is None else (drafter,)
-        return _Built(Strategy(str(spec), drafters, rule, self._policy(spec, drafter)), closing)
+        return _Built(Strategy(str(spec), drafters, rule, self._policy(spec, drafters, resources)), closing)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
@@ -89,9 +92,11 @@ class StrategyCache:
         for spec in idle[: len(self._built) - self._kept]:
             self._built.pop(spec).closing.close()
 
-    def _policy(self, spec: StrategySpec, drafter: Drafter | None) -> Policy:
-        if drafter is None:
+    def _policy(self, spec: StrategySpec, drafters: Sequence[Drafter], resources: Resources) -> Policy:
+        if not drafters:
             return Plain()
+        if find(spec.name).routes:
+            return Router(self._cost, [as_arm(arm) for arm in arms(spec, resources)])
         settings = spec.settings
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)

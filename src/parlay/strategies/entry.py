@@ -35,6 +35,10 @@ class StrategyEntry:
     accept rules that can judge its drafts, its default first. ``exactness`` is what that rule promises on a runner that
     can give it. ``when`` ends the sentence "use it where". ``toys`` are settings, written as in a spec, under which the
     conformance kit runs the entry with toy resources. ``vllm``: what vLLM's ``speculative_config`` calls it.
+
+    ``replayable``: what it proposes follows from the committed text alone and costs little, as `Arm` says. ``arm``: of
+    each family the strategy of the highest number that works for a target is one that ``auto`` chooses from; 0: only
+    if it is named. ``routes``: has no drafter of its own, but chooses among those of its option ``of``.
     """
 
     name: str
@@ -51,10 +55,15 @@ class StrategyEntry:
     rules: tuple[str, ...] = accept_rules.GUESSED
     toys: tuple[str, ...] = ("",)
     vllm: tuple[str, ...] = ()
+    replayable: bool = False
+    arm: int = 0
+    routes: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Option]:
         """All that a user can set, by name: the drafter's own options, then those of policy and accept rule."""
+        if self.routes:
+            return {**options_of(self.options), **accept_rules.parameters(self.rules)}
         if not self.factory:
             return {}
         budget = dict(options_of(BudgetOptions))

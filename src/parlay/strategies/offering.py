@@ -24,11 +24,11 @@ def offered(resources: Resources, check: Callable[[str, Needs], None]) -> tuple[
     ``check`` raises ValueError for needs that the target can't meet. A draft model of the wrong vocabulary is not
     noticed, because that shows only when it is loaded.
     """
-    return tuple(name for name in catalogue() if _works(name, resources, check))
+    return tuple(name for name in catalogue() if works(name, resources, check))
 
 
-def _works(name: str, resources: Resources, check: Callable[[str, Needs], None]) -> bool:
-    """Builds the drafter as far as its first model."""
+def works(name: str, resources: Resources, check: Callable[[str, Needs], None] = lambda name, needs: None) -> bool:
+    """Whether the strategy is one of those: builds its drafter as far as its first model."""
     with ExitStack() as closing:
         trial = replace(
             resources,

@@ -20,6 +20,8 @@ from parlay.types.results import (
     EngineStats,
     Event,
     Metrics,
+    Routed,
+    RouterRecord,
     TokenLogprobs,
 )
 from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
@@ -71,6 +73,8 @@ __all__ = [
     "Policy",
     "Prefix",
     "Request",
+    "Routed",
+    "RouterRecord",
     "Runner",
     "RunnerSpec",
     "SamplingParams",

@@ -20,6 +20,34 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What a router did with one drafter in one sample.
+
+    ``asked`` counts steps in which it was asked, ``verified`` those in which its draft was, ``trials`` those of them in
+    which nothing was expected of it. ``expected`` are the tokens that its drafts were expected to bring when they were
+    chosen, ``accepted`` those that they brought. ``seconds`` are what its proposals took (``expected_seconds``: what
+    they were expected to).
+    """
+
+    drafter: str
+    asked: int = 0
+    verified: int = 0
+    trials: int = 0
+    expected: float = 0.0
+    accepted: int = 0
+    expected_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRecord:
+    """What a router did in one sample, by drafter, and why: steps by the reason of what was chosen."""
+
+    drafters: tuple[Routed, ...] = ()
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Metrics:
     """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
@@ -30,7 +58,7 @@ class Metrics:
     that the target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps
     without a draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped.
     ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
-    ``draft_seconds`` that this took.
+    ``draft_seconds`` that this took. ``router`` is there for strategies that choose among drafters.
     """
 
     strategy: str
@@ -55,6 +83,7 @@ class Metrics:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
+    router: RouterRecord | None = None
 
     def __repr__(self) -> str:
         """The few numbers that are read most; all are attributes."""

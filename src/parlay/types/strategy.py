@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from parlay.types.base import DraftKind, Exactness
 from parlay.types.drafts import Draft, Fault, Verdict
 from parlay.types.requests import SequenceView
+from parlay.types.results import RouterRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +127,7 @@ class Spent:
 
     ``draft_seconds`` go to planning, proposing, ranking what drafters want to see, and showing it. ``context`` is the
     mean length of the batch's texts in that forward, before it committed anything. ``by_drafter`` are the seconds of
-    each of the strategy's drafters, for all its sequences together and without the policy's own.
+    each of the strategy's drafters, and ``planning_seconds`` those of its policy, for all its sequences together.
     """
 
     draft_seconds: float
@@ -134,6 +135,7 @@ class Spent:
     rows: int
     context: int
     by_drafter: tuple[float, ...] = ()
+    planning_seconds: float = 0.0
 
 
 NOTHING_SPENT = Spent(0.0, 0.0, 0, 0)
@@ -179,6 +181,10 @@ class Policy(Protocol):
     ) -> None:
         """One step is over: of each draft, empty ones too, so many nodes were accepted; their tokens are committed."""
         ...
+
+    def report(self, sequence: int) -> RouterRecord | None:
+        """What it did in this sequence, for a policy that chooses among drafters."""
+        return None
 
     def release(self, sequence: int) -> None: ...
 

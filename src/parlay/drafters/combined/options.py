@@ -1,4 +1,4 @@
-"""Options of the cascades. They stand apart so that reading them loads no torch."""
+"""Options of strategies made of others. They stand apart so that reading them loads no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from parlay.options import Options, option
 CASCADE = "cascade"
 HORIZONTAL = "horizontal"
 CS_DRAFTING = "cs-drafting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoOptions(Options):
+    """Which drafters there are to choose from."""
+
+    of: tuple[str, ...] = option(
+        (), "the drafters to choose from, joined by +; empty: those that exist for the target", strategies=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ ENTRIES = (
     StrategyEntry(
         name=prompt_lookup.SOURCE,
         family="copy",
+        replayable=True,
         training="none",
         needs="nothing",
         summary="Copies what followed the longest earlier match of the latest tokens, in prompt, output or references.",
@@ -20,10 +21,12 @@ ENTRIES = (
         factory="parlay.drafters.copying.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
         vllm=("ngram", "ngram_gpu"),
+        arm=1,
     ),
     StrategyEntry(
         name=ngram_caches.SOURCE,
         family="copy",
+        replayable=True,
         training="none",
         needs="nothing",
         summary="Drafts from three n-gram caches, each with its own thresholds: this request, past requests, a corpus.",
@@ -36,6 +39,7 @@ ENTRIES = (
     StrategyEntry(
         name=reference_copy.SOURCE,
         family="copy",
+        replayable=True,
         training="none",
         needs="requests with references",
         summary="Copies from the request's references what follows the output's last tokens there.",
@@ -49,6 +53,7 @@ ENTRIES = (
     StrategyEntry(
         name=prediction.SOURCE,
         family="copy",
+        replayable=True,
         training="none",
         needs="requests with a prediction",
         summary="Follows a predicted output across changes; where it finds no place there, another strategy drafts.",
@@ -62,6 +67,7 @@ ENTRIES = (
     StrategyEntry(
         name=aggressive.SOURCE,
         family="copy",
+        replayable=True,
         training="none",
         needs="nothing; best with the source as a reference",
         summary="Assumes that the output repeats its source: drafts all that is left of the references or the prompt.",
@@ -74,6 +80,7 @@ ENTRIES = (
     StrategyEntry(
         name=adaptive_ngram.SOURCE,
         family="copy",
+        replayable=True,
         training="none",
         needs="nothing",
         summary="Drafts by an n-gram model of prompt and output, with back-off to shorter n-grams.",

@@ -26,6 +26,7 @@ ENTRIES = (
     StrategyEntry(
         name=methods.EAGLE2,
         family="heads",
+        arm=3,
         training="a head on the target (parlay train eagle)",
         needs="eagle's head, trained for this target",
         summary="EAGLE's head, with a tree that grows where the head is surest.",
@@ -39,6 +40,7 @@ ENTRIES = (
     StrategyEntry(
         name=methods.EAGLE3,
         family="heads",
+        arm=5,
         training="a head on the target (parlay train eagle3)",
         needs="a head trained for this target",
         summary="A one-layer head over features of several target layers drafts a tree that grows where it is surest.",
@@ -53,6 +55,7 @@ ENTRIES = (
     StrategyEntry(
         name=methods.MTP,
         family="heads",
+        arm=4,
         training="a module on the target (parlay train mtp), or one that came with it",
         needs="a module trained for this target",
         summary="A decoder block drafts again and again on its own states, or parallel layers guess a token each.",
@@ -80,6 +83,7 @@ ENTRIES = (
     StrategyEntry(
         name=methods.MEDUSA,
         family="heads",
+        arm=1,
         training="heads on the target (parlay train medusa)",
         needs="heads trained for this target",
         summary="Several small heads guess a token each from the target's last state; a static tree combines them.",
@@ -106,6 +110,7 @@ ENTRIES = (
     StrategyEntry(
         name=methods.HYDRA,
         family="heads",
+        arm=2,
         training="heads on the target (parlay train hydra)",
         needs="heads trained for this target",
         summary="Small heads on the target's last state, each of which also reads the tokens drafted before its own.",

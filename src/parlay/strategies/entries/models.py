@@ -32,6 +32,7 @@ ENTRIES = (
             "rule=threshold,min_p=0",
         ),
         vllm=("draft_model",),
+        arm=1,
     ),
     StrategyEntry(
         name=MERGED_DRAFTS,

@@ -9,6 +9,7 @@ ENTRIES = (
     StrategyEntry(
         name=trie_lookahead.SOURCE,
         family="store",
+        replayable=True,
         training="none",
         needs="nothing; past requests help",
         summary="Drafts the branches that most often followed the last tokens, in this request and in past outputs.",
@@ -22,6 +23,8 @@ ENTRIES = (
     StrategyEntry(
         name=suffix_decoding.SOURCE,
         family="store",
+        replayable=True,
+        arm=1,
         training="none",
         needs="nothing; past requests help",
         summary="Drafts the likeliest continuations of matches in request and past outputs, more after longer matches.",
@@ -36,6 +39,7 @@ ENTRIES = (
     StrategyEntry(
         name=suffix_automaton.SOURCE,
         family="store",
+        replayable=True,
         training="none",
         needs="nothing; past requests help",
         summary="Copies from the longest match in this request, or in past outputs if that is longer by a margin.",

@@ -16,8 +16,9 @@ import torch
 
 from parlay.drafters.resources import Resources
 from parlay.sampling.rules import SharedNoise
+from parlay.strategies.arms import build_all
 from parlay.strategies.building import build, build_rule
-from parlay.strategies.catalogue import catalogue
+from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance.compare import Divergence, Excuse
 from parlay.testing.conformance.constrained import constrained
@@ -25,7 +26,7 @@ from parlay.testing.conformance.distribution import distribution
 from parlay.testing.conformance.endings import endings
 from parlay.testing.conformance.report import Finding, Report
 from parlay.testing.conformance.runners import check_runner
-from parlay.testing.conformance.stage import Stage, Subject
+from parlay.testing.conformance.stage import SeveralSubject, Stage, Subject
 from parlay.testing.conformance.stages import native_stage, runner_stage, toy_stage
 from parlay.testing.conformance.strain import (
     chunks,
@@ -115,6 +116,10 @@ def catalogue_specs() -> list[str]:
 
 def subject_of(spec: str) -> Subject:
     parsed = parse(spec)
+    if find(parsed.name).routes:
+        return SeveralSubject(
+            spec, lambda _: None, lambda: build_rule(parsed), lambda resources: build_all(parsed, resources)
+        )
     return Subject(spec, lambda resources: build(parsed, resources), lambda: build_rule(parsed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,11 @@ from parlay.testing.conformance.recorder import RecordingRunner, Texts
 from parlay.testing.reference import LogitsOf, ReferenceText
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import (
+    NO_DRAFT,
     AcceptRule,
+    Budgets,
     Committed,
+    Draft,
     Drafter,
     Event,
     Exactness,
@@ -25,6 +29,7 @@ from parlay.types import (
     Request,
     Runner,
     SamplingParams,
+    SequenceView,
     Strategy,
 )
 
@@ -83,6 +88,48 @@ class Subject:
         if drafter is None:
             return Strategy(self.name, (), self.rule(), Plain())
         return Strategy(self.name, (drafter,), self.rule(), Fixed(budget))
+
+
+@dataclass(frozen=True)
+class SeveralSubject(Subject):
+    """A strategy of several drafters, ``all_of`` them."""
+
+    all_of: Callable[[Resources], tuple[Drafter, ...]] = lambda _: ()
+
+    def strategy(self, stage: Stage, budget: int) -> Strategy:
+        """A fresh instance that drafts ``budget`` nodes, by another drafter in each step."""
+        drafters = self.all_of(stage.resources)
+        return Strategy(self.name, drafters, self.rule(), Shuffled(budget, len(drafters)))
+
+
+class Shuffled(Fixed):
+    """Asks one drafter or two, and keeps the first proposal or the second; some watch. A wild but repeatable choice."""
+
+    def __init__(self, budget: int, drafters: int) -> None:
+        super().__init__(budget)
+        self._chance = random.Random(0)
+        self._drafters = drafters
+        self._asked = 0
+        self._offers: dict[int, list[Draft]] = {}
+
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
+        self._asked, self._offers = 0, {view.sequence: [] for view in views}
+        return self._ask(views)
+
+    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+        for view, draft in zip(views, drafts, strict=True):
+            self._offers[view.sequence] += [draft] if draft else []
+        return self._ask(views) if self._asked < 2 else Budgets([0] * len(views))
+
+    def _ask(self, views: Sequence[SequenceView]) -> Budgets:
+        self._asked += 1
+        drafters = [self._chance.randrange(self._drafters) for _ in views]
+        watching = [(self._chance.randrange(self._drafters),) for _ in views]
+        nodes = [self._chance.choice((0, 1, self.budget)) for _ in views]
+        return Budgets(nodes, 0, drafters, watching)
+
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
+        return [self._chance.choice(self._offers[view.sequence] or [NO_DRAFT]) for view in views]
 
 
 PLAIN = Subject("none", lambda _: None)

@@ -1,0 +1,186 @@
+"""The drafters that a router chooses from: what is known of each, over all requests and in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from parlay import trees
+from parlay.router.acceptance import Outcome, Record, ScoreCalibration
+from parlay.router.ledger import START, TRIALS, Account
+from parlay.router.prices import DraftSeconds, sizes
+from parlay.types import Draft, Routed
+
+_GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
+_WHOLE_DECAY = 0.98  # the same over all sequences
+_FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
+_TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
+_KNOWN = 50  # drafts after which the drafter counts as known
+_SLOWER = 2  # slow proposals in a row that are no accident
+_UP = 0.1  # how far the depth per node follows a draft
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A drafter as a router is told of it.
+
+    ``replayable``: its proposals follow from the committed text alone and cost little, so it is asked whenever that
+    may pay, and each proposal is judged by the text that was committed, verified or not. Others cost time and memory
+    of their own, so they are asked only where they are expected to pay, and for trials.
+    """
+
+    name: str
+    most: int
+    replayable: bool = False
+
+
+class ArmState:
+    """What is known of one drafter over all sequences."""
+
+    def __init__(self, arm: Arm, number: int) -> None:
+        self.arm = arm
+        self.number = number
+        self.sizes = sizes(arm.most)
+        self.calibration = ScoreCalibration()
+        self.record = Record()
+        self.seconds = DraftSeconds()
+        self.prompts = Account(TRIALS)
+        """Pays for first proposals in sequences, which read their prompts."""
+        self.gain = START
+        """Tokens that one proposal of a replayable drafter gains beyond the next best choice."""
+        self.depth_per_node = 1.0
+        self.is_opening = False
+        """Whether a sequence has it read a prompt in this step, while little is known of it."""
+        self._slow = 0  # proposals in a row that took far longer than usual
+
+    @property
+    def first_limit(self) -> int:
+        return self.arm.most if self.calibration.drafts >= _KNOWN else min(_FIRST, self.arm.most)
+
+    def may_open(self, token: float, *, pays: bool) -> bool:
+        """Whether it may read another prompt: one at a time, when the last one is paid for.
+
+        Any number, if it is known and expected to pay. ``token``: seconds that the batch takes for a token of each.
+        """
+        free = not self.is_opening and self.prompts.tokens_left(token) <= 0
+        return free or (pays and self.calibration.drafts >= _TESTED)
+
+    def learn_seconds(self, nodes: float, seconds: float, slowdown: float, forward: float, *, is_first: bool) -> None:
+        """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
+
+        First proposals of sequences read prompts: `prompts` pays for that, and they say nothing of later ones. After
+        two proposals in a row that took far longer than usual, the drafter has become slower: what was known of its
+        time no longer holds.
+        """
+        usual = self.seconds.of(nodes)
+        if is_first:
+            self.prompts.debt = max(self.prompts.debt, seconds - usual)
+            return
+        own = self.seconds.own_work(nodes, seconds, slowdown, forward)
+        self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0
+        if self._slow >= _SLOWER:
+            self.seconds, own, self._slow = DraftSeconds(), seconds / slowdown, 0
+        self.seconds.learn(nodes, own, forward)
+
+    def learn_shape(self, draft: Draft) -> None:
+        """How deep drafts of so many nodes are."""
+        nodes = len(draft) - draft.probes
+        depth = nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes])
+        self.depth_per_node += _UP * (depth / nodes - self.depth_per_node)
+
+
+@dataclass(slots=True)
+class ArmCounts:
+    """What was done with one drafter in one sequence; see `Routed`."""
+
+    asked: int = 0
+    verified: int = 0
+    trials: int = 0
+    expected: float = 0.0
+    accepted: int = 0
+    expected_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def record(self, drafter: str) -> Routed:
+        return Routed(
+            drafter,
+            self.asked,
+            self.verified,
+            self.trials,
+            self.expected,
+            self.accepted,
+            self.expected_seconds,
+            self.seconds,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ArmInSequence:
+    """What is known of one drafter in one sequence."""
+
+    whole: ArmState
+    limit: int
+    """Most nodes of the next draft; doubled with each draft of which something was right."""
+    record: Record
+    gain: float
+    asked_at: int = 0
+    """Tokens of the sequence when it was asked last."""
+    is_open: bool = False
+    """Whether it was asked here, so that it has read the prompt."""
+    is_lost: bool = False
+    """Whether it failed here."""
+    tested: int = 0
+    """Levels of its drafts that were tested."""
+    counts: ArmCounts = field(default_factory=ArmCounts)
+
+    @staticmethod
+    def of(whole: ArmState) -> ArmInSequence:
+        return ArmInSequence(whole, whole.first_limit, Record(whole.record), whole.gain)
+
+    def open(self) -> bool:
+        """Whether it was never asked here before; it is now."""
+        is_first, self.is_open = not self.is_open, True
+        return is_first
+
+    def learn(self, outcome: Outcome, expected: float) -> None:
+        """Learn from a proposal and what was committed instead or because of it."""
+        draft, path, tested = outcome
+        nodes = len(draft) - draft.probes
+        if not nodes or not tested:
+            return
+        chained = trees.is_chain(draft.tree)
+        last = len(tested) > len(path) and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
+        self.record.learn(len(path), last, len(tested), expected)
+        self.tested += len(path) + last
+        self.whole.learn_shape(draft)
+        if path:
+            self.limit = min(2 * self.limit, self.whole.arm.most)
+
+    def learn_gain(self, tokens: float) -> None:
+        """A proposal would gain so many tokens beyond the next best choice."""
+        self.gain += (1 - _GAIN_DECAY) * (tokens - self.gain)
+        self.whole.gain += (1 - _WHOLE_DECAY) * (tokens - self.whole.gain)
+
+
+def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
+    """The draft, its nodes on the path that was committed, and the nodes that this path tests.
+
+    Whether the draft was verified does not matter. What lies deeper than the committed tokens is not tested.
+    """
+    real = len(draft) - draft.probes
+    tokens = draft.tree.tokens
+    if trees.is_chain(draft.tree):
+        most = min(real, len(committed))
+        depth = next((depth for depth in range(most) if tokens[depth] != committed[depth]), most)
+        return draft, range(depth), range(min(depth + 1, most))
+    families = trees.children(draft.tree)
+    path: list[int] = []
+    tested: list[int] = []
+    for token in committed:
+        children = [child for child in families[path[-1] if path else -1] if child < real]
+        tested += children
+        right = [child for child in children if tokens[child] == token]
+        if not right:
+            break
+        path.append(right[0])
+    return draft, path, tested

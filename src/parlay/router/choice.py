@@ -1,0 +1,114 @@
+"""What each choice of one step is worth: tokens that it is expected to bring, and the seconds that it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from parlay import trees
+from parlay.router.acceptance import expected_accepted
+from parlay.router.arms import ArmInSequence
+from parlay.router.ranking import best_of
+from parlay.types import Cost, Draft
+
+_SLOTS = 8  # about so many lengths of a draft are compared
+
+
+class StepPrices:
+    """What rows cost in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
+
+    ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
+    those of plain decoding per token.
+    """
+
+    def __init__(self, key: tuple[int, ...], cost: Cost, sequences: int, rows: int, context: int) -> None:
+        self.key, self.sequences, self.rows, self.context = key, sequences, rows, context
+        self.plain = cost.forward(rows, context)
+        self.token = self.plain / rows
+        self.sizes: dict[tuple[int, float, int, int, float], tuple[int, float, float]] = {}
+        """Results of `best_size`."""
+        self._cost = cost
+        self._rows = {0: 0.0}
+
+    def of_nodes(self, nodes: int) -> float:
+        """Seconds that so many nodes take of a step, if each sequence has as many."""
+        seconds = self._rows.get(nodes)
+        if seconds is None:
+            more = self._cost.forward(self.rows + nodes * self.sequences, self.context) - self.plain
+            seconds = self._rows[nodes] = more / self.sequences
+        return seconds
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """A draft that was proposed in this step: the nodes that may pay, in ascending order, and their path probabilities.
+
+    ``gains[n]``: tokens that the likeliest n nodes are expected to bring.
+    """
+
+    arm: ArmInSequence
+    draft: Draft
+    nodes: Sequence[int] = ()
+    path_probs: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
+
+
+class Choice(NamedTuple):
+    """``nodes`` of a draft: of ``offer``, if it was proposed already, else of what ``arm`` will propose.
+
+    ``worth``: the tokens that it brings beyond the one that every step commits (``gain``), less what its ``seconds``
+    are worth.
+    """
+
+    worth: float = 0.0
+    gain: float = 0.0
+    seconds: float = 0.0
+    arm: ArmInSequence | None = None
+    nodes: int = 0
+    offer: Offer | None = None
+
+
+NOTHING = Choice()
+
+
+def offered(arm: ArmInSequence, draft: Draft, floor: float) -> Offer:
+    """The draft with the path probability of each node; nodes below ``floor`` are left out."""
+    nodes, path_probs = arm.whole.calibration.candidates(draft, arm.record.odds, floor, 0)
+    chained = trees.is_chain(draft.tree)
+    if len(nodes) > arm.limit:
+        likely = dict(zip(nodes, path_probs, strict=True))
+        nodes = nodes[: arm.limit] if chained else best_of((nodes, path_probs), arm.limit)
+        path_probs = [likely[node] for node in nodes]
+    ranked = path_probs if chained else sorted(path_probs, reverse=True)
+    return Offer(arm, draft, nodes, path_probs, [0.0, *accumulate(ranked)])
+
+
+def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
+    """The offer, cut where it is worth most, if a second is worth ``rate`` tokens."""
+    most, worth, nodes = len(offer.path_probs), 0.0, 0
+    stride = -(-most // _SLOTS) or 1
+    for count in (*range(stride, most, stride), most):
+        value = offer.gains[count] - rate * prices.of_nodes(count)
+        if value > worth:
+            worth, nodes = value, count
+    return Choice(worth, offer.gains[nodes], prices.of_nodes(nodes), offer.arm, nodes, offer) if nodes else NOTHING
+
+
+def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float) -> Choice:
+    """The size that is worth most of the drafts that an arm could be asked for, if this share of levels is right."""
+    whole = arm.whole
+    key = whole.number, round(share, 2), arm.limit, whole.seconds.revision, round(rate * prices.plain, 2)
+    found = prices.sizes.get(key)
+    if found is None:
+        found = 0, 0.0, 0.0
+        worth, deep = 0.0, whole.depth_per_node
+        for size in whole.sizes[1:]:
+            gain = expected_accepted(share, min(size, arm.limit) * deep)
+            seconds = whole.seconds.of(size) + prices.of_nodes(size)
+            if size <= arm.limit and gain - rate * seconds > worth:
+                worth, found = gain - rate * seconds, (size, gain, seconds)
+        prices.sizes[key] = found
+    size, gain, seconds = found
+    return Choice(gain - rate * seconds, gain, seconds, arm, size) if size else NOTHING

@@ -1,0 +1,199 @@
+"""What a router remembers of one sequence, and what it does there in one step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from parlay.router.arms import ArmInSequence, matched
+from parlay.router.choice import NOTHING, Choice, Offer, StepPrices, best_cut, best_size, offered
+from parlay.router.ledger import TRIALS, Account, Ledger
+from parlay.router.ranking import best_of, cut_to
+from parlay.types import NO_DRAFT, Draft, SequenceView
+
+TRIAL = 2  # nodes of a trial
+WORTH_MOST = "worth most"
+TRIED = "trial"
+NOT_FOUND = "nothing proposed"
+NOT_WORTH = "not worth its cost"
+NO_CREDIT = "no credit after losses"
+NOT_OPEN = "prompt not read yet"
+_BONUS = 0.5  # how far the share of a drafter that was hardly tested may be better than it seems
+
+
+@dataclass(slots=True, eq=False)
+class InSequence:
+    """One sequence: its accounts and arms, and the part that it has in this step."""
+
+    ledger: Ledger
+    arms: list[ArmInSequence]
+    priced: list[ArmInSequence]
+    """Those of them that are not replayable."""
+    steps: int = 0
+    length: int = 0
+    """Tokens before the step."""
+    committed: Sequence[int] = ()
+    """Tokens of the step."""
+    offers: list[Offer] = field(default_factory=list)
+    asked: ArmInSequence | None = None
+    """Whoever is being asked."""
+    asked_for: dict[int, int] = field(default_factory=dict)
+    """Nodes that each arm was asked for in this step, by number."""
+    watching: tuple[int, ...] = ()
+    choice: Choice = NOTHING
+    is_trial: bool = False
+    forgone: float = 0.0
+    """Seconds that a trial gave up, because something else would have been drafted in its place."""
+    explored: Account = field(default_factory=lambda: Account(TRIALS))
+    """Pays for trials of one arm where another would have been drafted."""
+    options: list[Choice] = field(default_factory=list)
+    """The best that each arm could draft."""
+    verifying: ArmInSequence | None = None
+    """Whose draft is verified."""
+    expected: float = 0.0
+    """Tokens that it is expected to bring."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Steps by the reason of what was chosen."""
+
+    def begin(self, view: SequenceView) -> None:
+        """A new step."""
+        self.ledger.earn()
+        self.steps += 1
+        self.length, self.committed = len(view.tokens), ()
+        self.offers, self.options, self.asked_for = [], [], {}
+        self.asked, self.choice, self.is_trial, self.forgone, self.watching = None, NOTHING, False, 0.0, ()
+        self.verifying, self.expected = None, 0.0
+
+    def ask(self, arm: int, nodes: int) -> None:
+        """Note who is asked for how many nodes; 0: nobody."""
+        self.asked = self.arms[arm] if nodes else None
+        if self.asked is not None:
+            self.asked_for[arm] = nodes
+            self.asked.asked_at = self.length
+            self.asked.counts.asked += 1
+            self.asked.counts.expected_seconds += self.asked.whole.seconds.of(nodes)
+
+    def take(self, draft: Draft | None, floor: float) -> None:
+        """What was proposed; None if the arm failed."""
+        if self.asked is None:
+            return
+        if draft is None:
+            self.asked.is_lost = True
+        elif len(draft):
+            self.offers.append(offered(self.asked, draft, floor))
+
+    # --------------------------------------------------------------------------------------------------------- choices
+
+    def evaluate(self, prices: StepPrices, rate: float) -> Choice:
+        """The best of what was proposed and of what other arms would propose, if a second is worth ``rate`` tokens."""
+        self.options = [best_cut(offer, prices, rate) for offer in self.offers]
+        for arm in self.priced:
+            if not arm.is_lost:
+                self.options.append(best_size(arm, prices, rate, arm.record.share))
+        return max(self.options, key=_worth, default=NOTHING)
+
+    def decide(self, wanted: Choice, prices: StepPrices, rate: float) -> Choice:
+        """What is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
+        seconds = prices.token * prices.sequences
+        may = wanted.arm is None or wanted.arm.is_open or wanted.arm.whole.may_open(seconds, pays=True)
+        self.choice = wanted if self.ledger.is_funded and may else NOTHING
+        reason = WORTH_MOST if self.choice.arm else self._why_nothing(wanted, may)
+        waits = self.explored.tokens_left(prices.token) if self.choice.arm else self.ledger.wait(1)
+        if waits <= 0 and self.choice.offer is None:
+            tried = self._worth_a_trial(prices, rate)
+            if tried is not None:
+                self.is_trial, self.forgone = True, self.choice.worth * prices.token
+                self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
+                reason = TRIED
+        self.reasons[reason] += 1
+        if self.choice.arm is not None and not self.choice.arm.is_open:
+            self.choice.arm.whole.is_opening = True
+        return self.choice
+
+    def _why_nothing(self, wanted: Choice, may: bool) -> str:
+        if wanted.arm is None:
+            return NOT_WORTH if self.offers or self.priced else NOT_FOUND
+        return NO_CREDIT if may else NOT_OPEN
+
+    def _worth_a_trial(self, prices: StepPrices, rate: float) -> ArmInSequence | None:
+        """The arm that may be best, by an upper confidence bound; none if what is chosen is better than it may be."""
+        likeliest, worth = None, self.choice.worth if self.choice.arm else -1.0
+        for arm in self.priced:
+            ready = arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False)
+            if ready and not arm.is_lost and arm is not self.choice.arm:
+                share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))
+                bound = best_size(arm, prices, rate, share).worth
+                if bound > worth:
+                    likeliest, worth = arm, bound
+        return likeliest
+
+    def watch(self) -> tuple[int, ...]:
+        """Arms that would pay if nothing better were offered: they see the step, so that they need not catch up."""
+        paying = [choice.arm.whole.number for choice in self.options if choice.arm and choice.offer is None]
+        self.watching = tuple(paying) if self.ledger.is_funded else ()
+        return self.watching
+
+    def learn_gains(self) -> None:
+        """What the proposal of each replayable arm is worth beyond what the step could do without it."""
+        most = max([choice.worth for choice in self.options], default=0.0)
+        for number in self.asked_for:
+            arm = self.arms[number]
+            without = max([choice.worth for choice in self.options if choice.arm is not arm], default=0.0)
+            arm.learn_gain(most - without)
+
+    # -------------------------------------------------------------------------------------------------------- outcomes
+
+    def to_verify(self, prices: StepPrices, rate: float) -> Offer | None:
+        """The best proposal of the step, now that all are known."""
+        if self.is_trial:
+            return next((offer for offer in self.offers if offer.arm is self.choice.arm), None)
+        if self.choice.arm is None or self.choice.offer is not None:
+            return self.choice.offer
+        return max([best_cut(offer, prices, rate) for offer in self.offers], key=_worth, default=NOTHING).offer
+
+    def verified(self, offer: Offer | None, nodes: Sequence[int]) -> Draft:
+        """The offer with these nodes only; a trial has some whatever they cost."""
+        if offer is None:
+            return NO_DRAFT
+        if self.is_trial and len(nodes) < TRIAL:
+            nodes = best_of((offer.nodes, offer.path_probs), TRIAL)
+        self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
+        return cut_to(offer.draft, nodes)
+
+    @property
+    def drafting(self) -> float:
+        """Seconds that the proposals of this step usually take."""
+        return sum([self.arms[number].whole.seconds.of(nodes) for number, nodes in self.asked_for.items()])
+
+    def book(self, nodes: int, right: int, prices: StepPrices) -> None:
+        """Book what the verified draft cost and gained, or what one of a replayable arm would have gained."""
+        token = prices.token
+        self.explored.earn(len(self.committed) * token)
+        if nodes and self.verifying is not None:
+            counts = self.verifying.counts
+            counts.verified += 1
+            counts.trials += self.is_trial
+            counts.expected += self.expected
+            counts.accepted += right
+        if nodes or self.is_trial:
+            loss = self.drafting + prices.of_nodes(nodes) - right * token
+            self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=nodes > 0)
+            if self.is_trial:
+                self.explored.debt = max(0.0, loss + self.forgone)
+        elif not self.ledger.is_funded and self.offers:
+            self.ledger.trust(self.missed(prices), token)
+
+    def missed(self, prices: StepPrices) -> float:
+        """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""
+        offers = [offer for offer in self.offers if offer.arm.whole.arm.replayable]
+        wanted = max([best_cut(offer, prices, 1 / prices.token) for offer in offers], key=_worth, default=NOTHING)
+        if wanted.offer is None:
+            return 0.0
+        _, path, _ = matched(wanted.offer.draft, self.committed)
+        return min(len(path), wanted.nodes) * prices.token - prices.of_nodes(wanted.nodes)
+
+
+def _worth(choice: Choice) -> float:
+    return choice.worth

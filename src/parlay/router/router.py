@@ -1,0 +1,221 @@
+"""The policy of strategies with several drafters: for each sequence and step the drafter, and how many nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from parlay.router.arms import Arm, ArmInSequence, ArmState, matched
+from parlay.router.choice import Choice, StepPrices
+from parlay.router.in_sequence import InSequence
+from parlay.router.ledger import TRIALS, Account, Gains, Ledger
+from parlay.router.ranking import NO_CANDIDATES, best, best_count
+from parlay.types import Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
+
+_LOOK = 16  # steps after which prices are looked at again
+_MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
+_PASSES = 2
+_SLOW = 0.9  # decay of the router's own seconds, per step
+
+
+class Router(Policy):
+    """Chooses a drafter, or none, for each sequence and step, so that the batch decodes most tokens per second.
+
+    *Asking*: replayable arms are asked first, each where its proposals have lately gained more than they cost, and
+    elsewhere so seldom that asking takes a hundredth of the time. A proposal is worth the sum of its path
+    probabilities: scores calibrated by arm, shifted by the arm's record in the sequence. Against these stand the other
+    arms at their best size, by their records. The best choice counts, by tokens per second of the whole step
+    (goodput, arXiv:2406.14066); nothing is always among them.
+
+    *Learning*: every proposal of a step is compared with the text that was committed, verified or not, so that
+    replayable arms are known without verifying them (full information, as in HedgeSpec, arXiv:2510.20064). The other
+    arms are known by what was verified, and by trials of the one that may be best (upper confidence bound).
+
+    *Never slower*: each sequence has a `Ledger`. Without credit nothing is verified but trials; a replayable arm whose
+    proposal would have gained earns some. Arms that would pay see all steps, so that they need not catch up.
+    """
+
+    def __init__(self, cost: Cost, arms: Sequence[Arm]) -> None:
+        self._cost = cost
+        self._arms = [ArmState(arm, number) for number, arm in enumerate(arms)]
+        self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
+        self._gains = Gains()
+        self._states: dict[int, InSequence] = {}
+        self._prices = StepPrices((), cost, 1, 1, 0)
+        self._own_seconds = 0.0  # of the router before a forward, per sequence
+        self._others_seen = (0, 0)  # rows of other strategies in the last two steps
+        self._rate = 0.0  # tokens per second that this step is expected to reach
+        self._round = 0  # how many replayable arms had their turn in this step
+
+    # ---------------------------------------------------------------------------------------------- before the forward
+
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
+        others = min(self._others_seen)  # a single chunk of another request's prompt does not count
+        self._others_seen = (self._others_seen[1], self._others_seen[1])
+        self._round = 0
+        for arm in self._arms:
+            arm.is_opening = False
+        self._look_up_prices(views, others)
+        for view in views:
+            self._state(view).begin(view)
+        return self._next(views)
+
+    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+        floor = 0.25 * self._prices.of_nodes(8) / 8 / self._prices.token  # a quarter of the cost of a row
+        for view, draft in zip(views, drafts, strict=True):
+            self._states[view.sequence].take(draft, floor)
+        return self._next(views)
+
+    def _next(self, views: Sequence[SequenceView]) -> Budgets:
+        """Asks the next replayable arm that is due; after the last of them, whichever other arms are chosen."""
+        states = [self._states[view.sequence] for view in views]
+        for arm in self._copying[self._round :]:
+            self._round += 1
+            nodes = [arm.arm.most if self._wait(state, arm) <= 0 else 0 for state in states]
+            if any(nodes):
+                return _asking(states, [arm.number] * len(states), nodes)
+        if self._round > len(self._copying):
+            return Budgets([0] * len(states))
+        self._round += 1
+        return self._choose(states)
+
+    def _wait(self, state: InSequence, arm: ArmState) -> int:
+        """Tokens to decode before a replayable arm is asked."""
+        local, prices = state.arms[arm.number], self._prices
+        if local.is_lost:
+            return _LOOK
+        price = arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying)
+        if local.gain * prices.token > price:
+            return 0
+        every = math.ceil(price * prices.sequences / (TRIALS * prices.plain))
+        return local.asked_at + every - state.length
+
+    def _choose(self, states: Sequence[InSequence]) -> Budgets:
+        """The best choice of each sequence; arms that have proposed nothing yet are asked now."""
+        wanted = self._best(states)
+        numbers, nodes = [0] * len(states), [0] * len(states)
+        for place, (state, each) in enumerate(zip(states, wanted, strict=True)):
+            state.learn_gains()
+            done = state.decide(each, self._prices, self._rate)
+            if done.arm is not None and done.offer is None:
+                numbers[place], nodes[place] = done.arm.whole.number, done.nodes
+        watching = [state.watch() for state in states]
+        idle = not any(state.asked_for or state.choice.arm for state in states)
+        return _asking(states, numbers, nodes, self._inactive(states) if idle else 0, watching)
+
+    def _best(self, states: Sequence[InSequence]) -> list[Choice]:
+        """For each sequence the choice with which the batch decodes most tokens per second.
+
+        Maximises a ratio of sums by Dinkelbach's method: at the rate of the pass before, each choice has a worth of its
+        own. A large batch goes on from the rate of its last step.
+        """
+        prices = self._prices
+        if len(states) < _MANY or not self._rate:
+            self._rate = 1 / prices.token
+        chosen: list[Choice] = []
+        for _ in range(_PASSES if len(states) < _MANY else 1):
+            chosen = [state.evaluate(prices, self._rate) for state in states]
+            tokens = prices.rows + sum([choice.gain for choice in chosen])
+            self._rate = tokens / (prices.plain + sum([choice.seconds for choice in chosen]))
+        return chosen
+
+    def _inactive(self, states: Sequence[InSequence]) -> int:
+        """Steps until an arm is due again, or the next trial."""
+        waits = [_LOOK]
+        for state in states:
+            waits += [self._wait(state, arm) for arm in self._copying]
+            waits += [state.ledger.wait(len(states))] if len(self._copying) < len(self._arms) else []
+        return max(0, min(waits) - 1)
+
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
+        states, prices = [self._states[view.sequence] for view in views], self._prices
+        offers = [state.to_verify(prices, self._rate) for state in states]
+        candidates = [NO_CANDIDATES if each is None else (each.nodes, each.path_probs) for each in offers]
+        ranked = sorted([path_prob for _, path_probs in candidates for path_prob in path_probs], reverse=True)
+        rows = prices.rows + sum([each.draft.probes for each in offers if each is not None])
+        drafting, forward = sum([state.drafting for state in states]), self._cost.forward
+        count = best_count(ranked, prices.rows, lambda count: drafting + forward(rows + count, prices.context))
+        kept = best(candidates, ranked, count)
+        return [state.verified(each, nodes) for state, each, nodes in zip(states, offers, kept, strict=True)]
+
+    # ----------------------------------------------------------------------------------------------- after the forward
+
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
+        rows = len(views) + sum(map(len, drafts))
+        self._others_seen = (self._others_seen[1], max(0, spent.rows - rows))
+        known = [place for place, view in enumerate(views) if view.sequence in self._states]
+        states = [self._states[views[place].sequence] for place in known]
+        for place, state in zip(known, states, strict=True):
+            state.committed = views[place].tokens[state.length :]
+        self._learn_seconds(states, spent)
+        for place, state in zip(known, states, strict=True):
+            state.book(len(drafts[place]), accepted[place], self._prices)
+            for arm in self._arms:
+                arm.prompts.earn(len(state.committed) * self._prices.token)
+        for arm in self._arms:
+            told = [(state, offer) for state in states for offer in state.offers if offer.arm.whole is arm]
+            outcomes = [matched(offer.draft, state.committed) for state, offer in told]
+            for (_, offer), outcome, tested in zip(told, outcomes, arm.calibration.learn(outcomes), strict=True):
+                offer.arm.learn(outcome, tested)
+
+    def _learn_seconds(self, states: Sequence[InSequence], spent: Spent) -> None:
+        """What proposals and the router itself take."""
+        forward = self._cost.forward(spent.rows, spent.context)
+        slowdown = max(1.0, spent.verify_seconds / forward)
+        for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
+            asked = {state: state.asked_for[arm.number] for state in states if arm.number in state.asked_for}
+            if asked:
+                nodes = sum(asked.values()) / len(asked)
+                is_first = [state.arms[arm.number].open() for state in asked]
+                for state in asked:
+                    state.arms[arm.number].counts.seconds += seconds / len(asked)
+                arm.learn_seconds(nodes, seconds / len(asked), slowdown, forward / len(asked), is_first=any(is_first))
+        if spent.planning_seconds:
+            own = spent.planning_seconds / slowdown / len(states)
+            own = min(own, 4 * self._own_seconds or own)
+            self._own_seconds += (1 - _SLOW) * (own - self._own_seconds)
+
+    def report(self, sequence: int) -> RouterRecord:
+        """By drafter what was done, and steps by the reason; those in which the router was inactive have none."""
+        state = self._states.get(sequence)
+        if state is None:
+            return RouterRecord()
+        return RouterRecord(tuple([arm.counts.record(arm.whole.arm.name) for arm in state.arms]), dict(state.reasons))
+
+    def release(self, sequence: int) -> None:
+        self._states.pop(sequence, None)
+
+    # ---------------------------------------------------------------------------------------------------------- states
+
+    def _look_up_prices(self, views: Sequence[SequenceView], others: int) -> None:
+        """Those of this batch; looked up anew only if the batch or an estimate has changed."""
+        context = sum([len(view.tokens) for view in views]) // max(1, len(views))
+        key = len(views), others, self._cost.revision, context.bit_length()
+        if self._prices.key != key:
+            self._prices = StepPrices(key, self._cost, len(views), len(views) + others, context)
+            self._rate = 0.0
+
+    def _state(self, view: SequenceView) -> InSequence:
+        state = self._states.get(view.sequence)
+        if state is None:
+            ledger = Ledger(view, self._prices.token, Account(TRIALS), self._gains)
+            ledger.read_prompt(0.0)  # the arms have accounts of their own for that
+            arms = [ArmInSequence.of(arm) for arm in self._arms]
+            priced = [arm for arm in arms if not arm.whole.arm.replayable]
+            state = self._states[view.sequence] = InSequence(ledger, arms, priced)
+        return state
+
+
+def _asking(
+    states: Sequence[InSequence],
+    arms: Sequence[int],
+    nodes: Sequence[int],
+    inactive: int = 0,
+    watching: Sequence[tuple[int, ...]] = (),
+) -> Budgets:
+    """So many nodes of the arms of these numbers."""
+    for state, arm, count in zip(states, arms, nodes, strict=True):
+        state.ask(arm, count)
+    return Budgets(nodes, inactive, arms, watching)

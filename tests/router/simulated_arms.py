@@ -1,0 +1,188 @@
+"""Simulated drafters of known acceptance and price, and a router that decodes with them as an engine drives it."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from parlay import trees
+from parlay.router.arms import Arm
+from parlay.router.router import Router
+from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Spent
+from tests.router.views import SequenceView
+
+RIGHT, WRONG = 0, 1
+_FINDS, _RIGHT = 0, 1  # what chance decides
+Rate = Callable[[int], float]
+"""The share of nodes that are right after right ones, by the number of tokens of the sequence."""
+
+
+def steep(rows: int) -> float:
+    """Four percent of a one-row forward per further row."""
+    return 1 + 0.04 * (rows - 1)
+
+
+@dataclass
+class TableCost:
+    """Seconds of a forward, which never change."""
+
+    seconds: Callable[[int], float] = steep
+    revision: int = 0
+
+    def forward(self, rows: int, context: int) -> float:
+        return self.seconds(rows)
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        """Learns nothing."""
+
+
+@dataclass
+class SimulatedArm:
+    """A drafter by its behaviour. Seconds are of one-row forwards."""
+
+    rate: Rate
+    replayable: bool = False
+    most: int = 16
+    score: float = 0.7
+    step_seconds: float = 0.003
+    node_seconds: float = 0.0
+    opening_seconds: float = 0.0
+    finds: Rate = lambda length: 1.0
+    """The share of steps in which it proposes anything."""
+    dies_at: int = 1 << 30
+    """The step in which it begins to fail."""
+    slows: Callable[[int], float] = lambda step: 1.0
+    """By which factor it takes longer, by step."""
+
+
+@dataclass
+class Run:
+    """What came of it."""
+
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    asked: list[dict[int, int]] = field(default_factory=list)
+    """In each step: how often each arm was asked, over all sequences."""
+    verified: Counter[str] = field(default_factory=Counter)
+    """Steps by the arm whose draft was verified."""
+    lengths: list[int] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Machine:
+    """Decodes sequences with a router over simulated arms, in a world that is the same whatever the router does.
+
+    Whether an arm is right about a token follows from a hash of arm, sequence, and place, so two runs differ by what
+    the router chose and nothing else.
+    """
+
+    def __init__(self, arms: Sequence[SimulatedArm], cost: Cost | None = None, seed: int = 0) -> None:
+        self.arms, self.seed = arms, seed
+        self.cost = cost or TableCost()
+        self.router = Router(self.cost, [Arm(str(number), arm.most, arm.replayable) for number, arm in enumerate(arms)])
+        self.run = Run()
+        self.pause = 0
+        self._opened: set[tuple[int, int]] = set()
+
+    def decode(self, tokens: int, sequences: int = 1, first: int = 0) -> Run:
+        """So many tokens of each of so many sequences together."""
+        views = [SequenceView(first + number) for number in range(sequences)]
+        self.pause = 0
+        while min(len(view.tokens) for view in views) <= tokens:
+            self.step(views)
+        for view in views:
+            self.router.release(view.sequence)
+        return self.run
+
+    def step(self, views: Sequence[SequenceView]) -> None:
+        asks: dict[int, int] = {}
+        spent = [0.0] * len(self.arms)
+        drafts = [NO_DRAFT] * len(views)
+        if self.pause:
+            self.pause -= 1
+            called = False
+        else:
+            called = True
+            budgets = self.router.plan(views)
+            self.pause = 0 if any(budgets.nodes) else budgets.inactive
+            while any(budgets.nodes):
+                drafts = self._propose(views, budgets, drafts, asks, spent)
+                budgets = self.router.weigh(views, self._offers)
+            if any(map(len, drafts)) or asks:
+                drafts = self.router.trim(views, drafts)
+        self._finish(views, drafts, asks, spent, called)
+
+    def _propose(
+        self,
+        views: Sequence[SequenceView],
+        budgets: Budgets,
+        drafts: list[Draft],
+        asks: dict[int, int],
+        spent: list[float],
+    ) -> list[Draft]:
+        self._offers: list[Draft | None] = [NO_DRAFT] * len(views)
+        latest = list(drafts)
+        for place, (view, nodes, number) in enumerate(zip(views, budgets.nodes, budgets.drafters, strict=True)):
+            if not nodes:
+                continue
+            arm = self.arms[number]
+            asks[number] = asks.get(number, 0) + 1
+            if self.run.steps >= arm.dies_at:
+                self._offers[place] = None
+                continue
+            key = (view.sequence, number)
+            opening = 0.0 if key in self._opened else arm.opening_seconds
+            self._opened.add(key)
+            spent[number] += (arm.step_seconds + nodes * arm.node_seconds) * arm.slows(self.run.steps) + opening
+            latest[place] = self._offers[place] = self._draft(arm, number, view, nodes)
+        return latest
+
+    def _draft(self, arm: SimulatedArm, number: int, view: SequenceView, nodes: int) -> Draft:
+        length = len(view.tokens)
+        if self._chance(number, view.sequence, length, _FINDS) >= arm.finds(length):
+            return NO_DRAFT
+        right = [
+            self._chance(number, view.sequence, length + depth, _RIGHT) < arm.rate(length + depth)
+            for depth in range(nodes)
+        ]
+        return trees.chain([RIGHT if each else WRONG for each in right], str(number), [arm.score] * nodes)
+
+    def _chance(self, *what: int) -> float:
+        """A number in [0, 1) that is the same whenever it is asked for."""
+        digest = hashlib.blake2b(array("q", (self.seed, *what)).tobytes(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") / 2**32
+
+    def _finish(
+        self,
+        views: Sequence[SequenceView],
+        drafts: Sequence[Draft],
+        asks: dict[int, int],
+        spent: list[float],
+        called: bool,
+    ) -> None:
+        rows = len(views) + sum(map(len, drafts))
+        context = sum(len(view.tokens) for view in views) // len(views)
+        accepted = []
+        for view, draft in zip(views, drafts, strict=True):
+            tokens = draft.tree.tokens
+            right = next((depth for depth, token in enumerate(tokens) if token != RIGHT), len(tokens))
+            accepted.append(right)
+            self.run.verified[draft.sources[0] if len(draft) else "none"] += 1
+            view.tokens += [RIGHT] * (right + 1)
+        seconds = self.cost.forward(rows, context)
+        if called:
+            self.router.learn(
+                views, drafts, accepted, Spent(sum(spent) / len(views), seconds, rows, context, tuple(spent))
+            )
+        self.run.asked.append(asks)
+        self.run.lengths.append(len(views[0].tokens))
+        self.run.steps += 1
+        self.run.tokens += sum(accepted) + len(views)
+        self.run.seconds += seconds + sum(spent)

@@ -1,0 +1,64 @@
+"""The strategy ``auto``: what it chooses from, and texts that do not depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.strategies.arms import arms
+from parlay.strategies.cache import StrategyCache
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.spelling import parse
+from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady
+from parlay.testing.conformance.stages import toy_stage
+from parlay.testing.conformance.universal import agree
+from parlay.types import SamplingParams
+
+STAGE = toy_stage("toy")
+BARE = Resources(vocab_size=STAGE.vocab_size, open_runner=STAGE.resources.open_runner)
+"""A target for which nothing was made."""
+
+
+def names(spec: str, resources: Resources) -> list[str]:
+    return [arm.name for arm in arms(parse(spec), resources)]
+
+
+def test_it_chooses_from_what_exists_for_the_target() -> None:
+    bare = names("auto", BARE)
+    assert len(bare) == 2
+    assert all(catalogue()[name].replayable for name in bare)
+    assert names("auto", STAGE.resources) != bare, "a draft model and heads exist there"
+    families = [catalogue()[name].family for name in names("auto", STAGE.resources)]
+    assert sorted(families) == ["copy", "heads", "model", "store"], "the best of each"
+
+
+def test_it_chooses_from_what_is_named() -> None:
+    named = "trie-lookahead+prompt-lookup(min_ngram=2)"
+    assert names(f"auto:of={named}", STAGE.resources) == ["trie-lookahead", "prompt-lookup"]
+
+
+@pytest.mark.parametrize("inner", ["none", "auto"])
+def test_what_has_no_drafter_of_its_own_is_refused(inner: str) -> None:
+    with pytest.raises(UsageError, match=f"auto: {inner} has no drafter of its own; leave it out"):
+        arms(parse(f"auto:of=prompt-lookup+{inner}"), BARE)
+
+
+def test_one_that_is_named_and_can_not_be_had_is_refused() -> None:
+    with pytest.raises(UsageError, match="no draft model"):
+        StrategyCache(BARE, Steady()).get("auto:of=prompt-lookup+draft-model")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_plain_decoding_whatever_it_chooses(temperature: float) -> None:
+    """Requests of several strategies in one batch; the second round meets a router that has learned."""
+    strategies = StrategyCache(replace(STAGE.resources), Steady())
+    auto = strategies.get("auto")
+    params = SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True)
+    prompt = tuple(STAGE.expected(StageRequest((1, 2, 3), params)).tokens)
+    for _ in range(2):
+        jobs = [(StageRequest(prompt[: 20 + seed], params, seed=seed), auto) for seed in range(5)]
+        plain = (StageRequest(prompt[:9], params, seed=9), PLAIN.strategy(STAGE, 0))
+        assert agree(STAGE, [*jobs, plain]) == []

@@ -1,0 +1,169 @@
+"""The router against simulated drafters: it ends up with what pays, at a bounded price, and follows changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+
+from tests.router.simulated_arms import Machine, SimulatedArm, TableCost
+from tests.router.views import SequenceView
+
+
+def always(rate: float) -> SimulatedArm:
+    return SimulatedArm(rate=lambda length: rate)
+
+
+COPY = replace(always(0.9), replayable=True, most=31, score=0.9)
+RARE_COPY = replace(COPY, finds=lambda length: 0.05)
+NO_COPY = replace(COPY, rate=lambda length: 0.0)
+HEAD = replace(always(0.6), step_seconds=0.2, node_seconds=0.05, opening_seconds=1.0, most=8)
+POOR_HEAD = replace(HEAD, rate=lambda length: 0.15)
+"""It costs a quarter of a forward and more, and gains less."""
+MODEL = replace(always(0.8), step_seconds=0.3, node_seconds=0.1, opening_seconds=2.0, most=8)
+
+
+def speed(*arms: SimulatedArm, tokens: int = 400, seeds: int = 6, sequences: int = 1) -> float:
+    """Tokens per second over plain decoding's, over fresh routers."""
+    plain = sequences / TableCost().forward(sequences, 0)
+    return fmean(Machine(arms, seed=seed).decode(tokens, sequences).speed for seed in range(seeds)) / plain
+
+
+@pytest.mark.parametrize("arms", [(NO_COPY,), (POOR_HEAD,), (NO_COPY, POOR_HEAD), (NO_COPY, NO_COPY, POOR_HEAD)])
+def test_drafters_that_never_pay_cost_less_than_two_percent_and_a_half(arms: tuple[SimulatedArm, ...]) -> None:
+    assert speed(*arms) > 0.975
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize(
+    "arms",
+    [(COPY, POOR_HEAD), (NO_COPY, HEAD), (POOR_HEAD, HEAD), (POOR_HEAD, MODEL), (HEAD, MODEL), (NO_COPY, MODEL)],
+)
+def test_the_best_of_several_is_found(arms: tuple[SimulatedArm, ...], sequences: int) -> None:
+    """In 800 tokens of a router that knew nothing: within five percent of the best alone, known in hindsight only."""
+    best = max(speed(arm, tokens=800, seeds=3, sequences=sequences) for arm in arms)
+    assert speed(*arms, tokens=800, seeds=3, sequences=sequences) > 0.95 * max(1.0, best)
+
+
+def test_copying_where_there_is_something_to_copy_and_a_head_elsewhere_beats_both() -> None:
+    both = speed(RARE_COPY, HEAD)
+    assert both > 1.05 * max(speed(RARE_COPY), speed(HEAD))
+
+
+def test_a_change_of_regime_is_followed_within_twelve_steps() -> None:
+    """Prose that a head drafts, a copied document, prose again: within five percent of hindsight, twelve steps left."""
+    copied = range(200, 400)
+    copy = replace(COPY, rate=lambda length: 0.97 if length in copied else 0.0)
+    both, seeds = (copy, HEAD), range(6)
+    shares = []
+    for seed in seeds:
+        mixed, alone = Machine(both, seed=seed).decode(600), Machine((copy,), seed=seed).decode(600)
+        shares.append((passed(mixed.lengths, 400) - passed(mixed.lengths, 200), steps_in(alone.lengths, copied)))
+    assert fmean(mixed for mixed, _ in shares) <= 1.05 * fmean(alone for _, alone in shares) + 12
+
+
+def passed(lengths: list[int], tokens: int) -> int:
+    """The first step after which the text is so long."""
+    return next(step for step, length in enumerate(lengths) if length >= tokens)
+
+
+def steps_in(lengths: list[int], part: range) -> int:
+    return passed(lengths, part.stop) - passed(lengths, part.start)
+
+
+@pytest.mark.parametrize("drafter", [COPY, HEAD], ids=["copy", "head"])
+def test_a_drafter_that_dies_is_dropped_within_two_steps(drafter: SimulatedArm) -> None:
+    machine = Machine((replace(drafter, dies_at=40), NO_COPY))
+    run = machine.decode(400)
+    assert sum(0 in asks for asks in run.asked[:40]) > 10
+    assert sum(0 in asks for asks in run.asked[40:]) <= 2
+
+
+def test_a_drafter_that_slows_down_is_dropped_within_two_steps() -> None:
+    """From a fifth of a forward to three forwards, where it gains less than one."""
+    machine = Machine((replace(HEAD, slows=lambda step: 1.0 if step < 60 else 15.0),))
+    run = machine.decode(400)
+    assert sum(map(bool, run.asked[:60])) > 30
+    assert sum(map(bool, run.asked[60:64])) <= 2
+    assert sum(map(bool, run.asked[64:])) <= 0.1 * len(run.asked[64:]), "trials find out whether it has recovered"
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e6])
+def test_a_clock_that_jumps_changes_nothing_for_long(factor: float) -> None:
+    """One proposal that seems to take no time, or a week."""
+    jump = replace(HEAD, slows=lambda step: factor if step == 60 else 1.0)
+    seconds = Machine((HEAD,)).decode(600)
+    jumped = Machine((jump,)).decode(600)
+    assert jumped.steps <= 1.03 * seconds.steps
+
+
+def test_what_pays_at_one_load_and_not_at_another_is_known_by_load() -> None:
+    """A head pays alone and costs at sixteen: one router meets both in turn."""
+    machine, plain = Machine((HEAD,)), TableCost().forward(16, 0)
+    alone: list[float] = []
+    crowd: list[float] = []
+    for turn in range(6):
+        alone.append(tokens_per_second(machine, 200, 1, first=100 * turn))
+        crowd.append(tokens_per_second(machine, 200, 16, first=100 * turn + 1) / (16 / plain))
+    assert min(crowd[1:]) > 0.97
+    assert fmean(alone) > 1.25, "what it costs at sixteen says nothing of one"
+
+
+def tokens_per_second(machine: Machine, tokens: int, sequences: int, first: int) -> float:
+    """Of this part of the machine's run."""
+    before = machine.run.seconds
+    machine.decode(tokens, sequences, first)
+    return tokens * sequences / (machine.run.seconds - before)
+
+
+def test_drafters_that_are_as_good_do_not_take_turns() -> None:
+    """Switching costs catching up; equals give no reason for it."""
+    run = Machine((HEAD, HEAD)).decode(600)
+    choices = [min(asks) for asks in run.asked if asks]
+    assert sum(one != other for one, other in pairwise(choices)) <= 0.15 * len(choices)
+
+
+def free(rows: int) -> float:
+    return 1.0
+
+
+def regret(arms: tuple[SimulatedArm, ...], best: float, steps: int, seeds: int) -> list[float]:
+    """After each step: tokens that always drafting with the best arm would have brought beyond, mean over seeds."""
+    lost = [0.0] * steps
+    for seed in range(seeds):
+        machine, view = Machine(arms, TableCost(free), seed=seed), SequenceView(seed)
+        for step in range(steps):
+            machine.step([view])
+            lost[step] += (best * (step + 1) - (len(view.tokens) - 1)) / seeds
+    return lost
+
+
+def tokens_per_step(rate: float, nodes: int) -> float:
+    return sum(rate**depth for depth in range(nodes + 1))
+
+
+RATES, NODES, STEPS, SEEDS, SLACK = (0.2, 0.5, 0.8), 4, 80, 200, 1.5
+
+
+def test_regret_among_replayable_drafters_stays_below_the_curve_of_hedge() -> None:
+    """range * sqrt(T ln K / 2), with a slack of a half."""
+    arms = tuple(
+        replace(always(rate), replayable=True, most=NODES, score=rate, step_seconds=0.0) for rate in RATES
+    )  # fmt: skip
+    lost = regret(arms, tokens_per_step(max(RATES), NODES), STEPS, SEEDS)
+    curve = [NODES * math.sqrt((step + 1) * math.log(len(RATES)) / 2) for step in range(STEPS)]
+    assert all(one <= SLACK * most for one, most in zip(lost, curve, strict=True))
+
+
+def test_regret_among_drafters_that_must_be_tried_stays_below_the_curve_of_ucb() -> None:
+    """The sum over worse arms of 8 ln T / gap + (1 + pi^2 / 3) gap, in units of the range, with a slack of a half."""
+    arms = tuple(replace(always(rate), most=NODES, step_seconds=0.0) for rate in RATES)
+    means = [tokens_per_step(rate, NODES) / NODES for rate in RATES]
+    gaps = [max(means) - mean for mean in means if mean < max(means)]
+    lost = regret(arms, tokens_per_step(max(RATES), NODES), STEPS, SEEDS)
+    for step in range(1, STEPS):
+        curve = NODES * sum(8 * math.log(step + 1) / gap + (1 + math.pi**2 / 3) * gap for gap in gaps)
+        assert lost[step] <= SLACK * curve
