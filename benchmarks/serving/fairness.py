@@ -178,7 +178,8 @@ def main(arguments: list[str] | None = None) -> int:
             done.append(one)
             print(json.dumps(asdict(one) | {"ratio": one.ratio}), flush=True)
     if not options.quick:
-        header = provenance("python -m benchmarks.serving.fairness")
+        asked = [f"--model {model}" for model in options.model]
+        header = provenance(" ".join(["python -m benchmarks.serving.fairness", *asked]))
         options.out.write_text(page(header, done), encoding="utf-8")
         result = header | {"rounds": [asdict(one) for one in done]}
         options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
