@@ -68,7 +68,7 @@ release: $(VENV)/.release docs  ## build and check all that would be uploaded: s
 		(cd build && fresh/bin/parlay generate 'Once upon a time' --max-tokens 8) && \
 		(cd build && fresh/bin/python -c 'from parlay.compiled.library import load; print("compiled decoder:", load().name.decode())') || exit 1; \
 	done
-	@ls -l dist && echo 'All of dist/ may be uploaded; wheels of other platforms: .github/workflows/wheels.yml'
+	@ls -l dist && echo 'The source archive may be uploaded. This wheel is for machines like this one; an index takes those of .github/workflows/wheels.yml'
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

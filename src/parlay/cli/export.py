@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parlay.heads.artefact import HeadArtefact
+    from parlay.heads.opening import Matrices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.cli.drafters import folder_of
     from parlay.drafters.heads.modules import check_tensors
-    from parlay.heads.artefact import CARD, check_target, load
+    from parlay.heads.artefact import load
     from parlay.heads.layouts.exporting import export
     from parlay.heads.layouts.writing import Verifier
     from parlay.heads.opening import matrices_of
@@ -38,15 +43,28 @@ def run(options: argparse.Namespace) -> int:
     check_tensors(head)
     model = options.model or head.origin.target
     matrices = cache(partial(matrices_of, model))
-    if options.model and len(head.witness_WH):
-        vocab_size = matrices().embedding.shape[0]
-        check_target(str(folder), head.layer, head.witness_WH, matrices().witnesses(vocab_size), vocab_size)
+    if options.model:
+        _check_target(folder, head, matrices())
     verifier = Verifier(
         options.verifier or model,
         lambda: as_tensor(matrices().embedding, torch.bfloat16),
         lambda: as_tensor(matrices().lm_head, torch.bfloat16),
     )
-    card = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
-    export(head, card, options.format, options.out, verifier)
+    export(head, _card(folder), options.format, options.out, verifier)
     print(f"wrote {options.out}: {head.method} for {verifier.name or 'a target without a name'}")
     return 0
+
+
+def _card(folder: Path) -> str:
+    from parlay.heads.artefact import CARD
+
+    return (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
+
+
+def _check_target(folder: Path, head: HeadArtefact, matrices: Matrices) -> None:
+    """Raises BadHead for a head that was trained for another target."""
+    from parlay.heads.artefact import check_target
+
+    if len(head.witness_WH):
+        vocab_size = matrices.embedding.shape[0]
+        check_target(str(folder), head.layer, head.witness_WH, matrices.witnesses(vocab_size), vocab_size)

@@ -190,6 +190,7 @@ class TargetHeads:
         self._target, self._matrices = target, matrices
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
         self._told: set[Path] = set()
+        self._witnesses = cache(lambda: matrices().witnesses(target.vocab_size))
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
         """``name``: a folder, a name or domain of the store, or a repository on the Hugging Face Hub.
@@ -246,8 +247,7 @@ class TargetHeads:
         )
 
     def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor) -> None:
-        rows_WH = self._matrices().witnesses(self._target.vocab_size)
-        check_target(where, layer, witness_WH, rows_WH, self._target.vocab_size)
+        check_target(where, layer, witness_WH, self._witnesses(), self._target.vocab_size)
 
 
 def _nothing_called(method: str, name: str) -> str:
