@@ -36,7 +36,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = folder / "products"
     source = Path(__file__).parent / "arm" / "products.c"
     command = [COMPILER, "-std=gnu11", "-O1", "-static", "-pthread", "-w", "-I", str(build.SOURCES), "-o", str(made)]
-    subprocess.run([*command, str(source), *map(str, sorted(folder.glob("*.o")))], check=True)
+    subprocess.run([*command, str(source), *map(str, sorted(folder.glob("*.o"))), "-lm"], check=True)
     return made
 
 

@@ -54,7 +54,7 @@ def build(library: Path = LIBRARY) -> Path:
         build_objects(compiler, platform.machine(), Path(folder))
         objects = sorted(str(path) for path in Path(folder).glob("*.o"))
         made = Path(folder) / library.name
-        _run([compiler, "-shared", "-pthread", "-o", str(made), *objects])
+        _run([compiler, "-shared", "-pthread", "-o", str(made), *objects, "-lm"])
         shutil.copyfile(made, library.with_suffix(".new"))
     library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
     return library
