@@ -21,7 +21,7 @@ from benchmarks.pages import HOW, about
 from benchmarks.setup import FULL, KINDS, QUICK, SMOLLM2, SMOLLM2_BF16, Setup
 from benchmarks.strategies.report import speed_table
 from parlay.bench import workloads
-from parlay.bench.records import Row
+from parlay.bench.records import PLAIN, Row
 from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.bench.summary import Measurements
 from parlay.bench.workloads import Workload
@@ -96,7 +96,15 @@ def tables(found: Measurements) -> Iterator[str]:
         for temperature in sorted({cell.temperature for cell in found.cells if cell.model == model}):
             own = [row for row in found.rows if (row.cell.model, row.cell.temperature) == (model, temperature)]
             how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-            yield from (f"## {model}, {how}", "", *speed_table(Measurements(own)))
+            yield from (f"## {model}, {how}", "", asked(own), "", *speed_table(Measurements(own)))
+
+
+def asked(rows: Sequence[Row]) -> str:
+    """How much was measured of each strategy."""
+    plain = [row for row in rows if row.cell.strategy == PLAIN]
+    rounds = max((row.round for row in plain), default=-1) + 1
+    first = [row for row in plain if row.round == 0]
+    return f"Requests {sum(row.requests for row in first)}, tokens {sum(row.tokens for row in first)}, rounds {rounds}."
 
 
 if __name__ == "__main__":
