@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from parlay.models.dequantize import dense
+from parlay.models.fused import rows_of
 from parlay.models.stored import FORMATS, Format, StoredTensor
 
 
@@ -34,6 +35,14 @@ def test_rows_come_in_the_order_that_is_named() -> None:
     turned = replace(stored, order=torch.tensor([2, 0, 3, 1]))
     assert turned.rows.equal(stored.data[[2, 0, 3, 1]])
     assert dense(turned).equal(dense(stored)[[2, 0, 3, 1]])
+
+
+def test_chosen_rows_are_those_of_the_whole_in_any_order() -> None:
+    stored = StoredTensor(Format.Q8_0, (4, 32), torch.arange(4 * 34, dtype=torch.uint8).view(4, 34))
+    turned, ids = replace(stored, order=torch.tensor([2, 0, 3, 1])), torch.tensor([3, 0, 3])
+    for whole in (stored, turned):
+        assert rows_of(whole, ids).equal(dense(whole)[ids])
+        assert rows_of(dense(whole, torch.bfloat16), ids).equal(dense(whole, torch.bfloat16)[ids].float())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:gguf")

@@ -31,7 +31,7 @@ from parlay.heads.layouts.opening import fetched, is_artefact, read
 from parlay.heads.proof import target_states
 from parlay.heads.store import StoredDrafter
 from parlay.models.config import DecoderConfig
-from parlay.models.fused import Operand, as_tensor
+from parlay.models.fused import Operand, as_tensor, rows_of
 from parlay.models.hub import without_address
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
@@ -119,7 +119,7 @@ def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[He
     if proved:
         del tensors[EMBEDDING]
     if LM_HEAD not in tensors and held.method in NEED_LM_HEAD:
-        tensors[LM_HEAD] = as_tensor(matrices.lm_head, torch.float32)[draft_ids(tensors["d2t"])]
+        tensors[LM_HEAD] = rows_of(matrices.lm_head, draft_ids(tensors["d2t"]))
     return replace(held, tensors=tensors, witness_WH=witness_WH), proved
 
 
@@ -139,8 +139,8 @@ class Matrices:
     lm_head: Operand
 
     def witnesses(self, vocab_size: int) -> Tensor:
-        """The rows of `witness_ids`."""
-        return as_tensor(self.embedding, torch.float32)[witness_ids(vocab_size)]
+        """The rows of `witness_ids`; no others are read."""
+        return rows_of(self.embedding, witness_ids(vocab_size))
 
 
 def matrices_of(model: str | PreTrainedModel) -> Matrices:

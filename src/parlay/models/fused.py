@@ -115,6 +115,15 @@ def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
     return weight.dense(dtype)
 
 
+def rows_of(weight: Operand, ids_N: Tensor) -> Tensor:
+    """The numbers of the rows of these ids, int64 ``[n]``: float32 ``[n, ...]``."""
+    if isinstance(weight, Tensor):
+        return weight[ids_N].float()
+    if isinstance(weight, StoredTensor):
+        return as_tensor(weight.chosen(ids_N), torch.float32)
+    return weight.dense(torch.float32)[ids_N]
+
+
 def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     """The checkpoint with every matrix that enters products rounded, the embedding as it was.
 

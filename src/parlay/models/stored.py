@@ -100,6 +100,11 @@ class StoredTensor:
             part = self.data[start : start + rows]
             yield replace(self, shape=(len(part), *self.shape[1:]), data=part)
 
+    def chosen(self, ids_N: Tensor) -> StoredTensor:
+        """The rows of these ids, int64 ``[n]``, as a tensor of their own."""
+        data = self.data[ids_N if self.order is None else self.order[ids_N]]
+        return replace(self, shape=(len(data), *self.shape[1:]), data=data, file=None, order=None)
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """For one who reads it once: it is checked before, and its pages of the file are given back after.
