@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from parlay import trees
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration
 from parlay.router.ledger import START, TRIALS, Account
-from parlay.router.prices import DraftSeconds, sizes
+from parlay.router.prices import DraftSeconds, Reading, sizes
 from parlay.types import Draft, Routed
 
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
@@ -46,6 +46,7 @@ class ArmState:
         self.seconds = DraftSeconds()
         self.prompts = Account(TRIALS)
         """Pays for first proposals in sequences, which read their prompts."""
+        self.reading = Reading()
         self.gain = START
         """Tokens that one proposal of a replayable drafter gains beyond the next best choice."""
         self.depth_per_node = 1.0
@@ -65,15 +66,17 @@ class ArmState:
         free = not self.is_opening and self.prompts.tokens_left(token) <= 0
         return free or (pays and self.calibration.drafts >= _TESTED)
 
-    def learn_seconds(self, nodes: float, seconds: float, slowdown: float, forward: float, *, is_first: bool) -> None:
+    def learn_seconds(self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int) -> None:
         """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
 
-        First proposals of sequences read prompts: `prompts` pays for that, and they say nothing of later ones. After
+        First proposals of sequences read prompts, of ``read`` tokens: `prompts` pays for that, and they say nothing of
+        later ones. After
         two proposals in a row that took far longer than usual, the drafter has become slower: what was known of its
         time no longer holds.
         """
         usual = self.seconds.of(nodes)
-        if is_first:
+        if read:
+            self.reading.learn(read, seconds / slowdown - usual)
             self.prompts.debt = max(self.prompts.debt, seconds - usual)
             return
         own = self.seconds.own_work(nodes, seconds, slowdown, forward)

@@ -13,6 +13,7 @@ from parlay.router.ledger import TRIALS, Account, Ledger
 from parlay.router.ranking import best_of, cut_to
 from parlay.types import NO_DRAFT, Draft, SequenceView
 
+_UNBOUNDED = 1 << 20  # tokens of an answer without a limit
 TRIAL = 2  # nodes of a trial
 WORTH_MOST = "worth most"
 TRIED = "trial"
@@ -34,6 +35,8 @@ class InSequence:
     steps: int = 0
     length: int = 0
     """Tokens before the step."""
+    left: int = 0
+    """Tokens that the answer may still have."""
     committed: Sequence[int] = ()
     """Tokens of the step."""
     offers: list[Offer] = field(default_factory=list)
@@ -62,6 +65,7 @@ class InSequence:
         self.ledger.earn()
         self.steps += 1
         self.length, self.committed = len(view.tokens), ()
+        self.left = (view.request.params.max_tokens or _UNBOUNDED) + view.prompt_length - self.length
         self.offers, self.options, self.asked_for = [], [], {}
         self.asked, self.choice, self.is_trial, self.forgone, self.watching = None, NOTHING, False, 0.0, ()
         self.verifying, self.expected = None, 0.0
@@ -96,8 +100,7 @@ class InSequence:
 
     def decide(self, wanted: Choice, prices: StepPrices, rate: float) -> Choice:
         """What is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
-        seconds = prices.token * prices.sequences
-        may = wanted.arm is None or wanted.arm.is_open or wanted.arm.whole.may_open(seconds, pays=True)
+        may = wanted.arm is None or wanted.arm.is_open or self._may_open(wanted, wanted.arm, prices)
         self.choice = wanted if self.ledger.is_funded and may else NOTHING
         reason = WORTH_MOST if self.choice.arm else self._why_nothing(wanted, may)
         waits = self.explored.tokens_left(prices.token) if self.choice.arm else self.ledger.wait(1)
@@ -111,6 +114,12 @@ class InSequence:
         if self.choice.arm is not None and not self.choice.arm.is_open:
             self.choice.arm.whole.is_opening = True
         return self.choice
+
+    def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
+        """Whether the arm may read the prompt: the rest of the answer must be able to save the time that it takes."""
+        saved = self.left * wanted.worth * prices.token / (1 + wanted.gain)
+        seconds = prices.token * prices.sequences
+        return saved >= arm.whole.reading.of(self.length) and arm.whole.may_open(seconds, pays=True)
 
     def _why_nothing(self, wanted: Choice, may: bool) -> str:
         if wanted.arm is None:
@@ -136,12 +145,13 @@ class InSequence:
         return self.watching
 
     def learn_gains(self) -> None:
-        """What the proposal of each replayable arm is worth beyond what the step could do without it."""
-        most = max([choice.worth for choice in self.options], default=0.0)
+        """What the proposal of each replayable arm is worth beyond those of the arms asked before it, and of others."""
+        worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
+        known = max([0.0, *(worth for number, worth in worths.items() if number not in self.asked_for)])
         for number in self.asked_for:
-            arm = self.arms[number]
-            without = max([choice.worth for choice in self.options if choice.arm is not arm], default=0.0)
-            arm.learn_gain(most - without)
+            worth = max(known, worths.get(number, 0.0))
+            self.arms[number].learn_gain(worth - known)
+            known = worth
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 

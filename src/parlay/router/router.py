@@ -168,10 +168,10 @@ class Router(Policy):
             asked = {state: state.asked_for[arm.number] for state in states if arm.number in state.asked_for}
             if asked:
                 nodes = sum(asked.values()) / len(asked)
-                is_first = [state.arms[arm.number].open() for state in asked]
+                read = max([state.length if state.arms[arm.number].open() else 0 for state in asked])
                 for state in asked:
                     state.arms[arm.number].counts.seconds += seconds / len(asked)
-                arm.learn_seconds(nodes, seconds / len(asked), slowdown, forward / len(asked), is_first=any(is_first))
+                arm.learn_seconds(nodes, seconds / len(asked), slowdown, forward / len(asked), read=read)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
             own = min(own, 4 * self._own_seconds or own)
