@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from parlay.cost.speed import DraftPlan
-from parlay.plan.strategies import MODELLED, Acceptance, Models, compared, plan, read_acceptance
+from parlay.plan.strategies import Acceptance, Models, compared, is_modelled, plan, read_acceptance
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
 from tests.plan.conftest import TINY
@@ -36,6 +36,17 @@ def test_a_draft_model_writes_with_its_own_shape_and_the_target_with_some_of_its
     assert skipping.num_layers == 12  # two stay, and half of the other twenty
 
 
+def test_a_head_costs_a_layer_for_each_level_and_heads_side_by_side_one_product_for_all() -> None:
+    big = Models(replace(TINY, hidden_size=4096, intermediate_size=14336, vocab_size=128_256, num_layers=32))
+    eagle3, medusa = plan(parse("eagle3"), big, Acceptance()), plan(parse("medusa"), big, Acceptance())
+    assert eagle3.drafter is not None
+    assert medusa.drafter is not None
+    assert (eagle3.drafter.num_layers, medusa.drafter.num_layers) == (1, 0)
+    assert (eagle3.at_once, medusa.at_once) == (False, True)
+    assert eagle3.drafter.vocab_size == 4096
+    assert eagle3.drafter.parameters < big.target.parameters / 25
+
+
 def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
     with pytest.raises(ValueError, match="--draft-model"):
         plan(parse("draft-model"), Models(TINY), Acceptance())
@@ -46,7 +57,7 @@ def test_a_strategy_that_is_not_modelled_is_refused_with_those_that_are() -> Non
         plan(parse("union"), MODELS, Acceptance())
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in catalogue().values() if entry.family in MODELLED])
+@pytest.mark.parametrize("name", [name for name in catalogue() if is_modelled(name)])
 def test_every_strategy_of_a_modelled_family_can_be_planned(name: str) -> None:
     found = plan(parse(name), MODELS, Acceptance())
     assert found.name == name

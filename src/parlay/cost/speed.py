@@ -3,7 +3,7 @@
 Tokens per step: with a chance a that a drafted token is right where the one before it was, a chain of k nodes gives
 E = (1 - a^(k+1)) / (1 - a) (Leviathan et al. 2023); a tree gives 1 + the sum over its nodes of the chance that the
 path down to them is accepted (Chen et al. 2024, Sequoia). Seconds per step: the verify of all nodes, one forward of
-the drafting model for each level of the draft, and the engine's own.
+the drafting model for each level of the draft (or for all of them at once), and the engine's own.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def _by_reach(ranks: Sequence[float]) -> Iterator[tuple[float, int, int]]:
 class DraftPlan:
     """A strategy as its costs see it: drafts of at most ``nodes`` nodes, right as ``ranks`` say.
 
-    ``drafter`` is the model whose forwards write them, level by level; None: they cost next to nothing. With
-    ``adapts`` the policy drafts as many as pay, none at all where none does; without, always ``nodes``.
+    ``drafter`` is the model whose forwards write them, level by level, or all levels ``at_once`` in one of a single
+    row; None: they cost next to nothing. With ``adapts`` the policy drafts as many as pay, none at all where none
+    does; without, always ``nodes``.
     """
 
     name: str
@@ -70,6 +71,7 @@ class DraftPlan:
     ranks: tuple[float, ...] = (0.0,)
     drafter: ModelShape | None = None
     adapts: bool = True
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Setting:
 def predict(setting: Setting, plan: DraftPlan) -> Speed:
     """The plan's speed. With ``adapts`` the number of nodes is the fastest one, else ``nodes``."""
     sizes = [0, *_sizes(plan.nodes)] if plan.adapts else [plan.nodes]
-    return max((_speed(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
+    return max((speed_of(setting, plan, best_tree(plan.ranks, size)) for size in sizes), key=_rate)
 
 
 def choose(speeds: Sequence[Speed]) -> Speed:
@@ -114,7 +116,7 @@ def crossover(setting: Setting, plan: DraftPlan, most: int = 256) -> int | None:
     whole, plain = best_tree(plan.ranks, plan.nodes), best_tree(plan.ranks, 0)
     for batch in range(1, most + 1):
         here = Setting(setting.machine, setting.shape, batch, setting.context)
-        if _rate(_speed(here, plan, whole)) <= _rate(_speed(here, plan, plain)):
+        if _rate(speed_of(here, plan, whole)) <= _rate(speed_of(here, plan, plain)):
             return batch
     return None
 
@@ -123,15 +125,17 @@ def _rate(speed: Speed) -> float:
     return speed.tokens_per_second
 
 
-def _speed(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
+def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
+    """The speed of a plan whose drafts all have this shape."""
     work = ForwardShape(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
     draft = 0.0
     if plan.drafter is not None and tree.nodes:
-        width = max(1, round(tree.nodes / tree.depth))
+        levels = 1 if plan.at_once else tree.depth
+        width = 1 if plan.at_once else max(1, round(tree.nodes / tree.depth))
         level = ForwardShape(batch=setting.batch, rows=width, context=setting.context, leaves=width)
         seconds = setting.machine.forward(plan.drafter, level) + setting.machine.engine.of_level(setting.batch)
-        draft = tree.depth * seconds
+        draft = levels * seconds
     step = draft + verify + setting.machine.engine.of_step(setting.batch, tree.nodes)
     return Speed(
         name=plan.name,

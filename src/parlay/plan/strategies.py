@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from parlay.cost.roofline import ModelShape
 from parlay.cost.speed import DraftPlan
+from parlay.plan.heads import HEADS
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import StrategySpec
 
@@ -16,7 +17,7 @@ ADAPTS = "adaptive"
 _FREE = ("copy", "store", "retrieval")
 _WRITTEN, _SELF, _PLAIN = "model", "self", "plain"
 MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
-"""Families of strategies whose costs are modelled."""
+"""Families of strategies whose costs are modelled, beside the heads of `HEADS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +92,31 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
     Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
     """
     family = find(spec.name).family
-    if family not in MODELLED:
+    if not is_modelled(spec.name):
         raise ValueError(f"strategy {spec}: no costs are modelled for its family, {family}: {_modelled()}")
     if family == _PLAIN:
         return DraftPlan(name=str(spec))
     given = spec.settings
     nodes, policy = given["k"], given["policy"]
     assert isinstance(nodes, int)
+    head = HEADS[spec.name](models.target) if spec.name in HEADS else None
     return DraftPlan(
         name=str(spec),
         nodes=nodes,
         ranks=acceptance.of(spec),
-        drafter=_drafter(spec, family, models),
+        drafter=head.shape if head else _drafter(spec, family, models),
         adapts=policy == ADAPTS,
+        at_once=head is not None and head.at_once,
     )
 
 
+def is_modelled(name: str) -> bool:
+    """Whether the costs of the strategy of this name are."""
+    return find(name).family in MODELLED or name in HEADS
+
+
 def _modelled() -> str:
-    names = [entry.name for entry in catalogue().values() if entry.family in MODELLED]
+    names = [name for name in catalogue() if is_modelled(name)]
     return f"use one of {', '.join(names)}"
 
 

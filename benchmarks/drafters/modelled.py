@@ -1,0 +1,161 @@
+"""Trained drafters: tokens per step measured on SmolLM2, and the gain that these would bring with larger targets.
+
+    python -m benchmarks.drafters.modelled --data DIR
+    python -m benchmarks.drafters.modelled --data DIR --head hydra=FOLDER --head eagle=FOLDER
+
+Drafts of 1 to 16 nodes are verified in every step (``policy=fixed``). A gain is modelled: the tokens per step that
+were measured here, over the seconds that a step takes by the makers' figures of a device. So it says what a head of
+this accuracy is worth where a target is larger, not how accurate a head of that target would be.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
+from benchmarks.drafters.trained import texts
+from benchmarks.options import add_run_flags
+from benchmarks.pages import about, number, table
+from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
+from parlay.bench.records import PLAIN, Row
+from parlay.bench.runner import Bench, BenchPlan, lacks
+from parlay.cost.devices import machine
+from parlay.cost.roofline import ModelShape
+from parlay.cost.speed import DraftPlan, Setting, TreeShape, speed_of
+from parlay.plan.heads import HEADS
+
+NODES = (1, 2, 4, 8, 16)
+_LEVELS = 4
+"""Levels of a draft at most, as the strategies grow them by default."""
+_CONTEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A larger target, and a device that holds it in bfloat16."""
+
+    name: str
+    device: str
+    shape: ModelShape
+
+
+def _llama(hidden: int, ffn: int, layers: int, heads: int, *, tied: bool = False) -> ModelShape:
+    head_dim = hidden // heads
+    return ModelShape(
+        vocab_size=128_256,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        tie_embeddings=tied,
+    )
+
+
+LARGE = (
+    Large("1 B", "l4", _llama(2048, 8192, 16, 32, tied=True)),
+    Large("8 B", "h100-sxm", _llama(4096, 14_336, 32, 32)),
+    Large("70 B", "b200", _llama(8192, 28_672, 80, 64)),
+)
+"""Sizes of the Llama 3 family."""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.drafters.modelled",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
+    parser.add_argument("--methods", nargs="+", choices=tuple(HEADS), default=["eagle3", "medusa"])
+    parser.add_argument(
+        "--head", action="append", default=[], metavar="METHOD=FOLDER", help="a head of yours in place of the target's"
+    )
+    parser.add_argument("--prompts", type=int, default=1, help="of each kind of text (default: 1)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
+    add_run_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    options = parse()
+    begin(options)
+    with one_line_errors("drafters.modelled"):
+        command = f"python -m benchmarks.drafters.modelled{' --data DIR' if options.data else ''}"
+        results = open_results(options, "modelled", command)
+        setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
+        plan = plan_of(setup, options)
+        if lacks(results, plan):
+            with setup.llm(SMOLLM2) as llm:
+                Bench(llm, plan, results).run()
+    write_page(results.path, page(results.header, results.rows))
+
+
+def plan_of(setup: Setup, options: argparse.Namespace) -> BenchPlan:
+    """Each method with each number of nodes."""
+    heads = dict(each.split("=", 1) for each in options.head)
+    return BenchPlan(
+        model=SMOLLM2,
+        strategies=tuple(spec(name, nodes, heads.get(name, "")) for name in options.methods for nodes in NODES),
+        workloads=texts(SMOLLM2, setup, options),
+        rounds=1,
+        max_tokens=options.tokens,
+    )
+
+
+def spec(method: str, nodes: int, head: str) -> str:
+    """A strategy that drafts so many nodes in every step."""
+    return f"{method}:policy=fixed,k={nodes}" + (f",head={head}" if head else "")
+
+
+def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Markdown."""
+    head = ("method", *(f"k={nodes}" for nodes in NODES), *(f"{each.name}, {each.device}" for each in LARGE), "same")
+    intro = (
+        "Tokens per step on SmolLM2-135M-Instruct (Q4_1), greedy, drafts of so many nodes in every step. Then the "
+        "**modelled** gain over plain decoding of a target of so many parameters, batch 1, 1,024 tokens of context, at "
+        "the number of nodes that is best there: `parlay plan` explains the model. Nothing was measured on these "
+        "devices. *Same* counts texts equal to plain decoding's."
+    )
+    return "\n".join(["# Draft heads with larger targets", "", about(header), "", intro, "", *table(head, lines(rows))])
+
+
+def lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """One for each method."""
+    names = dict.fromkeys(row.cell.strategy.partition(":")[0] for row in rows if row.cell.strategy != PLAIN)
+    for name in names:
+        own = [row for row in rows if row.cell.strategy.partition(":")[0] == name]
+        tokens = {nodes: _tokens(own, nodes) for nodes in NODES}
+        known = {nodes: each for nodes, each in tokens.items() if each is not None}
+        gains = (f"{gain(name, large, known):.2f}" for large in LARGE)
+        equal = f"{sum(row.same for row in own)}/{sum(row.of for row in own)}"
+        yield (f"`{name}`", *(number(each) for each in tokens.values()), *gains, equal)
+
+
+def _tokens(rows: Sequence[Row], nodes: int) -> float | None:
+    """Tokens per step with drafts of so many nodes, the mean over kinds of text."""
+    own = [row for row in rows if f"k={nodes}" in row.cell.strategy.partition(":")[2].split(",") and row.steps]
+    found = [row.tokens / row.steps for row in own]
+    return sum(found) / len(found) if found else None
+
+
+def gain(method: str, large: Large, tokens: Mapping[int, float]) -> float:
+    """Over plain decoding, at the best number of nodes, which may be none."""
+    cost = HEADS[method](large.shape)
+    setting = Setting(machine(large.device, "bfloat16"), large.shape, 1, _CONTEXT)
+    plan = DraftPlan(name=method, drafter=cost.shape, at_once=cost.at_once)
+    shapes = [TreeShape(0, 1.0, 0, 1)]
+    shapes += [TreeShape(nodes, each, min(nodes, _LEVELS), 1) for nodes, each in tokens.items()]
+    speeds = [speed_of(setting, plan, shape).tokens_per_second for shape in shapes]
+    return max(speeds) / speeds[0]
+
+
+if __name__ == "__main__":
+    main()
