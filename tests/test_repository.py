@@ -69,7 +69,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "corpus": frozenset({"types", "encoding"}),
     "structured": frozenset({"types", "reasoning"}),
     "vocabulary": frozenset({"types", "encoding", "structured"}),
-    "requests": TEXT | {"strategies", "structured", "vocabulary"},
+    "kinds": frozenset({"types", "router"}),
+    "requests": TEXT | {"strategies", "structured", "vocabulary", "kinds"},
     "llm": TEXT
     | {"options", "cache", "cost", "models", "heads", "drafters", "strategies", "engine"}
     | {"vocabulary", "requests", "one_call", "progress", "beam_search", "vllm_arguments"},

@@ -12,6 +12,7 @@ from typing import Any
 from parlay.bad_words import BadWords
 from parlay.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
 from parlay.documents import Document, Ids
+from parlay.kinds import PromptKinds
 from parlay.outputs import (
     CompletionOutput,
     Logprobs,
@@ -24,7 +25,8 @@ from parlay.outputs import (
 )
 from parlay.prompts import Prompt, TokensPrompt, text_or_ids
 from parlay.reasoning import Thoughts, expected_thoughts, marks
-from parlay.strategies.spelling import StrategySpec
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.spelling import StrategySpec, name_of
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
 from parlay.text import TextStream
@@ -209,6 +211,7 @@ class RequestFactory:
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
+        self._kinds = PromptKinds(vocabulary.tokenizer)
 
     def job(
         self,
@@ -228,8 +231,10 @@ class RequestFactory:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         params = self._settled(params, len(ids))
         grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
-        first = self._request(ids, params, options, (prediction, *references) if prediction else references)
         strategy = options.strategy or (self._prediction_strategy if prediction else self._strategy)
+        first = self._request(ids, params, options, (prediction, *references) if prediction else references)
+        if _chooses(strategy):
+            first = replace(first, kind=self._kinds.of(ids, params))
         samples = [
             self._sample(first, index, strategy, self._constraint(grammar, first, thoughts), predicted=len(prediction))
             for index in range(params.n)
@@ -363,3 +368,9 @@ def _joined(content: object, place: int) -> object:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise ValueError(f"messages[{place}].content[{number}] is no text: give {{'type': 'text', 'text': ...}}")
     return "".join(part["text"] for part in content)
+
+
+def _chooses(strategy: str | StrategySpec) -> bool:
+    """Whether it chooses among drafters by what a request asks for."""
+    entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
+    return entry is not None and entry.routes

@@ -6,13 +6,13 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from parlay import trees
 from parlay.router.arms import Arm
 from parlay.router.router import Router
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Spent
-from tests.router.views import SequenceView
+from tests.router.views import REQUEST, SequenceView
 
 RIGHT, WRONG = 0, 1
 _FINDS, _RIGHT = 0, 1  # what chance decides
@@ -91,9 +91,10 @@ class Machine:
         self.pause = 0
         self._opened: set[tuple[int, int]] = set()
 
-    def decode(self, tokens: int, sequences: int = 1, first: int = 0) -> Run:
-        """So many tokens of each of so many sequences together."""
-        views = [SequenceView(first + number) for number in range(sequences)]
+    def decode(self, tokens: int, sequences: int = 1, first: int = 0, kind: str = "") -> Run:
+        """So many tokens of each of so many sequences together, all of one kind."""
+        request = replace(REQUEST, kind=kind)
+        views = [SequenceView(first + number, request) for number in range(sequences)]
         self.pause = 0
         while min(len(view.tokens) for view in views) <= tokens:
             self.step(views)

@@ -167,3 +167,26 @@ def test_regret_among_drafters_that_must_be_tried_stays_below_the_curve_of_ucb()
     for step in range(1, STEPS):
         curve = NODES * sum(8 * math.log(step + 1) / gap + (1 + math.pi**2 / 3) * gap for gap in gaps)
         assert lost[step] <= SLACK * curve
+
+
+PLAIN_TEXT = (replace(COPY, rate=lambda length: 0.02, finds=lambda length: 0.3), HEAD)
+EDITS = (COPY, replace(HEAD, rate=lambda length: 0.1))
+
+
+def seconds_of_turns(kinds: tuple[str, str], seed: int) -> float:
+    """Short requests for prose and edits in turn, after the first of each; what the router is told of them varies."""
+    machine = Machine(PLAIN_TEXT, seed=seed)
+    for number in range(8):
+        machine.arms = (PLAIN_TEXT, EDITS)[number % 2]
+        if number == 2:
+            began = machine.run.seconds
+        machine.decode(60, first=number, kind=kinds[number % 2])
+    return machine.run.seconds - began
+
+
+def test_requests_of_a_kind_begin_with_what_paid_for_others_of_it() -> None:
+    told = sum(seconds_of_turns(("prose", "edit"), seed) for seed in range(8))
+    untold = sum(seconds_of_turns(("", ""), seed) for seed in range(8))
+    mixed_up = sum(seconds_of_turns(("edit", "edit"), seed) for seed in range(8))
+    assert told < 0.97 * untold
+    assert mixed_up < 1.01 * untold, "a kind that says nothing costs nothing"

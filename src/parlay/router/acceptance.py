@@ -160,7 +160,7 @@ class Record:
     """Levels and nodes that were tested and accepted lately: how deep to draft, and how far the calibration is off.
 
     The record of a sequence starts from ``whole``, the record of all sequences, and that one from a guess; the weight
-    of both decays.
+    of both decays. Between the two may stand the record of sequences of one kind (`of_kind`).
     """
 
     def __init__(self, whole: Record | None = None) -> None:
@@ -169,6 +169,26 @@ class Record:
         self._levels = _WEIGHT if whole is None else 0.0
         self._right_levels = self._levels * UNSCORED
         self._nodes = self._right = self._expected = 0.0
+
+    def of_kind(self) -> Record:
+        """A record of sequences of one kind. It starts from this one, which learns all that it learns."""
+        record = Record(self)
+        record._decay = _BUCKET_DECAY
+        return record
+
+    def of_sequence(self) -> Record:
+        """A record of one sequence of this kind: its odds start from those here too."""
+        record = Record(self)
+        if self._nodes:
+            weight = min(_WEIGHT, self._nodes) / self._nodes
+            counts = self._nodes, self._right, self._expected
+            record._nodes, record._right, record._expected = [weight * count for count in counts]
+        return record
+
+    @property
+    def weight(self) -> float:
+        """How many levels it knows of, the latest ones counting most; what it started from is not among them."""
+        return self._levels
 
     @property
     def share(self) -> float:

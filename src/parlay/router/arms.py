@@ -17,6 +17,7 @@ _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
 _KNOWN = 50  # drafts after which the drafter counts as known
 _SLOWER = 2  # slow proposals in a row that are no accident
+_PRIOR = 4.0  # tested levels for which those of other sequences of a kind count at most
 _UP = 0.1  # how far the depth per node follows a draft
 
 
@@ -49,6 +50,7 @@ class ArmState:
         self.reading = Reading()
         self.gain = START
         """Tokens that one proposal of a replayable drafter gains beyond the next best choice."""
+        self.kinds: dict[str, KindState] = {}
         self.depth_per_node = 1.0
         self.is_opening = False
         """Whether a sequence has it read a prompt in this step, while little is known of it."""
@@ -57,6 +59,12 @@ class ArmState:
     @property
     def first_limit(self) -> int:
         return self.arm.most if self.calibration.drafts >= _KNOWN else min(_FIRST, self.arm.most)
+
+    def of_kind(self, kind: str) -> KindState:
+        """What is known of it in sequences of one kind."""
+        if kind not in self.kinds:
+            self.kinds[kind] = KindState(self.record.of_kind(), self.gain)
+        return self.kinds[kind]
 
     def may_open(self, token: float, *, pays: bool) -> bool:
         """Whether it may read another prompt: one at a time, when the last one is paid for.
@@ -93,6 +101,15 @@ class ArmState:
 
 
 @dataclass(slots=True)
+class KindState:
+    """What is known of one drafter in sequences of one kind: where the next of them begins."""
+
+    record: Record
+    gain: float
+    """As `ArmState.gain`."""
+
+
+@dataclass(slots=True)
 class ArmCounts:
     """What was done with one drafter in one sequence; see `Routed`."""
 
@@ -122,6 +139,7 @@ class ArmInSequence:
     """What is known of one drafter in one sequence."""
 
     whole: ArmState
+    kind: KindState
     limit: int
     """Most nodes of the next draft; doubled with each draft of which something was right."""
     record: Record
@@ -132,13 +150,16 @@ class ArmInSequence:
     """Whether it was asked here, so that it has read the prompt."""
     is_lost: bool = False
     """Whether it failed here."""
-    tested: int = 0
-    """Levels of its drafts that were tested."""
+    tested: float = 0
+    """Levels of its drafts that were tested here; at first a few that were tested in sequences of this kind."""
     counts: ArmCounts = field(default_factory=ArmCounts)
 
     @staticmethod
-    def of(whole: ArmState) -> ArmInSequence:
-        return ArmInSequence(whole, whole.first_limit, Record(whole.record), whole.gain)
+    def of(whole: ArmState, kind: str) -> ArmInSequence:
+        """In a sequence of this kind; empty: of none."""
+        known = whole.of_kind(kind)
+        tested = min(_PRIOR, known.record.weight)
+        return ArmInSequence(whole, known, whole.first_limit, known.record.of_sequence(), known.gain, tested=tested)
 
     def open(self) -> bool:
         """Whether it was never asked here before; it is now."""
@@ -162,7 +183,8 @@ class ArmInSequence:
     def learn_gain(self, tokens: float) -> None:
         """A proposal would gain so many tokens beyond the next best choice."""
         self.gain += (1 - _GAIN_DECAY) * (tokens - self.gain)
-        self.whole.gain += (1 - _WHOLE_DECAY) * (tokens - self.whole.gain)
+        for known in (self.whole, self.kind):
+            known.gain += (1 - _WHOLE_DECAY) * (tokens - known.gain)
 
 
 def matched(draft: Draft, committed: Sequence[int]) -> Outcome:

@@ -202,7 +202,7 @@ class Router(Policy):
         if state is None:
             ledger = Ledger(view, self._prices.token, Account(TRIALS), self._gains)
             ledger.read_prompt(0.0)  # the arms have accounts of their own for that
-            arms = [ArmInSequence.of(arm) for arm in self._arms]
+            arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
             priced = [arm for arm in arms if not arm.whole.arm.replayable]
             state = self._states[view.sequence] = InSequence(ledger, arms, priced)
         return state

@@ -80,6 +80,8 @@ class Request:
     """Samples of one prompt carry one name here: they may share its cache."""
     priority: int = 0
     """Lower is more urgent."""
+    kind: str = ""
+    """What it asks for, as far as that is known: requests of one kind are expected to have the same drafters pay."""
 
 
 class Layers(Protocol):

@@ -1,0 +1,118 @@
+"""What a request's text is like, by a few cheap rules that can be read: which drafters are likely to pay for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+PROSE = "prose"
+FORM = "form"
+"""The kind of answers that are held to a form, whatever their prompt says."""
+
+_HEAD, _TAIL = 240, 240  # characters of the beginning and the end of a prompt that are read: there stands what is asked
+_CODE_LOOK = 1600  # characters in which code is looked for
+_LONG = 600  # characters from which on a prompt brings a text along
+_TEXT = 200  # characters from which on there is something to edit
+_LANGUAGES = (
+    "arabic|chinese|czech|danish|dutch|english|finnish|french|german|greek|hindi|italian|japanese|korean|latin|"
+    "norwegian|polish|portuguese|russian|spanish|swedish|turkish|ukrainian|vietnamese"
+)
+_NUMBERS = r"(?:\d+|two|three|four|five|six|seven|eight|nine|ten|some|several|a few)"
+_POLITE = r"\A\W*(?:please |can you |could you |now )?"
+
+
+def _rule(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.MULTILINE)
+
+
+_GIVEN = _rule(  # a text to be read: what it is about says nothing of the answer
+    _POLITE + r"(?:summari[sz]e|tl;dr|extract|passage|text|document|article|context|references?)\b",
+    _POLITE + r"(?:answer the|use this|use the|read the)\b.{0,40}\b(?:text|question|passage|article|context)",
+)
+_TRANSLATION = _rule(
+    r"\btranslate\b|\btranslation (?:of|from|into|to)\b",
+    rf"\b(?:mean|say|said|written|put|be) (?:this |that |it )?in (?:{_LANGUAGES})\b",
+)
+_EDIT = _rule(
+    _POLITE + r"(?:rewrite|rephrase|paraphrase|edit|correct|proofread|fix|revise|improve|refactor|modify|change|"
+    r"replace|remove|rename|add|update|move|reformat|shorten|polish|make|use|convert|reorder|increase|put|allow|don't)\b",
+    r"\b(?:correct|fix|edit|rewrite|modify|change|proofread) (?:the|this|these|my|all|any|each)\b",
+)
+_CODE_TEXT = _rule(
+    r"```",
+    r"^\s*(?:def|class|func|fn|public|private|const|let|var|package|#include)\b.*[\w);{:>.]$(?<=[;{:>])",
+    r"^(?:import [\w.]+|from [\w.]+ import .+|package \w+|use [\w:]+;)$",
+    r"[)\w\]]\s*\{\s*$|\);\s*$|^\s*</\w+>",
+)
+_CODE = _rule(
+    r"\b(?:python|javascript|typescript|java|rust|golang|sql|html|css|php|bash|regex|regexp|django|numpy)\b|\bc\+\+|\bc#",
+    r"\bwrite (?:an? )?(?:\w+ ){0,3}(?:function|method|class|script|program|query|algorithm|code|unit tests?)\b",
+    r"\b(?:implement|debug|compile|refactor) \w+",
+    r"\b(?:a|go|the) program that\b|\bsource code\b",
+    r"\b(?:function|algorithm|program|method)\b.{0,60}\b(?:array|list|string|tree|graph|integers?|tuple|recursion|matrix)",
+)
+_MATHS = _rule(
+    r"\b(?:solve|calculate|compute|simplify|differentiate|integrate|prove|derivative)\b",
+    r"\b(?:percent|probability|equation|remainder|divisible|perimeter|hypotenuse|polynomial|inequality)\b",
+    r"\b(?:reason step by step|which of them|who is the \w+est|riddle|deduce|logically|true or false)\b",
+    r"\b(?:older|taller|shorter|heavier|faster) than\b.*\?",
+    r"\d ?%|\d ?[-+*/=^] ?\d|\b\d+x\b",
+)
+_AMOUNT = _rule(r"\bhow (?:many|much|long|far|old|fast|tall)\b|\bwhat (?:is|was|are|percent\w*|fraction)\b|\btotal\b")
+_DIGIT = re.compile(r"\d")
+_LIST = _rule(
+    rf"\b(?:list|name|give|suggest|write|provide|tell|recommend|propose|think of|come up with)\b(?: me)? {_NUMBERS} \w",
+    _POLITE + r"(?:list|enumerate|brainstorm)\b",
+    r"\b(?:make|create|give|write|provide)(?: me)? an? (?:\w+ )?list\b",
+    r"\b(?:bullet points?|bulleted|shopping list|to-?do list|synonyms|checklist)\b",
+)
+_EXTRACTION = _rule(
+    r"\b(?:summari[sz]e|summary of|extract|highlights)\b",
+    r"\b(?:based on|according to|from|using|use) (?:the|this|these|that) (?:\w+ )?"
+    r"(?:text|passages?|articles?|documents?|paragraph|context|contract|report|reviews?|table)\b",
+    r"\b(?:as|in|into) (?:an? )?(?:json|csv|yaml|xml)\b",
+    r"\b(?:identify|detect|classify|count) (?:and \w+ )?(?:the|all|any|which|how)\b",
+    r"\breferences?:",
+)
+_DIALOGUE = _rule(
+    r"\b(?:pretend|behave|respond|answer|speak) as (?:if|though|a|an|the|that|you)\b|\bact as\b",
+    r"\b(?:role-?play|play the role|take on the role|in the (?:voice|persona|character) of|embody|persona)\b",
+    r"\A\W*(?:(?:imagine|suppose|assume) (?:that )?)?you are (?:an? |the |now )?\w",
+    r"\b(?:next line of|in the first person|introduce yourself|i want you to be|let us play|let's play)\b",
+    r"\b(?:dialogue|conversation) (?:between|with)\b",
+    _POLITE + r"(?:be|picture yourself as) \w+.{0,30}\b(?:for a while|and)\b",
+    r"\A\W*how would \w+(?: \w+){0,5} explain\b|\b(?:imagine|picture) yourself\b",
+    r"\b(?:reporter|visitor|interviewer) (?:asks|and you)\b",
+)
+
+
+def kind_of(text: str) -> str:
+    """The kind of what a prompt asks for: one of `KINDS`, `PROSE` where no rule applies."""
+    return next(_kinds(text), PROSE)
+
+
+def _kinds(text: str) -> Iterator[str]:
+    """In the order in which rules hold: who edits code edits, whatever else the code is."""
+    asked = (text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}\n{text[-_TAIL:]}").lower()
+    if _GIVEN.search(asked):
+        yield "extraction"
+    if _TRANSLATION.search(asked):
+        yield "translation"
+    has_code = _CODE_TEXT.search(text, 0, _CODE_LOOK) is not None
+    if (has_code or len(text) >= _TEXT) and _EDIT.search(asked):
+        yield "edit"
+    if has_code or _CODE.search(asked):
+        yield "code"
+    if _DIALOGUE.search(asked):
+        yield "dialogue"
+    if _EXTRACTION.search(asked):
+        yield "extraction"
+    if _LIST.search(asked):
+        yield "list"
+    if len(text) < 2 * _LONG and (_MATHS.search(asked) or (_DIGIT.search(asked) and _AMOUNT.search(asked))):
+        yield "maths"
+    if len(text) >= _LONG:
+        yield "extraction"
+
+
+KINDS = ("extraction", "edit", "code", "maths", "list", "translation", "dialogue", PROSE)
