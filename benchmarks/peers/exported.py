@@ -3,8 +3,8 @@
     python -m benchmarks.peers.exported --venvs DIR --data DIR
 
 Each head of SmolLM2 is exported and drafts chains of three tokens for one answer of each kind of text, in bfloat16.
-vLLM's texts are compared with those of its own plain decoding. A head that was exported wrongly would be right far less
-often in vLLM than in Parlay.
+vLLM's texts are compared with those of its own plain decoding, from which they may part after a near tie: its products
+round differently with several rows. A head that was exported wrongly would be right far less often in vLLM than here.
 """
 
 from __future__ import annotations
