@@ -125,6 +125,17 @@ def test_rows_that_seemed_dear_once_are_tried_again() -> None:
     assert cost.forward(16, 300) == pytest.approx(8.0), "and if they are dear, that is known at once"
 
 
+def test_what_steps_have_shown_to_be_dear_stays_known_while_it_is_not_used() -> None:
+    """Otherwise a policy would draft so many nodes every few hundred steps, and lose each time."""
+    cost = MeasuredCost({1: 1.0, 16: 1.5})
+    for _ in range(100):
+        cost.record(1, 300, 1.0)
+        cost.record(16, 300, 4.0)
+    for _ in range(1000):
+        cost.record(1, 300, 1.0)
+    assert cost.forward(16, 300) == pytest.approx(4.0, rel=0.2)
+
+
 def test_rows_that_turn_out_dearer_beside_others_are_learnt() -> None:
     cost, coin = MeasuredCost({1: 1.0, 16: 1.6}), random.Random(4)
     for _ in range(200):

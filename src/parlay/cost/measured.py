@@ -27,6 +27,7 @@ _BY_CHANCE = 3  # after more slower (or quicker) steps in a row than this, the m
 _OWN = 0.2  # how much further the measured row count moves than the others
 
 _LONG = 128  # after so many records an estimate that none of them touched is lowered
+_TRUST = 0.9  # weight of older records then: one that was measured ten times is believed for some 3,000
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8)  # the most informative first, in case time runs out
@@ -37,13 +38,14 @@ _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are n
 class _Curve:
     """Seconds for each of `ROWS` at about one context length, and how often each was measured."""
 
-    __slots__ = ("measured", "recent", "records", "run", "seconds", "slower", "watched")
+    __slots__ = ("measured", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
 
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
         self.measured = list(measured)
         self.recent = [0] * len(ROWS)  # records of each row count since the last check of old estimates
         self.records = 0  # their sum
+        self.trusted = [0.0] * len(ROWS)  # records of each row count; old ones count less
         self.slower, self.run = False, 0  # last steps slower than estimated; alike in a row
         self.watched = list(seconds)  # at the last revision
 
@@ -64,10 +66,11 @@ class _Curve:
             self._set(place, ratio)
         self.measured[place] += 1
         self.recent[place] += 1
+        self.trusted[place] += 1
         self.records += 1
+        _make_way(self.seconds, place)
         if self.records >= _LONG:
             self._forget()
-        _make_way(self.seconds, place)
         moved = abs(self.seconds[place] - self.watched[place]) > _MOVED * self.watched[place]
         if moved:
             self.watched = list(self.seconds)
@@ -85,14 +88,24 @@ class _Curve:
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 
     def _forget(self) -> None:
-        """Lowers estimates that were not measured for long: a policy never tries row counts that seem expensive."""
-        base = next(place for place, count in enumerate(self.recent) if count)
+        """Lowers estimates that were not measured for long: a policy never tries row counts that seem expensive.
+
+        Those that steps have measured are believed the longer the more often. A policy leaves out what does not pay,
+        and would draft it again and again if its price were forgotten.
+        """
+        least = base = next(place for place, count in enumerate(self.recent) if count)
+        row = _PRIOR_ROW * self.seconds[base]
         for place in range(base + 1, len(ROWS)):
-            likely = self.seconds[base] * (1 + _PRIOR_ROW * (ROWS[place] - ROWS[base]))
-            if not self.recent[place] and self.seconds[place] > likely:
+            if self.recent[place] or self.trusted[place] >= 1:
+                base = place
+                row = (self.seconds[base] - self.seconds[least]) / (ROWS[base] - ROWS[least])
+                continue
+            likely = self.seconds[base] + row * (ROWS[place] - ROWS[base])
+            if self.seconds[place] > likely:
                 self.seconds[place] = math.sqrt(self.seconds[place] * likely)
                 self.measured[place] = 0
         self.seconds = list(accumulate(self.seconds, max))
+        self.trusted = [_TRUST * records for records in self.trusted]
         self.recent, self.records = [0] * len(ROWS), 0
 
     def _follow(self, place: int, ratio: float) -> None:
