@@ -74,7 +74,8 @@ class Setup:
 
     def llm(self, model: str) -> LLM:
         """The model with everything at its defaults."""
-        return LLM(str(self.directory(model)), draft_model=DRAFT if model == WIDE else None)
+        draft = DRAFT if model == WIDE else None
+        return LLM(str(self.directory(model)), draft_model=draft, router_memory="off")
 
     def workloads(self, model: str, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Workload, ...]:
         """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts.

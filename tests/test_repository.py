@@ -32,7 +32,7 @@ STEP_STATEMENTS = 15
 CORE = frozenset({"types", "trees"})
 TEXT = CORE | {"text", "encoding", "documents", "outputs", "prompts", "reasoning", "bad_words", "chat_template"}
 """Texts and token ids."""
-RUN = CORE | {"options", "threads", "strategies", "prompts", "requests", "outputs", "llm"}
+RUN = CORE | {"options", "processor", "threads", "strategies", "prompts", "requests", "outputs", "llm"}
 """What runs a model."""
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset(),
@@ -69,11 +69,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "corpus": frozenset({"types", "encoding"}),
     "structured": frozenset({"types", "reasoning"}),
     "vocabulary": frozenset({"types", "encoding", "structured"}),
+    "processor": frozenset(),
+    "remembered": frozenset({"types", "models", "threads", "processor", "router"}),
     "kinds": frozenset({"types", "router"}),
     "requests": TEXT | {"strategies", "structured", "vocabulary", "kinds"},
     "llm": TEXT
     | {"options", "cache", "cost", "models", "heads", "drafters", "strategies", "engine"}
-    | {"vocabulary", "requests", "one_call", "progress", "beam_search", "vllm_arguments"},
+    | {"vocabulary", "requests", "one_call", "progress", "beam_search", "vllm_arguments", "router", "remembered"},
     "__init__": frozenset({"types", "outputs", "prompts", "beam_search", "llm", "aio"}),
     "transformers": RUN | {"cost", "models", "drafters", "engine"},
     "testing": CORE | {"options", "sampling", "models", "heads", "drafters", "strategies", "router", "engine"},
@@ -82,7 +84,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "serve": RUN | TEXT | {"sampling", "models", "structured", "vocabulary", "aio", "chat"},
     "train": RUN | {"models", "heads", "drafters", "chat_template", "encoding", "corpus", "progress"},
     "bench": RUN | {"models", "drafters", "engine", "energy", "chat_template", "terminal"},
-    "plan": RUN | {"sampling", "cache", "cost", "models", "drafters", "router", "engine", "testing", "bench"},
+    "plan": RUN
+    | {"processor", "sampling", "cache", "cost", "models", "drafters", "router", "engine", "testing", "bench"},
     "demo": RUN | {"bench", "terminal", "demo_prompts"},
     "__main__": frozenset({"cli"}),
 }

@@ -19,12 +19,13 @@ from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve, resolve_tokenizer
-from parlay.models.sampling_defaults import sampling_defaults
+from parlay.models.sampling_defaults import usual_params
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.progress import Progress, advance, bar
 from parlay.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
+from parlay.remembered import RememberedBy, memory_of
 from parlay.requests import ChatOptions, Job, RequestFactory, RequestOptions, Stream
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
 from parlay.strategies.offering import offered
@@ -55,9 +56,11 @@ class LLM:
     together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
     models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
-    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. Other arguments of
-    vLLM are taken if they ask for what is so anyway, with a warning if they have no effect here. Any thread may call an
-    LLM; a call waits while another thread's is under way.
+    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
+    ``router_memory``: the numbers that strategies learn which choose among drafters are kept on this machine when this
+    is closed: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``). Other
+    arguments of vLLM are taken if they ask for what is so anyway, with a warning if they have no effect here. Any
+    thread may call an LLM; a call waits while another thread's is under way.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
     be honoured, TypeError for an unknown one.
@@ -83,12 +86,12 @@ class LLM:
         use_tqdm_on_load: Progress = None,
         generation_config: Literal["auto", "vllm"] = "auto",
         speculative_config: Mapping[str, object] | None = None,
+        router_memory: RememberedBy = "shared",
         **of_vllm: object,
     ) -> None:
         vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
-        self._closed, self._strategy = False, str(strategy)
-        self._one_call = OneCall()
+        self._closed, self._strategy, self._one_call = False, str(strategy), OneCall()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
@@ -99,7 +102,8 @@ class LLM:
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
         self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
         self._resources = self._find_resources(model, draft_model)
-        self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies)
+        kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
+        self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies, memory=kept)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
             self.vocabulary,
@@ -109,7 +113,7 @@ class LLM:
             prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
         )
-        self._usual_params = _usual_params(model, generation_config)
+        self._usual_params = usual_params(model, generation_config)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
@@ -277,7 +281,7 @@ class LLM:
         added: list[str] = []
         try:
             for sample in job.samples:
-                self.engine.add(sample.request, self._strategies.get(sample.strategy))
+                self.engine.add(sample.request, self._strategies.get(sample.strategy, sample.request.owner))
                 added.append(sample.request.id)
         except Exception:
             for name in added:
@@ -390,10 +394,3 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) 
     if tokenizer is not None:
         return load_tokenizer(resolve_tokenizer(tokenizer))
     return load_tokenizer(resolve(model)) if isinstance(model, str) else None
-
-
-def _usual_params(model: str | PreTrainedModel, generation_config: str) -> SamplingParams:
-    if generation_config not in ("auto", "vllm"):
-        raise ValueError(f"generation_config={generation_config!r}: choose auto or vllm, or say it in SamplingParams")
-    said = sampling_defaults(model) if isinstance(model, str) and generation_config == "auto" else {}
-    return SamplingParams(**said)  # type: ignore[arg-type]

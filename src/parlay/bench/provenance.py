@@ -15,6 +15,7 @@ import torch
 
 import parlay
 from parlay import threads
+from parlay.processor import cpu_model
 
 ROOT = Path(__file__).parents[3]
 """The checkout that the package runs from, if it does."""
@@ -51,19 +52,6 @@ def machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         found["accelerator"] = torch.cuda.get_device_name()
     return found
-
-
-def cpu_model() -> str:
-    """The processor's own name and its family and model numbers, where Linux tells them."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor() or "unknown"
-    fields: dict[str, str] = {}
-    for line in info.read_text().splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())
-    numbers = ", ".join(f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields)
-    return f"{fields.get('model name', 'unknown')} ({numbers})"
 
 
 def commit() -> str:

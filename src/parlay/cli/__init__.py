@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": "measure the speed of strategies, each beside plain decoding",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the decoding strategies and their parameters",
+    "router": "show or reset what strategies that choose among drafters have learned",
     "datastore": "make and inspect datastores: files of texts that a strategy drafts from",
     "train": "train a language model or a draft head",
     "completion": "print a script that completes commands and flags in a shell",

@@ -200,6 +200,7 @@ def _open(options: argparse.Namespace) -> LLM:
         load=options_from(LoadOptions, options),
         draft_model=options.draft_model,
         max_num_seqs=max(MOST_TOGETHER, *options.concurrency),
+        router_memory="off",  # what is measured does not depend on what was measured before
     )
 
 

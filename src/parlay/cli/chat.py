@@ -12,6 +12,7 @@ from parlay.chat.defaults import SAMPLING
 from parlay.cli.flags import (
     USUAL,
     add_model_flags,
+    add_router_memory_flag,
     add_sampling_flags,
     add_strategy_flags,
     add_tokenizer_flag,
@@ -39,6 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
+    add_router_memory_flag(parser)
     add_sampling_flags(parser, DEFAULTS, "values that the model's makers recommend take the place of these defaults")
 
 

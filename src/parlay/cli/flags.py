@@ -81,6 +81,18 @@ def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
 
 
+def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = False) -> None:
+    """Whether what routers learn is kept; with ``keys`` also for each API key apart."""
+    by_key = "; per-key: for each API key apart" if keys else ""
+    parser.add_argument(
+        "--router-memory",
+        choices=("shared", "per-key", "off") if keys else ("shared", "off"),
+        default="shared",
+        help="keep what strategies that choose among drafters learn (numbers, no text) for the next time, as parlay "
+        f"router shows it{by_key}; off: forget it (default: shared)",
+    )
+
+
 def strategy(text: str) -> StrategySpec:
     """Reads a flag's value."""
     from parlay.strategies.spelling import parse  # here, because help needs no catalogue

@@ -14,6 +14,7 @@ from parlay.cli.explaining import as_data, explained
 from parlay.cli.files import read_text
 from parlay.cli.flags import (
     add_model_flags,
+    add_router_memory_flag,
     add_sampling_flags,
     add_strategy_flags,
     add_tokenizer_flag,
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
+    add_router_memory_flag(parser)
     _add_text_flags(parser)
     add_sampling_flags(parser)
     add_structured_flags(parser)

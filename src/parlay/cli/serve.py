@@ -252,6 +252,8 @@ def settings(options: argparse.Namespace) -> Settings:
     own = _keys(options, default)
     keys = tuple(own)
     _check_access(options, keys)
+    if options.router_memory == "per-key" and not keys:
+        raise ValueError("--router-memory per-key tells requests apart by their API key: give keys with --api-key-file")
     return Settings(
         keys=keys,
         key_limits=default,

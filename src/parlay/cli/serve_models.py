@@ -10,7 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli.flags import add_option_flags, add_strategy_flags, add_tokenizer_flag, options_from
+from parlay.cli.flags import (
+    add_option_flags,
+    add_router_memory_flag,
+    add_strategy_flags,
+    add_tokenizer_flag,
+    options_from,
+)
 from parlay.options import LoadOptions
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
@@ -40,6 +46,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
     _add_loading_flags(group)
     add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
+    add_router_memory_flag(group, keys=True)
     add_tokenizer_flag(group)
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
@@ -201,6 +208,7 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         max_model_len=options.max_model_len,
         memory=options.memory,
         max_num_seqs=options.max_num_seqs,
+        router_memory=options.router_memory,
     )
     llm.prepare()
     vocabularies.put(files, llm.vocabulary)

@@ -64,8 +64,7 @@ class Drafting:
             offers = self._asked(strategy, asks)
             asking += time.perf_counter() - now
             proposed |= {turn: draft for turn, draft in offers.items() if draft is not None}
-            several = len(strategy.drafters) > 1
-            asks = self._told(partial(_weighed, policy, turns, offers), turns) if several else []
+            asks = self._told(partial(_weighed, policy, turns, offers), turns)
         if any(map(len, proposed.values())):
             isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
         watching = [turn for turn in turns if turn.watching]

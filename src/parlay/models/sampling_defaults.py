@@ -9,6 +9,7 @@ from pathlib import Path
 
 from parlay.models.gguf.file import read_parts
 from parlay.models.resolving import resolve_config
+from parlay.types import SamplingParams
 
 _CONFIG_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _GGUF_NAMES = {
@@ -27,6 +28,16 @@ def sampling_defaults(model: str) -> dict[str, float]:
     """
     path = resolve_config(model)
     return _of_gguf(path) if path.is_file() else _of_folder(path)
+
+
+def usual_params(model: object, wanted: str) -> SamplingParams:
+    """What calls without sampling parameters take: with ``wanted`` auto what the makers of a named model recommend,
+    with vllm the defaults of `SamplingParams`. Raises ValueError for anything else.
+    """
+    if wanted not in ("auto", "vllm"):
+        raise ValueError(f"generation_config={wanted!r}: choose auto or vllm, or say it in SamplingParams")
+    said = sampling_defaults(model) if isinstance(model, str) and wanted == "auto" else {}
+    return SamplingParams(**said)  # type: ignore[arg-type]
 
 
 def _of_folder(folder: Path) -> dict[str, float]:

@@ -17,15 +17,18 @@ def user_cache() -> Path:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A file to write to, which becomes ``path`` when all went well and goes away otherwise. Raises OSError."""
+def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
+    """A file to write to, which becomes ``path`` when all went well and goes away otherwise.
+
+    ``mode``: who may read it. Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     os.close(handle)
     part = Path(name)
     try:
         yield part
-        part.chmod(0o644)
+        part.chmod(mode)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

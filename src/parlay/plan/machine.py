@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from parlay import __version__, models, threads
-from parlay.bench.provenance import cpu_model
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
 from parlay.cost.roofline import ForwardShape, ModelShape
@@ -24,6 +23,7 @@ from parlay.models.resolving import resolve_config
 from parlay.models.user_cache import user_cache
 from parlay.options import LoadOptions
 from parlay.plan.overheads import engine_overheads
+from parlay.processor import cpu_model
 from parlay.testing.random_decoder import save_decoder
 from parlay.types import ParlayError, Runner
 

@@ -15,6 +15,7 @@ from parlay.types import Draft
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between buckets of scores
 UNSCORED = 0.7  # score of a node whose drafter gives none
+_LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
@@ -75,6 +76,17 @@ class ScoreCalibration:
         self._tables: dict[tuple[float, ...], _Table] = {}
         self.drafts = 0
         """How many were tested."""
+
+    def kept(self) -> tuple[float, ...]:
+        """What it has learned, as numbers for `restore`."""
+        return (*self._accepted, *self._rejected, *self._weights, self.drafts)
+
+    def restore(self, kept: Sequence[float]) -> None:
+        """Go on from what another one has learned. Raises ValueError for what is no such thing."""
+        *counts, drafts = checked(kept, 3 * (len(_EDGES) + 1) + 1)
+        size = len(_EDGES) + 1
+        self._accepted, self._rejected = counts[:size], counts[size : 2 * size]
+        self._weights, self.drafts = [max(each, _LEAST) for each in counts[2 * size :]], int(drafts)
 
     def chance(self, score: float) -> float:
         """Share of nodes with about this score that were accepted when their parent was."""
@@ -185,6 +197,18 @@ class Record:
             record._nodes, record._right, record._expected = [weight * count for count in counts]
         return record
 
+    def kept(self) -> tuple[float, ...]:
+        """What it has learned, as numbers for `restore`."""
+        return (self._levels, self._right_levels, self._nodes, self._right, self._expected)
+
+    def restore(self, kept: Sequence[float]) -> None:
+        """Go on from what another one has learned. Raises ValueError for what is no such thing."""
+        levels, right_levels, nodes, right, expected = checked(kept, 5)
+        if right_levels > levels or max(right, expected) > nodes + _LEAST:
+            raise ValueError("more was accepted than was tested")
+        self._levels, self._right_levels = max(levels, _LEAST if self._whole is None else 0.0), right_levels
+        self._nodes, self._right, self._expected = nodes, right, expected
+
     @property
     def weight(self) -> float:
         """How many levels it knows of, the latest ones counting most; what it started from is not among them."""
@@ -215,6 +239,14 @@ class Record:
         self._expected = self._expected * decay + expected
         if self._whole is not None:
             self._whole.learn(accepted, missed, nodes, expected)
+
+
+def checked(kept: Sequence[float], size: int) -> list[float]:
+    """So many numbers of at least 0. Raises ValueError for anything else."""
+    numbers = [float(each) for each in kept]
+    if len(numbers) != size or not all(0 <= each < _MOST for each in numbers):
+        raise ValueError(f"{size} numbers of at least 0 were expected")
+    return numbers
 
 
 def expected_accepted(share: float, depth: float) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from parlay import trees
-from parlay.router.acceptance import Outcome, Record, ScoreCalibration
+from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account
+from parlay.router.memory import KeptArm
 from parlay.router.prices import DraftSeconds, Reading, sizes
 from parlay.types import Draft, Routed
 
+_log = logging.getLogger(__name__)
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
 _WHOLE_DECAY = 0.98  # the same over all sequences
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
@@ -59,6 +62,34 @@ class ArmState:
     @property
     def first_limit(self) -> int:
         return self.arm.most if self.calibration.drafts >= _KNOWN else min(_FIRST, self.arm.most)
+
+    def kept(self) -> KeptArm:
+        """What it has learned, to be kept for other routers on this machine."""
+        kinds = {kind: (known.gain, *known.record.kept()) for kind, known in self.kinds.items()}
+        return KeptArm(
+            calibration=self.calibration.kept(),
+            record=self.record.kept(),
+            seconds=self.seconds.kept(),
+            reading=self.reading.kept(),
+            gain=self.gain,
+            depth=self.depth_per_node,
+            kinds=kinds,
+        )
+
+    def restore(self, kept: KeptArm) -> None:
+        """Go on from what another router has learned. Raises ValueError for what is no such thing."""
+        self.gain, self.depth_per_node = checked((kept.gain, kept.depth), 2)
+        for part, numbers in (
+            (self.calibration, kept.calibration),
+            (self.record, kept.record),
+            (self.seconds, kept.seconds),
+            (self.reading, kept.reading),
+        ):
+            part.restore(numbers)
+        for kind, (gain, *record) in kept.kinds.items():
+            known = self.of_kind(kind)
+            known.record.restore(record)
+            (known.gain,) = checked((gain,), 1)
 
     def of_kind(self, kind: str) -> KindState:
         """What is known of it in sequences of one kind."""
@@ -185,6 +216,17 @@ class ArmInSequence:
         self.gain += (1 - _GAIN_DECAY) * (tokens - self.gain)
         for known in (self.whole, self.kind):
             known.gain += (1 - _WHOLE_DECAY) * (tokens - known.gain)
+
+
+def restored(state: ArmState, kept: KeptArm | None) -> ArmState:
+    """The arm with what is kept of it, if that can be used."""
+    if kept is not None:
+        try:
+            state.restore(kept)
+        except ValueError as error:
+            _log.warning("what was kept of %s can't be used (%s): it is learned anew", state.arm.name, error)
+            return ArmState(state.arm, state.number)
+    return state
 
 
 def matched(draft: Draft, committed: Sequence[int]) -> Outcome:

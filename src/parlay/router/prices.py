@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from parlay.router.acceptance import Record, expected_accepted
+from parlay.router.acceptance import Record, checked, expected_accepted
 
 FREE = 0.01  # of a forward: drafting that costs less counts as free
 _SURE = 0.98  # acceptance that the best drafts are assumed to have
@@ -33,6 +34,21 @@ class DraftSeconds:
         self._seen = 0
         self._count, self._nodes, self._squares = _ORIGIN, 0.0, 0.0
         self._seconds = self._products = 0.0
+
+    def kept(self) -> tuple[float, ...]:
+        """What it has learned, as numbers for `restore`."""
+        return (self._count, self._nodes, self._squares, self._seconds, self._products)
+
+    def restore(self, kept: Sequence[float]) -> None:
+        """Go on from what another one has learned; the first proposals may still show that it was too slow.
+
+        Raises ValueError for what is no such thing.
+        """
+        count, self._nodes, self._squares, self._seconds, self._products = checked(kept, 5)
+        self._count = max(count, _ORIGIN)
+        self._fit()
+        self._watched = self._fixed, self._per_node
+        self.revision += 1
 
     def of(self, nodes: float) -> float:
         """Seconds of a proposal of so many nodes; 0 before any was seen."""
@@ -83,6 +99,16 @@ class Reading:
     def __init__(self) -> None:
         self._per_token = 0.0
         self._seen = False
+
+    def kept(self) -> tuple[float, ...]:
+        """What it has learned, as numbers for `restore`."""
+        return (self._per_token,) if self._seen else ()
+
+    def restore(self, kept: Sequence[float]) -> None:
+        """Go on from what another one has learned. Raises ValueError for what is no such thing."""
+        if kept:
+            (self._per_token,) = checked(kept, 1)
+            self._seen = True
 
     def of(self, tokens: int) -> float:
         """Seconds for a prompt of so many tokens; 0 before any was seen."""

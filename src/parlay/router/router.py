@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from parlay.router.arms import Arm, ArmInSequence, ArmState, matched
+from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
 from parlay.router.in_sequence import InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
+from parlay.router.memory import NOTHING_KEPT, KeptArm
 from parlay.router.ranking import NO_CANDIDATES, best, best_count
 from parlay.types import Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
 
@@ -35,9 +36,10 @@ class Router(Policy):
     proposal would have gained earns some. Arms that would pay see all steps, so that they need not catch up.
     """
 
-    def __init__(self, cost: Cost, arms: Sequence[Arm]) -> None:
+    def __init__(self, cost: Cost, arms: Sequence[Arm], known: Mapping[str, KeptArm] = NOTHING_KEPT) -> None:
+        """``known``: by name what others have learned of the arms, on the same machine with the same model."""
         self._cost = cost
-        self._arms = [ArmState(arm, number) for number, arm in enumerate(arms)]
+        self._arms = [restored(ArmState(arm, number), known.get(arm.name)) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains()
         self._states: dict[int, InSequence] = {}
@@ -176,6 +178,10 @@ class Router(Policy):
             own = spent.planning_seconds / slowdown / len(states)
             own = min(own, 4 * self._own_seconds or own)
             self._own_seconds += (1 - _SLOW) * (own - self._own_seconds)
+
+    def kept(self) -> dict[str, KeptArm]:
+        """By name what was learned of each arm that has drafted anything."""
+        return {arm.arm.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
 
     def report(self, sequence: int) -> RouterRecord:
         """By drafter what was done, and steps by the reason; those in which the router was inactive have none."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from parlay.drafters.resources import Resources
+from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import Router
 from parlay.strategies.arms import arms, as_arm, build_all
@@ -22,16 +23,21 @@ BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
 """The draft model that goes with a target, where none is named."""
 
 
+NO_MEMORY = NoMemory()
 KEPT = 64
 """Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A strategy, and the calls that its drafter registered for its end."""
+    """A strategy, and the calls that its drafter registered for its end.
+
+    ``apart``: the same with a policy of its own for each owner of requests, the least recently used first.
+    """
 
     strategy: Strategy
     closing: ExitStack
+    apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
 
 
 class StrategyCache:
@@ -39,6 +45,9 @@ class StrategyCache:
 
     If there are more than ``kept``, the one that was longest without a request is dropped. What it has learned is lost,
     except for what it keeps in files. Those whose names are ``in_use`` stay.
+
+    What routers learn is kept in ``memory``. If owners are apart there, each has routers of its own; drafters, which go
+    by tenants, are shared.
     """
 
     def __init__(
@@ -48,16 +57,20 @@ class StrategyCache:
         *,
         in_use: Callable[[], Collection[str]] = tuple,
         kept: int = KEPT,
+        memory: Memory = NO_MEMORY,
     ) -> None:
         self._resources = resources
         self._cost = cost
         self._in_use = in_use
         self._kept = kept
+        self._memory = memory
         self._read = lru_cache(maxsize=4 * kept)(parse)
         self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
 
-    def get(self, asked: str | StrategySpec) -> Strategy:
+    def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
         """The strategy that is asked for, as text ``NAME[:key=value,...]`` or already read.
+
+        ``owner`` says whose request it is, which counts if owners are apart.
 
         Raises UsageError for a name or parameter that does not exist, or a drafter that can't be built.
         """
@@ -67,13 +80,26 @@ class StrategyCache:
         self._built.move_to_end(spec)
         if len(self._built) > self._kept:
             self._forget(self._in_use())
-        return self._built[spec].strategy
+        built = self._built[spec]
+        return (
+            self._own(spec, built, owner) if owner and self._memory.apart and find(spec.name).routes else built.strategy
+        )
+
+    def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
+        """The strategy with the owner's own router."""
+        if owner not in built.apart:
+            built.apart[owner] = replace(built.strategy, policy=self._router(spec, self._resources, owner))
+        built.apart.move_to_end(owner)
+        if len(built.apart) > self._kept:
+            self._remember(*built.apart.popitem(last=False))
+        return built.apart[owner]
 
     def close(self) -> None:
         """Drops all strategies; their drafters write what they keep in files."""
         with ExitStack() as closing:  # all of them, whatever one raises
             for built in self._built.values():
                 closing.push(built.closing)
+                closing.callback(self._remember_all, built)
         self._built.clear()
 
     def _build(self, spec: StrategySpec) -> _Built:
@@ -90,18 +116,32 @@ class StrategyCache:
         *older, _ = self._built
         idle = [spec for spec in older if self._built[spec].strategy.name not in in_use]
         for spec in idle[: len(self._built) - self._kept]:
-            self._built.pop(spec).closing.close()
+            built = self._built.pop(spec)
+            self._remember_all(built)
+            built.closing.close()
 
     def _policy(self, spec: StrategySpec, drafters: Sequence[Drafter], resources: Resources) -> Policy:
         if not drafters:
             return Plain()
         if find(spec.name).routes:
-            return Router(self._cost, [as_arm(arm) for arm in arms(spec, resources)])
+            return self._router(spec, resources)
         settings = spec.settings
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
         return make_policy(name, nodes, self._cost)
+
+    def _router(self, spec: StrategySpec, resources: Resources, owner: str = "") -> Router:
+        return Router(self._cost, [as_arm(arm) for arm in arms(spec, resources)], self._memory.recall(owner))
+
+    def _remember_all(self, built: _Built) -> None:
+        for owner, strategy in [("", built.strategy), *built.apart.items()]:
+            self._remember(owner, strategy)
+
+    def _remember(self, owner: str, strategy: Strategy) -> None:
+        """Keeps what a router has learned."""
+        if isinstance(strategy.policy, Router):
+            self._memory.keep(owner, strategy.policy.kept())
 
 
 class RunnerCache:

@@ -165,7 +165,7 @@ class Policy(Protocol):
     def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         """Whom to ask next, now that these drafts were proposed; None where the drafter failed, for good.
 
-        Called for strategies of several drafters, after each that was asked. Budgets of 0: nobody any more.
+        Called after each drafter that was asked. Budgets of 0: nobody any more.
         """
         return Budgets([0] * len(views))
 

@@ -1,0 +1,85 @@
+"""`parlay router`: what strategies that choose among drafters have learned on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from parlay.terminal import aligned, printable
+
+if TYPE_CHECKING:
+    from parlay.remembered import Entry
+    from parlay.router.acceptance import Record
+    from parlay.router.memory import KeptArm
+
+_NODES = 8  # of the proposals whose time is shown
+_ALL = "all"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    show = _action(actions, "show", "show what was learned of each model's drafters")
+    show.add_argument("--model", default="", metavar="MODEL", help="of this model only, by the name that show prints")
+    show.add_argument("--json", action="store_true", help="print one JSON array")
+    reset = _action(actions, "reset", "forget it, so that it is learned anew")
+    reset.add_argument("--model", default="", metavar="MODEL", help="of this model only, by the name that show prints")
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str
+) -> argparse.ArgumentParser:
+    return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+
+
+def run(options: argparse.Namespace) -> int:
+    from parlay.remembered import entries, forget, place
+    from parlay.types import ParlayError
+
+    if options.action == "reset":
+        try:
+            print(f"forgot what was learned of {_counted(forget(options.model), 'model')}")
+        except OSError as error:
+            raise ParlayError(f"can't change {place()}: {error.strerror}") from error
+        return 0
+    found = [each for each in entries() if options.model in ("", each.model)]
+    if options.json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        print("\n\n".join(map(_table, found)) or f"nothing was learned yet: {place()} holds nothing of it")
+    return 0
+
+
+def _table(entry: Entry) -> str:
+    """Who it is about, then a line for each drafter and kind of request."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved))
+    whose = f", requests of key {entry.owner}" if entry.owner else ""
+    head = ["drafter", "requests", "levels lately", "accepted", "gains per step", f"ms for {_NODES} tokens"]
+    rows = [row for name, arm in entry.arms.items() for row in _rows(name, arm)]
+    return "\n".join([printable(f"{entry.model} on {entry.machine}{whose}, {when}"), *aligned([head, *rows], 2)])
+
+
+def _rows(name: str, arm: KeptArm) -> Iterator[list[str]]:
+    """Of all requests, then of each kind: levels of drafts that were tested lately, and the share that was right."""
+    from parlay.router.acceptance import Record
+    from parlay.router.prices import DraftSeconds
+
+    whole, seconds = Record(), DraftSeconds()
+    whole.restore(arm.record)
+    seconds.restore(arm.seconds)
+    yield [printable(name), _ALL, *_shown(whole, arm.gain), f"{1000 * seconds.of(_NODES):.2f}"]
+    for kind, (gain, *record) in sorted(arm.kinds.items()):
+        known = whole.of_kind()
+        known.restore(record)
+        yield ["", printable(kind) or "unknown", *_shown(known, gain), ""]
+
+
+def _shown(record: Record, gain: float) -> list[str]:
+    return [f"{record.weight:.0f}", f"{100 * record.share:.0f} %", f"{gain:.2f}"]
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

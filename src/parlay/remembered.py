@@ -1,0 +1,182 @@
+"""The file that keeps what routers have learned from one process to the next: numbers by machine, model and owner.
+
+It holds no text, no token, no name of a person and no key. A file that is damaged, or of another version, is left out
+with one line in the log, and the next one takes its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from parlay.models.resolving import SUFFIX, resolve
+from parlay.models.user_cache import user_cache, written_whole
+from parlay.processor import cpu_model
+from parlay.router.memory import KeptArm, Memory, NoMemory
+from parlay.types import RunnerSpec
+
+RememberedBy = Literal["shared", "per-key", "off"]
+REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
+"""What is learned from the requests of all owners together, of each apart, or not kept."""
+FORMAT = 1
+"""Version of the file, and of the numbers in it."""
+_MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS = 64, 32, 16
+_MOST_BYTES = 4 << 20
+_END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What was learned of the drafters of one model on one machine.
+
+    ``model`` is the name under which it was loaded, for people; ``weights`` tells it from others. ``owner`` is empty
+    for all requests together. ``saved``: Unix seconds.
+    """
+
+    machine: str
+    model: str
+    weights: str
+    owner: str = ""
+    saved: float = 0.0
+    arms: Mapping[str, KeptArm]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.machine, self.weights, self.owner
+
+
+def place() -> Path:
+    """The file; it need not exist."""
+    return user_cache() / "router.json"
+
+
+def entries() -> list[Entry]:
+    """All that is kept, the latest first; nothing where there is no file, or one that can't be used."""
+    try:
+        return _read(place())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        _log.warning("%s can't be used (%s): what routers had learned is left out and learned anew", place(), reason)
+        return []
+
+
+def forget(model: str = "") -> int:
+    """Forget all, or what was learned of one model. Returns how many entries that were. Raises OSError."""
+    held = entries()
+    kept = [each for each in held if model and each.model != model]
+    if kept:
+        _write(kept)
+    else:
+        place().unlink(missing_ok=True)
+    return len(held) - len(kept)
+
+
+class RouterMemory:
+    """A `Memory` in that file."""
+
+    def __init__(self, model: str, spec: RunnerSpec, quantize: str, *, apart: bool = False) -> None:
+        """``model`` is what was loaded, as ``spec`` says and with ``quantize``. Raises OSError."""
+        self.apart = apart
+        self._empty = Entry(machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={})
+
+    def recall(self, owner: str) -> Mapping[str, KeptArm]:
+        mine = self._of(owner)
+        return next((each.arms for each in entries() if each.key == mine.key), {})
+
+    def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
+        if not arms:
+            return
+        mine, held = self._of(owner), entries()
+        before = next((each.arms for each in held if each.key == mine.key), {})
+        merged = dict([*arms.items(), *(pair for pair in before.items() if pair[0] not in arms)][:_MOST_ARMS])
+        mine = replace(mine, saved=time.time(), arms=merged)
+        try:
+            _write([mine, *(each for each in held if each.key != mine.key)])
+        except OSError as error:
+            _log.warning("%s can't be written (%s): what a router has learned is lost", place(), error.strerror)
+
+    def _of(self, owner: str) -> Entry:
+        """The owner is known by a hash of a hash, so that the file says nothing of keys."""
+        name = hashlib.sha256(f"router:{owner}".encode()).hexdigest()[:16] if owner else ""
+        return replace(self._empty, owner=name)
+
+
+def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: RememberedBy) -> Memory:
+    """Where routers keep what they learn of a model. Of one that was loaded elsewhere, so has no name, nothing is kept.
+
+    Raises ValueError where it is none of `REMEMBERED_BY`.
+    """
+    if wanted not in REMEMBERED_BY:
+        raise ValueError(f"router_memory={wanted!r}: choose one of {', '.join(REMEMBERED_BY)}")
+    apart = wanted == "per-key"
+    if wanted == "off" or not isinstance(model, str):
+        return NoMemory(apart)
+    return RouterMemory(model, spec, quantize, apart=apart)
+
+
+def _read(path: Path) -> list[Entry]:
+    """Raises OSError or an error that says what is wrong with the file."""
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError("it is too large")
+    said = json.loads(path.read_text(encoding="utf-8"))
+    if said.get("format") != FORMAT:
+        raise ValueError(f"it has the format {said.get('format')}, and this version reads {FORMAT}")
+    if said["sha256"] != _digest(said["entries"]):
+        raise ValueError("it is damaged: its checksum is another")
+    return [_entry(each) for each in said["entries"][:_MOST_ENTRIES]]
+
+
+def _write(held: Sequence[Entry]) -> None:
+    """The latest ones, as a whole. Only the user may read it. Raises OSError."""
+    latest = [asdict(each) for each in sorted(held, key=lambda each: -each.saved)[:_MOST_ENTRIES]]
+    said = {"format": FORMAT, "sha256": _digest(latest), "entries": latest}
+    with written_whole(place(), mode=0o600) as part:
+        part.write_text(json.dumps(said), encoding="utf-8")
+
+
+def _digest(said: object) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _entry(said: Mapping[str, Any]) -> Entry:
+    return Entry(**{**said, "arms": {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}})
+
+
+def _arm(said: Mapping[str, Any]) -> KeptArm:
+    lists = {name: tuple(said[name]) for name in ("calibration", "record", "seconds", "reading")}
+    kinds = {kind: tuple(numbers) for kind, numbers in [*said["kinds"].items()][:_MOST_KINDS]}
+    return KeptArm(**lists, gain=said["gain"], depth=said["depth"], kinds=kinds)
+
+
+def _machine(spec: RunnerSpec) -> str:
+    from parlay import threads  # here, because it loads torch
+
+    if spec.device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(spec.device)
+    return f"{cpu_model()}, {os.cpu_count()} processors, {threads.count()} threads"
+
+
+def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
+    """What tells a model from others: the ends of its files, and the numbers in which it computes."""
+    found, digest = resolve(model), hashlib.sha256(f"{spec.dtype} {quantize}".encode())
+    files = [found] if found.is_file() else sorted([*found.glob("*.safetensors"), *found.glob(f"*{SUFFIX}")])
+    for path in files:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{size} ".encode())
+            for start in (0, max(0, size - _END)):
+                file.seek(start)
+                digest.update(file.read(_END))
+    return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""What routers have learned, as numbers that outlive them: of which drafter what was accepted, and what it cost.
+
+No text and no token is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptArm:
+    """Of one drafter: the numbers of each part of an `ArmState`. ``kinds``: by kind its gain, then its record."""
+
+    calibration: tuple[float, ...]
+    record: tuple[float, ...]
+    seconds: tuple[float, ...]
+    reading: tuple[float, ...] = ()
+    gain: float
+    depth: float
+    kinds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+NOTHING_KEPT: Mapping[str, KeptArm] = MappingProxyType({})
+
+
+class Memory(Protocol):
+    """What is kept for one model on one machine, of each owner of requests apart from all others."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether each owner of requests has routers of its own, so that none learns what another's are like."""
+        ...
+
+    def recall(self, owner: str) -> Mapping[str, KeptArm]:
+        """By drafter; nothing where nothing can be read."""
+        ...
+
+    def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
+        """In place of what was kept of these drafters before. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoMemory:
+    """Keeps nothing."""
+
+    apart: bool = False
+
+    def recall(self, owner: str) -> Mapping[str, KeptArm]:
+        return NOTHING_KEPT
+
+    def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
+        """They are lost."""

@@ -1,0 +1,207 @@
+"""What routers learn outlives them in a file: by machine, model and owner, and never at the price of a request."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM, SamplingParams
+from parlay.models.resolving import resolve
+from parlay.remembered import Entry, RouterMemory, entries, forget, memory_of, place
+from parlay.requests import RequestOptions
+from parlay.router.arms import Arm
+from parlay.router.memory import KeptArm, NoMemory
+from parlay.router.router import Router
+from parlay.types import Exactness, RunnerSpec
+from tests.router.simulated_arms import Machine, SimulatedArm, TableCost
+
+SPEC = RunnerSpec("parlay-mini", 1000, 1024, "tree", Exactness.BITS, 64, 2, "cpu", "float32", "")
+HEAD = SimulatedArm(rate=lambda length: 0.6, step_seconds=0.2, node_seconds=0.05, opening_seconds=1.0, most=8)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+POOR = replace(HEAD, rate=lambda length: 0.1)
+
+
+def learned(*arms: SimulatedArm) -> dict[str, KeptArm]:
+    machine = Machine(arms or (HEAD,), seed=9)
+    for number in range(2):
+        machine.decode(200, first=number, kind="prose")
+    return machine.router.kept()
+
+
+def remember(owner: str = "", model: str = "parlay-mini", spec: RunnerSpec = SPEC) -> RouterMemory:
+    memory = RouterMemory(model, spec, "")
+    memory.keep(owner, learned())
+    return memory
+
+
+def test_what_was_learned_is_there_again() -> None:
+    memory = remember()
+    known = RouterMemory("parlay-mini", SPEC, "").recall("")
+    assert known == learned()
+    router = Router(TableCost(), [Arm("0", 8)], known)
+    assert router.kept() == learned(), "numbers are the same to the last bit"
+    assert memory.recall("another") == {}
+
+
+def test_a_router_that_remembers_need_not_try_what_does_not_pay() -> None:
+    known = learned(POOR, HEAD)
+    fresh = told = 0.0
+    for seed in range(6):
+        fresh += Machine((POOR, HEAD), seed=seed).decode(60, kind="prose").seconds
+        machine = Machine((POOR, HEAD), seed=seed)
+        machine.router = Router(machine.cost, [Arm(str(number), HEAD.most) for number in range(2)], known)
+        told += machine.decode(60, kind="prose").seconds
+    assert told < 0.97 * fresh
+
+
+def test_another_model_or_machine_has_a_memory_of_its_own() -> None:
+    remember()
+    assert RouterMemory("parlay-mini-draft", SPEC, "").recall("") == {}
+    assert RouterMemory("parlay-mini", replace(SPEC, dtype="bfloat16"), "").recall("") == {}
+    assert RouterMemory("parlay-mini", SPEC, "int8").recall("") == {}
+    told = json.loads(place().read_text())["entries"][0]
+    assert told["machine"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b'{"format": 1}',
+        b'{"format": 2, "sha256": "", "entries": []}',
+        b'{"format": 1, "sha256": "x", "entries": []}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_can_not_be_used_is_left_out_with_one_line_and_written_anew(
+    content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = remember()
+    place().write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert memory.recall("") == {}
+    assert len(caplog.records) == 1
+    assert "\n" not in caplog.records[0].getMessage()
+    memory.keep("", learned())
+    assert memory.recall("") == learned()
+
+
+def test_any_changed_byte_is_noticed() -> None:
+    memory = remember()
+    whole = place().read_bytes()
+    for at in range(0, len(whole), 97):
+        place().write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert memory.recall("") in ({}, learned())
+
+
+def test_numbers_that_no_router_learned_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """As from a file that somebody has written by hand."""
+    (kept,) = learned().values()
+    for wrong in (
+        replace(kept, record=(1.0, 2.0, 0.0, 0.0, 0.0)),
+        replace(kept, calibration=(1.0,)),
+        replace(kept, seconds=(float("nan"),) * 5),
+        replace(kept, gain=-1.0),
+        replace(kept, kinds={"prose": ()}),
+    ):
+        caplog.clear()
+        router = Router(TableCost(), [Arm("0", 8)], {"0": wrong})
+        assert router.kept() == {}
+        assert len(caplog.records) == 1
+
+
+def test_it_stays_small_and_holds_no_text_and_no_key() -> None:
+    memory, arms = RouterMemory("parlay-mini", SPEC, ""), learned()
+    for number in range(70):
+        memory.keep(f"key-{number}", arms)
+    assert len(entries()) == 64
+    assert place().stat().st_size < 400_000
+    assert "key-" not in place().read_text()
+    assert place().stat().st_mode & 0o077 == 0, "nobody else may read it"
+
+
+def test_one_that_can_not_be_written_costs_a_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    remember()
+    assert "can't be written" in caplog.text
+
+
+def test_it_can_be_forgotten_by_model() -> None:
+    remember()
+    remember(model="parlay-mini-draft", spec=replace(SPEC, name="parlay-mini-draft"))
+    assert forget("parlay-mini") == 1
+    assert [each.model for each in entries()] == ["parlay-mini-draft"]
+    assert forget() == 1
+    assert forget() == 0
+    assert not place().exists()
+
+
+def test_nothing_is_kept_where_that_is_wanted_or_there_is_no_name() -> None:
+    assert memory_of("parlay-mini", SPEC, "", "off") == NoMemory()
+    assert memory_of(object(), SPEC, "", "per-key") == NoMemory(apart=True)
+    with pytest.raises(ValueError, match="router_memory='always': choose one of shared, per-key, off"):
+        memory_of("parlay-mini", SPEC, "", "always")  # type: ignore[arg-type]
+
+
+def decode(llm: LLM, owner: str) -> None:
+    params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+    job = llm.job("one two three one two three one two three one two", params, RequestOptions(owner=owner))
+    llm.add(job)
+    while not llm.engine.idle:
+        llm.engine.step()
+
+
+def kept_of(owner: str) -> list[Entry]:
+    found = RouterMemory(str(resolve("parlay-mini")), SPEC, "")._of(owner).owner
+    return [each for each in entries() if each.owner == found]
+
+
+def test_keys_that_are_apart_never_learn_from_each_other() -> None:
+    with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="per-key") as llm:
+        decode(llm, "one")
+        decode(llm, "one")
+        decode(llm, "two")
+    (one,), (two,) = kept_of("one"), kept_of("two")
+    assert kept_of("") == [], "nothing is learned of both together"
+    with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="per-key") as llm:
+        decode(llm, "three")
+        strategies = llm._strategies
+        policies = {name: strategies.get(llm._strategy, name).policy for name in ("one", "two", "three", "four")}
+    assert one.arms != two.arms
+    known = {name: policy.kept() for name, policy in policies.items() if isinstance(policy, Router)}
+    assert known["one"] == one.arms
+    assert known["two"] == two.arms
+    assert known["four"] == {}
+    (kept,) = known["three"].values()
+    (alone,) = two.arms.values()
+    assert (kept.calibration, kept.record) == (alone.calibration, alone.record), "as if nobody had been there before"
+
+
+def test_an_llm_begins_with_what_the_last_one_learned() -> None:
+    for _ in range(2):
+        with LLM("parlay-mini", strategy="auto:of=prompt-lookup") as llm:
+            decode(llm, "")
+    (entry,) = entries()
+    (arm,) = entry.arms.values()
+    assert arm.calibration[-1] >= 2
+    with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="off") as llm:
+        decode(llm, "")
+    assert entries() == [entry]
