@@ -40,6 +40,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=(SMOLLM2, SMOLLM2_BF16), default=[SMOLLM2, SMOLLM2_BF16])
     parser.add_argument("--strategies", nargs="+", metavar="SPEC", default=list(STRATEGIES))
     parser.add_argument("--temperatures", nargs="+", type=float, metavar="X", default=list(TEMPERATURES))
+    parser.add_argument(
+        "--workloads", nargs="+", metavar="NAME", default=[SPEC_BENCH], help="as in parlay bench (default: spec-bench)"
+    )
     parser.add_argument("--prompts", type=int, default=3, help="of each kind of text (default: 3)")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
     parser.add_argument("--rounds", type=int, default=1, help="over all prompts (default: 1)")
@@ -64,11 +67,11 @@ def main() -> None:
 
 
 def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Workload, ...]:
-    """Spec-Bench where there is data, else the kinds of text that ship here."""
+    """The workloads that are named where there is data, else the kinds of text that ship here."""
     if options.data is None:
         drawn = setup.workloads(model, tuple(KINDS))
         return tuple(replace(each, items=each.items[: options.prompts]) for each in drawn)
-    loaded = workloads.load([SPEC_BENCH], 1 if options.quick else options.prompts, options.data)
+    loaded = workloads.load(options.workloads, 1 if options.quick else options.prompts, options.data)
     return tuple(replace(each, name=each.name.removeprefix(f"{SPEC_BENCH}/")) for each in loaded)
 
 
