@@ -72,6 +72,8 @@ def test_what_auto_chose_is_explained(cli: Cli) -> None:
     told = cli("generate", PROMPT, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup", "--explain")
     assert "prompt-lookup: asked in" in told.err
     assert "steps: " in told.err
+    assert "taken for a request of the kind: " in told.err
+    assert "tokens per step (expected), and where they came from or why nothing was drafted:" in told.err
     simple = cli("generate", PROMPT, "--max-tokens", "4", "--strategy", "none", "--explain")
     assert "none has one drafter or none: there was nothing to choose" in simple.err
     metrics = result_of(cli, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup")["metrics"]
@@ -79,6 +81,11 @@ def test_what_auto_chose_is_explained(cli: Cli) -> None:
     (lookup,) = metrics["router"]["drafters"]
     assert lookup["asked"] >= lookup["verified"]
     assert lookup["accepted"] == metrics["accepted_tokens"]
+    life = metrics["router"]["life"]
+    assert sum(each["steps"] for each in life) == metrics["steps"]
+    assert sum(each["tokens"] for each in life) == metrics["completion_tokens"]
+    drafted = sum(each["choices"].get("prompt-lookup", 0) for each in life)
+    assert drafted == lookup["verified"]
 
 
 def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> None:

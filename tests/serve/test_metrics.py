@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from fastapi import FastAPI
@@ -14,7 +15,7 @@ from parlay.outputs import CompletionOutput, RequestOutput
 from parlay.serve.finished import Finished
 from parlay.serve.metrics import POSITIONS, Recorder
 from parlay.serve.registry import Registry
-from parlay.types import Exactness, FinishReason, Metrics, SamplingParams
+from parlay.types import Exactness, FinishReason, Metrics, Routed, RouterRecord, SamplingParams
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -101,6 +102,26 @@ def test_a_finished_request_is_counted_once_in_every_way(recorder: Recorder) -> 
     assert value(told, "parlay_time_to_first_token_seconds_sum") == 0.2
     assert value(told, "parlay_inter_token_latency_seconds_sum") == pytest.approx(0.2)
     assert value(told, "parlay_request_seconds_bucket", le="1.0") == 1
+
+
+def test_what_a_router_did_is_counted_by_drafter_without_its_parameters(recorder: Recorder) -> None:
+    told = output(strategy="auto")
+    drafters = (
+        Routed("prompt-lookup", asked=5, verified=3, expected=2.5, accepted=4, seconds=0.5),
+        Routed("prompt-lookup:k=3", asked=1, seconds=0.25),
+        Routed("eagle3", asked=2, trials=1),
+    )
+    record = RouterRecord(drafters, {"worth most": 3, "trial": 1}, "edit")
+    object.__setattr__(told.outputs[0].metrics, "router", record)
+    recorder.finished(finished(told, 0.2, 1.0))
+    counted = partial(value, samples(recorder.render().decode()), strategy="auto")
+    assert counted("parlay_router_asked_steps_total", drafter="prompt-lookup") == 6
+    assert counted("parlay_router_verified_steps_total", drafter="prompt-lookup") == 3
+    assert counted("parlay_router_expected_tokens_total", drafter="prompt-lookup") == 2.5
+    assert counted("parlay_router_accepted_tokens_total", drafter="prompt-lookup") == 4
+    assert counted("parlay_router_seconds_total", drafter="prompt-lookup") == 0.75
+    assert counted("parlay_router_asked_steps_total", drafter="eagle3") == 2
+    assert counted("parlay_router_choices_total", reason="trial") == 1
 
 
 def test_every_sample_counts_and_their_prompt_once(recorder: Recorder) -> None:

@@ -1,16 +1,22 @@
-"""What a router chose for a sample, and why, as `parlay generate --explain` prints it."""
+"""What a router chose for a sample, when, and why, as `parlay generate --explain` prints it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from parlay.types import Metrics, Routed
+from parlay.types import Metrics, Routed, Stretch
 
 PAUSED = "paused"
+_MOST = 16  # lines of a request's life
+_BAR = 24  # characters of the highest bar
 
 
 def explained(metrics: Metrics) -> str:
-    """A line per drafter with what was expected of it and what it came to, then steps by the reason of the choice."""
+    """A line per drafter with what was expected of it and what it came to, then steps by the reason of the choice, and
+    the request's life: a line for some steps, with a bar as long as they committed tokens per step.
+    """
     record = metrics.router
     if record is None:
         return f"{metrics.strategy} has one drafter or none: there was nothing to choose"
@@ -19,15 +25,13 @@ def explained(metrics: Metrics) -> str:
     if paused > 0:
         reasons[PAUSED] = paused
     steps = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda each: -each[1]))
-    return "\n".join([*map(_line, record.drafters), f"steps: {steps or 'none'}"])
+    kind = [f"taken for a request of the kind: {record.kind}"] if record.kind else []
+    return "\n".join([*kind, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life)])
 
 
 def as_data(metrics: Metrics) -> dict[str, object] | None:
     """The same as plain data; None where there was nothing to choose."""
-    record = metrics.router
-    if record is None:
-        return None
-    return {"drafters": [dataclasses.asdict(each) for each in record.drafters], "reasons": dict(record.reasons)}
+    return None if metrics.router is None else dataclasses.asdict(metrics.router)
 
 
 def _line(each: Routed) -> str:
@@ -37,3 +41,24 @@ def _line(each: Routed) -> str:
         f"{each.accepted} tokens accepted ({each.expected:.1f} expected); "
         f"{1000 * each.seconds:.1f} ms ({1000 * each.expected_seconds:.1f} expected)"
     )
+
+
+def _life(life: Sequence[Stretch]) -> Iterator[str]:
+    if not life:
+        return
+    yield "tokens per step (expected), and where they came from or why nothing was drafted:"
+    parts = [_joined(life[at : at + 2]) for at in range(0, len(life), 2)] if len(life) > _MOST else life
+    most = max(each.tokens / each.steps for each in parts)
+    begin = 1
+    for each in parts:
+        rate = each.tokens / each.steps
+        told = ", ".join(f"{count} {choice}" for choice, count in sorted(each.choices.items(), key=lambda one: -one[1]))
+        steps, bar = f"{begin}-{begin + each.steps - 1}", "#" * max(1, round(_BAR * rate / most))
+        yield f"  {steps:>9}  {rate:5.2f} ({each.expected / each.steps:5.2f})  {bar:{_BAR}}  {told}"
+        begin += each.steps
+
+
+def _joined(parts: Sequence[Stretch]) -> Stretch:
+    choices = sum((Counter(each.choices) for each in parts), Counter[str]())
+    steps, tokens = sum(each.steps for each in parts), sum(each.tokens for each in parts)
+    return Stretch(steps, tokens, sum(each.expected for each in parts), choices)

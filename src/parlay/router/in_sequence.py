@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from parlay.router.arms import ArmInSequence, matched
 from parlay.router.choice import NOTHING, Choice, Offer, StepPrices, best_cut, best_size, offered
 from parlay.router.ledger import TRIALS, Account, Ledger
+from parlay.router.life import Life
 from parlay.router.ranking import best_of, cut_to
 from parlay.types import NO_DRAFT, Draft, SequenceView
 
@@ -21,6 +22,7 @@ NOT_FOUND = "nothing proposed"
 NOT_WORTH = "not worth its cost"
 NO_CREDIT = "no credit after losses"
 NOT_OPEN = "prompt not read yet"
+PAUSED = "paused"
 _BONUS = 0.5  # how far the share of a drafter that was hardly tested may be better than it seems
 
 
@@ -28,6 +30,7 @@ _BONUS = 0.5  # how far the share of a drafter that was hardly tested may be bet
 class InSequence:
     """One sequence: its accounts and arms, and the part that it has in this step."""
 
+    view: SequenceView
     ledger: Ledger
     arms: list[ArmInSequence]
     priced: list[ArmInSequence]
@@ -57,12 +60,16 @@ class InSequence:
     """Whose draft is verified."""
     expected: float = 0.0
     """Tokens that it is expected to bring."""
+    life: Life = field(default_factory=Life)
+    reason: str = ""
+    """Of what was chosen in this step."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Steps by the reason of what was chosen."""
 
     def begin(self, view: SequenceView) -> None:
         """A new step."""
         self.ledger.earn()
+        self.catch_up(view)
         self.steps += 1
         self.length, self.committed = len(view.tokens), ()
         self.left = (view.request.params.max_tokens or _UNBOUNDED) + view.prompt_length - self.length
@@ -111,6 +118,7 @@ class InSequence:
                 self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
                 reason = TRIED
         self.reasons[reason] += 1
+        self.reason = reason
         if self.choice.arm is not None and not self.choice.arm.is_open:
             self.choice.arm.whole.is_opening = True
         return self.choice
@@ -181,6 +189,7 @@ class InSequence:
         """Book what the verified draft cost and gained, or what one of a replayable arm would have gained."""
         token = prices.token
         self.explored.earn(len(self.committed) * token)
+        self._live(nodes)
         if nodes and self.verifying is not None:
             counts = self.verifying.counts
             counts.verified += 1
@@ -194,6 +203,19 @@ class InSequence:
                 self.explored.debt = max(0.0, loss + self.forgone)
         elif not self.ledger.is_funded and self.offers:
             self.ledger.trust(self.missed(prices), token)
+
+    def _live(self, nodes: int) -> None:
+        """Count the step among those of its life: by who drafted, or why nothing was verified."""
+        if nodes and self.verifying is not None:
+            self.life.step(self.verifying.whole.arm.name, len(self.committed), 1 + self.expected)
+        else:
+            self.life.step(NOT_FOUND if self.reason in (WORTH_MOST, TRIED) else self.reason, len(self.committed))
+
+    def catch_up(self, view: SequenceView) -> None:
+        """Count the steps since the last one that was learned from: the router was inactive in them."""
+        known = self.length + len(self.committed) if self.steps else len(view.tokens)
+        for _ in range(len(view.tokens) - known):
+            self.life.step(PAUSED)
 
     def missed(self, prices: StepPrices) -> float:
         """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""

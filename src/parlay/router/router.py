@@ -188,7 +188,9 @@ class Router(Policy):
         state = self._states.get(sequence)
         if state is None:
             return RouterRecord()
-        return RouterRecord(tuple([arm.counts.record(arm.whole.arm.name) for arm in state.arms]), dict(state.reasons))
+        state.catch_up(state.view)
+        drafters = tuple([arm.counts.record(arm.whole.arm.name) for arm in state.arms])
+        return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.life.told())
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
@@ -210,7 +212,7 @@ class Router(Policy):
             ledger.read_prompt(0.0)  # the arms have accounts of their own for that
             arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
             priced = [arm for arm in arms if not arm.whole.arm.replayable]
-            state = self._states[view.sequence] = InSequence(ledger, arms, priced)
+            state = self._states[view.sequence] = InSequence(view, ledger, arms, priced)
         return state
 
 

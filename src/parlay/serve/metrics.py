@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from parlay.serve.http_metrics import HttpRequests
 from parlay.serve.registry import Registry
 from parlay.serve.vllm_metrics import ENGINE, POSITIONS, WHOSE, VllmNames, states
 from parlay.strategies.spelling import name_of
-from parlay.types import EngineStats, Metrics
+from parlay.types import EngineStats, Metrics, Routed, RouterRecord
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -36,6 +37,12 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "parlay_accepted_tokens": ("Drafted tokens that joined the output.", ("source",)),
     "parlay_draft_tokens_by_position": ("Verified tokens by place in their draft, from 1.", ("position",)),
     "parlay_accepted_tokens_by_position": ("Accepted tokens by place in their draft, from 1.", ("position",)),
+    "parlay_router_asked_steps": ("Steps in which a router asked a drafter.", ("drafter",)),
+    "parlay_router_verified_steps": ("Those of them whose draft it had verified.", ("drafter",)),
+    "parlay_router_expected_tokens": ("Tokens that these drafts were expected to bring.", ("drafter",)),
+    "parlay_router_accepted_tokens": ("Tokens that they brought.", ("drafter",)),
+    "parlay_router_seconds": ("Time that a drafter took that a router asked.", ("drafter",)),
+    "parlay_router_choices": ("Steps of a router by the reason of what it chose.", ("reason",)),
     "parlay_drafter_faults": ("Drafters that failed; their requests went on plainly.", ()),
     "parlay_step_seconds": ("Time of the steps that samples took part in, by what it went into.", ("phase",)),
 }
@@ -90,6 +97,8 @@ class Recorder:
         self._add("parlay_requests", whose, {sample.finish_reason: 1})
         for name, labelled in _by_label(metrics).items():
             self._add(name, whose, labelled)
+        for name, labelled in _routed(metrics.router).items():
+            self._add(name, whose, labelled)
         for name, value in _plain(metrics).items():
             self._counters[name].labels(*whose).inc(value)
 
@@ -123,6 +132,26 @@ def _by_label(metrics: Metrics) -> dict[str, Mapping[str, float]]:
             "overhead": metrics.overhead_seconds,
         },
     }
+
+
+def _routed(record: RouterRecord | None) -> dict[str, Mapping[str, float]]:
+    """By drafter, without its parameters, which clients may choose freely."""
+    if record is None:
+        return {}
+    counted: dict[str, dict[str, float]] = {name: defaultdict(float) for name in _ROUTED}
+    for each in record.drafters:
+        for name, read in _ROUTED.items():
+            counted[name][_name(each.drafter)] += read(each)
+    return {**counted, "parlay_router_choices": record.reasons}
+
+
+_ROUTED: Mapping[str, Callable[[Routed], float]] = {
+    "parlay_router_asked_steps": lambda each: each.asked,
+    "parlay_router_verified_steps": lambda each: each.verified,
+    "parlay_router_expected_tokens": lambda each: each.expected,
+    "parlay_router_accepted_tokens": lambda each: each.accepted,
+    "parlay_router_seconds": lambda each: each.seconds,
+}
 
 
 def _positions(counts: tuple[int, ...]) -> dict[str, float]:

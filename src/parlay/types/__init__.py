@@ -22,6 +22,7 @@ from parlay.types.results import (
     Metrics,
     Routed,
     RouterRecord,
+    Stretch,
     TokenLogprobs,
 )
 from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
@@ -84,6 +85,7 @@ __all__ = [
     "Spent",
     "StopChecker",
     "Strategy",
+    "Stretch",
     "StructuredOutputsParams",
     "Sublayer",
     "TokenLogprobs",

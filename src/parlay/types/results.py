@@ -41,11 +41,29 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some steps of a sample that follow each other: the tokens that they committed, and those that were expected.
+
+    ``choices`` counts the steps by the drafter whose draft was verified, or by the reason why none was.
+    """
+
+    steps: int
+    tokens: int
+    expected: float
+    choices: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RouterRecord:
-    """What a router did in one sample, by drafter, and why: steps by the reason of what was chosen."""
+    """What a router did in one sample, by drafter, why (steps by the reason of what was chosen), and when (``life``).
+
+    ``kind`` is what the request was taken to ask for; empty where nothing told it.
+    """
 
     drafters: tuple[Routed, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
+    kind: str = ""
+    life: tuple[Stretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import cast
 
 from typing_extensions import TypedDict
 
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.requests import Job
-from parlay.types import Exactness, Metrics
+from parlay.types import Exactness, Metrics, RouterRecord
 
 
 class PromptDetails(TypedDict):
@@ -48,10 +49,48 @@ class Speculation(TypedDict):
     num_spec_tokens: int
 
 
+class RoutedDrafter(TypedDict):
+    """What a router did with one drafter: steps in which it was asked, and those in which its draft was verified,
+    ``trials`` among them. Tokens and seconds of its proposals as expected and as they came.
+    """
+
+    drafter: str
+    asked: int
+    verified: int
+    trials: int
+    expected: float
+    accepted: int
+    expected_seconds: float
+    seconds: float
+
+
+class LifeStretch(TypedDict):
+    """Steps that follow each other: tokens that they committed and were expected to, and the steps by the drafter whose
+    draft was verified, or by the reason why none was.
+    """
+
+    steps: int
+    tokens: int
+    expected: float
+    choices: dict[str, int]
+
+
+class Routing(TypedDict):
+    """What was chosen for a sample, when, and why. ``kind`` is what the request was taken to ask for."""
+
+    drafters: list[RoutedDrafter]
+    reasons: dict[str, int]
+    kind: str
+    life: list[LifeStretch]
+
+
 class RequestMetrics(TypedDict):
-    """``speculative_decoding`` is null for several samples, and where nothing was drafted."""
+    """Both are null for several samples. ``speculative_decoding`` is null where nothing was drafted, ``router`` where
+    the strategy chooses among no drafters.
+    """
 
     speculative_decoding: Speculation | None
+    router: Routing | None
 
 
 class Summary(TypedDict):
@@ -121,8 +160,12 @@ def usage(outputs: Sequence[RequestOutput], reasoning_tokens: int = 0) -> Usage:
 def extras(outputs: Sequence[RequestOutput]) -> Extras:
     """Parlay's fields beside OpenAI's."""
     samples = [sample for output in outputs for sample in output.outputs]
+    alone = samples[0].metrics if len(samples) == 1 else None
     return {
-        "metrics": {"speculative_decoding": speculation(samples[0].metrics) if len(samples) == 1 else None},
+        "metrics": {
+            "speculative_decoding": None if alone is None else speculation(alone),
+            "router": None if alone is None or alone.router is None else routing(alone.router),
+        },
         "parlay": summary(samples),
     }
 
@@ -161,6 +204,11 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
         "tokens_per_step": sum(sample.metrics.completion_tokens for sample in samples) / steps if steps else 0.0,
         "tokens_per_second": sum(sample.metrics.tokens_per_second for sample in samples) / len(samples),
     }
+
+
+def routing(record: RouterRecord) -> Routing:
+    """The record as JSON has it."""
+    return cast(Routing, asdict(record))
 
 
 def speculation(metrics: Metrics) -> Speculation | None:

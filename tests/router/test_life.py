@@ -1,0 +1,25 @@
+"""What a router chose over a request's life is told in full and in little room."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from parlay.router.life import Life
+
+
+@pytest.mark.parametrize("steps", [0, 1, 31, 32, 33, 64, 65, 1000, 4097])
+def test_every_step_is_in_one_stretch_of_at_most_thirty_two(steps: int) -> None:
+    life = Life()
+    for step in range(steps):
+        life.step("copy" if step % 3 else "none", step % 5, 2.0)
+    told = life.told()
+    assert len(told) <= 32
+    assert sum(each.steps for each in told) == steps
+    assert sum(each.tokens for each in told) == sum(step % 5 for step in range(steps))
+    assert sum(each.expected for each in told) == 2.0 * steps
+    assert len({each.steps for each in told[:-1]}) <= 1, "all are as long, but for the last"
+    choices = sum((Counter(each.choices) for each in told), Counter[str]())
+    assert choices.total() == steps
+    assert choices["none"] == len(range(0, steps, 3))
