@@ -30,6 +30,21 @@ ANSWERS: dict[str, list[Step]] = {
     "mumbler": [[("The ", "target")], [("cat ", "mumbler"), ("sits.", "target")]],
 }
 ANSWERS[""] = ANSWERS["copycat"]
+ROUTED = {
+    "drafters": [
+        {"drafter": "copycat", "asked": 3, "verified": 1, "trials": 0, "expected": 1.5, "accepted": 2}
+        | {"expected_seconds": 0.001, "seconds": 0.002},
+        {"drafter": "magpie", "asked": 2, "verified": 1, "trials": 1, "expected": 0.5, "accepted": 1}
+        | {"expected_seconds": 0.0, "seconds": 0.0004},
+    ],
+    "reasons": {"worth most": 1, "trial": 1, "not worth its cost": 1},
+    "kind": "prose",
+    "life": [
+        {"steps": 1, "tokens": 1, "expected": 1.0, "choices": {"not worth its cost": 1}},
+        {"steps": 1, "tokens": 3, "expected": 2.5, "choices": {"copycat": 1}},
+        {"steps": 1, "tokens": 2, "expected": 1.5, "choices": {"magpie": 1}},
+    ],
+}
 TEXT = "The cat <b>sat</b> on the mat."
 THOUGHT = "A cat may sit."
 STRATEGIES = [
@@ -124,8 +139,8 @@ def make_app(fake: Fake) -> FastAPI:
 
 
 async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
-    """An answer that the strategy decides. A prompt says that it takes for ever, fails, is thought about, or repeats
-    what stands after ``say``."""
+    """An answer that the strategy decides. A prompt says that it takes for ever, fails, is thought about, has the
+    server choose, or repeats what stands after ``say``."""
     prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
     name = body.get("strategy", "")
     steps = ANSWERS[name]
@@ -148,7 +163,8 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
         yield event(error={"message": "The engine lost this request."})
         return
     yield event(choices=[choice([], "stop")])
-    yield event(**closing(name, steps, body))
+    last = closing(name, steps, body)
+    yield event(**(last | {"metrics": {"router": ROUTED}} if prompt == "choose" else last))
     yield "data: [DONE]\n\n"
 
 
@@ -169,7 +185,8 @@ def closing(name: str, steps: list[Step], body: dict[str, Any]) -> dict[str, Any
         "tokens_per_step": tokens / len(steps),
         "tokens_per_second": 100.0 * tokens / len(steps),
     }
-    return {"choices": [], "parlay": summary, "usage": {"prompt_tokens": 10, "completion_tokens": tokens}}
+    usage = {"prompt_tokens": 10, "completion_tokens": tokens}
+    return {"choices": [], "parlay": summary, "usage": usage, "metrics": {"router": None}}
 
 
 def event(**chunk: Any) -> str:

@@ -282,3 +282,22 @@ def test_a_title_can_be_written_while_an_answer_is(page: Page) -> None:
     page.reload()
     expect(page.get_by_role("link", name="A long story")).to_be_visible()
     expect(page).to_have_title("A long story – Parlay")
+
+
+def test_what_was_chosen_for_an_answer_is_told_and_stays(page: Page) -> None:
+    send(page, "first")
+    expect(page.locator(".choices")).to_have_count(0)
+    send(page, "choose")
+    for _ in range(2):
+        panel = page.locator(".choices")
+        expect(panel).to_have_count(1)
+        panel.get_by_text("Choices", exact=True).click()
+        rows = [[cell.strip() for cell in row.split("\t")] for row in panel.locator("tbody tr").all_inner_texts()]
+        assert rows == [
+            ["copycat", "3", "1", "2 (1.5)", "2.0 (1.0)"],
+            ["magpie", "2", "1 (1 tried)", "1 (0.5)", "0.4 (0.0)"],
+        ]
+        expect(panel).to_contain_text("taken for: prose · 1 worth most · 1 trial · 1 not worth its cost")
+        expect(panel.locator("figcaption")).to_contain_text("3 steps: each bar is a step")
+        assert panel.locator("rect:not(.expected)").count() == 3
+        page.reload()

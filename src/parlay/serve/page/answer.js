@@ -1,5 +1,6 @@
 // One answer: as Markdown, or as its tokens; its reasoning, its figures, and what can be done with it.
 
+import { choicesView } from "./choices.js";
 import { button, copyButton, el, figure } from "./dom.js";
 import { Markdown } from "./markdown.js";
 import { Legend, TokenView, stepBars, steps } from "./tokens.js";
@@ -38,6 +39,7 @@ export class AnswerView {
     this.reasoning = el("details", { className: "reasoning", hidden: true }, this.summary, this.thought);
     this.sources = el("div", { className: "sources", hidden: true });
     this.note = el("p", { className: "note" });
+    this.choices = el("div", {});
     this.toggle = button("Sources", () => this.#toggle(), {
       ariaPressed: "false",
       title: "Colour the tokens by what proposed them",
@@ -51,6 +53,7 @@ export class AnswerView {
       this.body,
       this.sources,
       this.note,
+      this.choices,
       this.actions,
     );
   }
@@ -61,7 +64,7 @@ export class AnswerView {
    * @returns {string[]} texts that are complete now, to be read out
    */
   update(open = false) {
-    const { content, thought, pieces = [], figures, note, error } = this.message;
+    const { content, thought, pieces = [], figures, routing, note, error } = this.message;
     this.view.ariaBusy = String(open);
     this.view.classList.toggle("open", open);
     this.reasoning.hidden = !thought;
@@ -70,6 +73,7 @@ export class AnswerView {
     const complete = this.markdown.update(content, open);
     this.toggle.hidden = !pieces.length;
     this.note.replaceChildren(this.#facts(figures, note), ...(error ? [el("strong", { role: "alert" }, error)] : []));
+    if (!open && routing && !this.choices.firstChild) this.choices.append(choicesView(routing));
     if (!this.sources.hidden) this.#showSources(open);
     return complete.map((block) => block.textContent ?? "");
   }

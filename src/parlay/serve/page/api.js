@@ -23,6 +23,7 @@ export const keepKey = (key) => sessionStorage.setItem(KEY, key);
  * @property {[string, string][]} pieces tokens with their sources
  * @property {string | null | undefined} finish
  * @property {Summary | undefined} summary with the last chunk
+ * @property {import("./choices.js").Routing | undefined} routing with the last chunk, where there was a choice
  * @property {{prompt_tokens: number, completion_tokens: number} | undefined} usage with the last chunk
  *
  * @typedef {object} Summary how an answer was decoded
@@ -85,6 +86,7 @@ export async function* answer({ path, body }, signal) {
       pieces: choice?.parlay?.pieces ?? [],
       finish: choice?.finish_reason,
       summary: chunk.parlay,
+      routing: chunk.metrics?.router ?? undefined,
       usage: chunk.usage,
     };
   }

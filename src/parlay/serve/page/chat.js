@@ -174,13 +174,14 @@ export class Chat {
   }
 
   /** @param {Running} running @param {import("./api.js").Delta} delta */
-  #take(running, { text, thought, pieces, finish, summary, usage }) {
+  #take(running, { text, thought, pieces, finish, summary, routing, usage }) {
     const { message } = running;
     message.content += text;
     if (thought) message.thought = (message.thought ?? "") + thought;
     message.pieces = [...(message.pieces ?? []), ...pieces];
     if (finish === "length") message.note = "ended by its limit of tokens";
     if (summary) message.figures = figures(message, summary, usage);
+    if (routing) message.routing = routing;
     if (Date.now() - running.saved > SAVE_EVERY) this.#keep(running);
     if (running.drawing) return;
     running.drawing = true;

@@ -10,6 +10,7 @@
  * @property {string} [thought] the reasoning before an answer
  * @property {[string, string][]} [pieces] an answer's tokens with their sources
  * @property {import("./answer.js").Figures} [figures]
+ * @property {import("./choices.js").Routing} [routing] what was chosen for an answer, where there was a choice
  * @property {string} [note] how an answer ended, if not by itself
  * @property {string} [error]
  *
