@@ -85,7 +85,9 @@ function bar({ steps, tokens, expected, choices }, place, most, tints) {
   const height = (HEIGHT * tokens) / steps / most;
   let top = HEIGHT - height;
   const told = Object.entries(choices).map(([choice, count]) => `${figure(count)} ${choice}`).join(", ");
-  const boxes = Object.entries(choices).map(([choice, count]) => {
+  const order = [...tints.keys()].reverse();
+  const sorted = Object.entries(choices).sort(([one], [other]) => order.indexOf(other) - order.indexOf(one));
+  const boxes = sorted.map(([choice, count]) => {
     const part = (height * count) / steps;
     const box = { x: WIDTH * place, y: top, width: WIDTH - 1, height: part, class: tints.get(choice) ?? "plain" };
     top += part;
