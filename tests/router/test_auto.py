@@ -12,9 +12,9 @@ from parlay.strategies.arms import arms
 from parlay.strategies.cache import StrategyCache
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
-from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady
+from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady, decode
 from parlay.testing.conformance.stages import toy_stage
-from parlay.testing.conformance.universal import agree
+from parlay.testing.conformance.universal import CAPACITY, agree
 from parlay.types import SamplingParams
 
 STAGE = toy_stage("toy")
@@ -28,11 +28,11 @@ def names(spec: str, resources: Resources) -> list[str]:
 
 def test_it_chooses_from_what_exists_for_the_target() -> None:
     bare = names("auto", BARE)
-    assert len(bare) == 2
+    assert [catalogue()[name].family for name in bare] == ["store"], "it finds what any copying drafter finds"
     assert all(catalogue()[name].replayable for name in bare)
     assert names("auto", STAGE.resources) != bare, "a draft model and heads exist there"
     families = [catalogue()[name].family for name in names("auto", STAGE.resources)]
-    assert sorted(families) == ["copy", "heads", "model", "store"], "the best of each"
+    assert sorted(families) == ["heads", "model", "store"], "the best of each"
 
 
 def test_it_chooses_from_what_is_named() -> None:
@@ -49,6 +49,13 @@ def test_what_has_no_drafter_of_its_own_is_refused(inner: str) -> None:
 def test_one_that_is_named_and_can_not_be_had_is_refused() -> None:
     with pytest.raises(UsageError, match="no draft model"):
         StrategyCache(BARE, Steady()).get("auto:of=prompt-lookup+draft-model")
+
+
+def test_one_that_chooses_from_a_single_drafter_drafts() -> None:
+    auto = StrategyCache(BARE, Steady()).get("auto")
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    (sample,) = decode(STAGE.open_runner(CAPACITY), [(StageRequest((1, 2, 3) * 8, params), auto)], None)
+    assert sample.metrics.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -10,8 +10,15 @@ from itertools import accumulate
 
 from parlay.types import OutOfRoom, Runner, Segment
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Row counts that are told apart; in between, cost is interpolated."""
+ROWS = (
+    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 18, 20, 21, 24, 25, 28, 29, 32),
+    *(33, 40, 41, 48, 49, 64, 65, 96, 97, 128, 129, 192, 193, 256, 384, 512),
+)
+"""Row counts that are told apart; in between, cost is interpolated.
+
+Rows are multiplied several at a time, so cost may jump by a fifth after multiples of 4 and of 16, and the first draft
+of a batch of such a size costs as much as several.
+"""
 
 _CONTEXTS = tuple(1 << power for power in range(9, 24))  # upper ends of the buckets: 512, 1024, ...
 _PRIOR_SECONDS = 0.01
@@ -30,7 +37,7 @@ _LONG = 128  # after so many records an estimate that none of them touched is lo
 _TRUST = 0.9  # weight of older records then: one that was measured ten times is believed for some 3,000
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
-_CALIBRATED = (1, 16, 4, 32, 2, 8)  # the most informative first, in case time runs out
+_CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 
@@ -139,8 +146,8 @@ class MeasuredCost:
         self._curves: dict[int, _Curve] = {}  # by context bucket
         self._guessed = not samples
         if samples:
-            most = _nearest(max(samples))  # fewer rows than that lie between timed ones
-            self._curves[0] = _Curve(_fill(samples), [_FEW * (place <= most) for place in range(len(ROWS))])
+            most = max(samples)  # fewer rows than that lie between timed ones
+            self._curves[0] = _Curve(_fill(samples), [_FEW * (rows <= most) for rows in ROWS])
 
     def forward(self, rows: int, context: int) -> float:
         return self._curve(bisect_left(_CONTEXTS, context)).at(rows)
@@ -163,7 +170,9 @@ class MeasuredCost:
         if not self._curves:
             return _Curve(_fill({1: _PRIOR_SECONDS}), [0] * len(ROWS))
         nearest = self._curves[min(self._curves, key=lambda other: abs(other - bucket))]
-        return _Curve(nearest.seconds, nearest.measured)
+        curve = _Curve(nearest.seconds, nearest.measured)
+        curve.trusted = list(nearest.trusted)
+        return curve
 
 
 def _nearest(rows: int) -> int:
@@ -213,9 +222,9 @@ def _between(known: list[tuple[int, float]], rows: int) -> float:
 
 
 def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
-    """Time a few forwards of 1 to 32 rows in a scratch sequence, for so many seconds at most.
+    """Time a few forwards of 1 to 65 rows in a scratch sequence, for so many seconds at most.
 
-    A runner without room for 32 tokens is not timed: the cost then starts from a guess.
+    A runner without room for 65 tokens is not timed: the cost then starts from a guess.
     """
     deadline = time.perf_counter() + seconds
     runner.open(_SCRATCH, (0,))

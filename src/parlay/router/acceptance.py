@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ UNSCORED = 0.7  # score of a node whose drafter gives none
 _LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
+_KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
+_SEQUENCES_DIFFER = 0.2  # that by which sequences differ from their kind
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
 
@@ -181,20 +184,18 @@ class Record:
         self._levels = _WEIGHT if whole is None else 0.0
         self._right_levels = self._levels * UNSCORED
         self._nodes = self._right = self._expected = 0.0
+        self._usual, self._spread = 0.0, _SEQUENCES_DIFFER  # of log-odds beforehand: mean and variance
 
     def of_kind(self) -> Record:
         """A record of sequences of one kind. It starts from this one, which learns all that it learns."""
         record = Record(self)
-        record._decay = _BUCKET_DECAY
+        record._decay, record._spread = _BUCKET_DECAY, _KINDS_DIFFER
         return record
 
     def of_sequence(self) -> Record:
         """A record of one sequence of this kind: its odds start from those here too."""
         record = Record(self)
-        if self._nodes:
-            weight = min(_WEIGHT, self._nodes) / self._nodes
-            counts = self._nodes, self._right, self._expected
-            record._nodes, record._right, record._expected = [weight * count for count in counts]
+        record._usual = math.log(self.odds)
         return record
 
     def kept(self) -> tuple[float, ...]:
@@ -223,9 +224,14 @@ class Record:
 
     @property
     def odds(self) -> float:
-        """The factor on the calibrated odds of a node; 1 before anything was seen."""
-        up = (self._right + 1) / (self._expected + 1)
-        return up * (self._nodes - self._expected + 1) / (self._nodes - self._right + 1)
+        """The factor on the calibrated odds of a node; 1 before anything was seen.
+
+        One Newton step towards the likeliest shift of log-odds, which is normally distributed beforehand. A factor that
+        followed a few nodes further would favour whichever draft was lucky last.
+        """
+        known = self._expected * (1 - self._expected / self._nodes) if self._nodes else 0.0
+        shift = self._right - self._expected + self._usual / self._spread
+        return math.exp(shift / (known + 1 / self._spread))
 
     def learn(self, accepted: int, missed: bool, nodes: int, expected: float) -> None:
         """Learns from one step. ``accepted``: levels at which a node was accepted; ``missed``: whether a level was

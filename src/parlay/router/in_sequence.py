@@ -148,12 +148,15 @@ class InSequence:
 
     def watch(self) -> tuple[int, ...]:
         """Arms that would pay if nothing better were offered: they see the step, so that they need not catch up."""
-        paying = [choice.arm.whole.number for choice in self.options if choice.arm and choice.offer is None]
-        self.watching = tuple(paying) if self.ledger.is_funded else ()
+        if self.priced and self.ledger.is_funded:
+            paying = [choice.arm.whole.number for choice in self.options if choice.arm and choice.offer is None]
+            self.watching = tuple(paying)
         return self.watching
 
     def learn_gains(self) -> None:
         """What the proposal of each replayable arm is worth beyond those of the arms asked before it, and of others."""
+        if not self.asked_for:
+            return
         worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
         known = max([0.0, *(worth for number, worth in worths.items() if number not in self.asked_for)])
         for number in self.asked_for:

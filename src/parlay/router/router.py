@@ -154,13 +154,19 @@ class Router(Policy):
         self._learn_seconds(states, spent)
         for place, state in zip(known, states, strict=True):
             state.book(len(drafts[place]), accepted[place], self._prices)
-            for arm in self._arms:
-                arm.prompts.earn(len(state.committed) * self._prices.token)
+        decoded = sum([len(state.committed) for state in states]) * self._prices.token
         for arm in self._arms:
-            told = [(state, offer) for state in states for offer in state.offers if offer.arm.whole is arm]
-            outcomes = [matched(offer.draft, state.committed) for state, offer in told]
-            for (_, offer), outcome, tested in zip(told, outcomes, arm.calibration.learn(outcomes), strict=True):
-                offer.arm.learn(outcome, tested)
+            arm.prompts.earn(decoded)
+            self._learn_outcomes(arm, states)
+
+    def _learn_outcomes(self, arm: ArmState, states: Sequence[InSequence]) -> None:
+        """What came of an arm's proposals, verified or not."""
+        told = [(state, offer) for state in states for offer in state.offers if offer.arm.whole is arm]
+        if not told:
+            return
+        outcomes = [matched(offer.draft, state.committed) for state, offer in told]
+        for (_, offer), outcome, tested in zip(told, outcomes, arm.calibration.learn(outcomes), strict=True):
+            offer.arm.learn(outcome, tested)
 
     def _learn_seconds(self, states: Sequence[InSequence], spent: Spent) -> None:
         """What proposals and the router itself take."""

@@ -21,7 +21,6 @@ ENTRIES = (
         factory="parlay.drafters.copying.prompt_lookup:PromptLookup",
         toys=("", "min_ngram=1,max_ngram=2,pick=leftmost"),
         vllm=("ngram", "ngram_gpu"),
-        arm=1,
     ),
     StrategyEntry(
         name=ngram_caches.SOURCE,
