@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from parlay import threads
+from parlay.compiled.build import LIBRARY
+from parlay.compiled.library import NotLoaded, load
 from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.eagle3 import Eagle3
 from parlay.heads import artefact
@@ -17,6 +21,11 @@ from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.types import Draft, SamplingParams, SequenceView
+
+try:
+    load()
+except NotLoaded as reason:
+    pytest.skip(f"no compiled decoder: {reason}", allow_module_level=True)
 
 _PROMPTS = [
     TokensPrompt(prompt_token_ids=[(7 * start + place) % VOCAB_SIZE for place in range(start)]) for start in (2, 9, 40)
@@ -57,7 +66,7 @@ def test_one_call_grows_the_trees_that_levels_do(
 ) -> None:
     strategy = f"eagle3:head={folder},policy=fixed,k={budget},{shape}"
     at_once = drafts_of(model, strategy, monkeypatch)
-    monkeypatch.setattr(NativeRunner, "grow", lambda self, segments, growth: None)
+    monkeypatch.setattr(NativeRunner, "grows", False)
     by_level = drafts_of(model, strategy, monkeypatch)
     assert any(len(draft) > 1 for draft in at_once) or budget == 1
     assert [draft.tree for draft in at_once] == [draft.tree for draft in by_level]
@@ -70,6 +79,27 @@ def test_what_does_not_run_could_not_have_been_drafted(
 ) -> None:
     strategy = f"eagle3:head={folder},policy=fixed,k=5,width=4,depth=4,min_p=0.0"
     found = drafts_of(model, strategy, monkeypatch)
-    monkeypatch.setattr(NativeRunner, "grow", lambda self, segments, growth: None)
+    monkeypatch.setattr(NativeRunner, "grows", False)
     monkeypatch.setattr(DynamicTree, "_worst_drafted", lambda self: 0.0)
     assert [draft.tree for draft in found] == [draft.tree for draft in drafts_of(model, strategy, monkeypatch)]
+
+
+@pytest.fixture
+def delay() -> Iterator[Callable[[int, int, int], None]]:
+    """Makes thread number N sleep for M microseconds in every K-th piece, after computing and before committing it."""
+    set_delay = ctypes.CDLL(str(LIBRARY)).parlay_pool_delay
+    set_delay.argtypes = [ctypes.c_int64] * 3
+    yield set_delay
+    set_delay(-1, 1, 0)
+
+
+@pytest.mark.parametrize("late", [-1, 0, 1, 2])
+def test_threads_and_late_ones_change_no_draft(
+    late: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, delay: Callable[[int, int, int], None]
+) -> None:
+    strategy = f"eagle3:head={folder},policy=fixed,k=6,width=3,depth=3,min_p=0.0"
+    with threads.using(1):
+        expected = drafts_of(model, strategy, monkeypatch)
+    with threads.using(3):
+        delay(late, 3, 300)
+        assert drafts_of(model, strategy, monkeypatch) == expected

@@ -72,18 +72,12 @@ class Batch(Structure):
     ]
 
 
-class Candidate(Structure):
-    _fields_ = [("token", c_int64), ("parent", c_int64), ("chance", c_double), ("path", c_double)]
-
-
 class Growth(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("levels", "width", "room")),
+        *((name, c_int64) for name in ("levels", "width", "most")),
         ("least", c_double),
-        ("tokens", c_void_p),
-        ("budgets", c_void_p),
-        ("candidates", POINTER(Candidate)),
-        ("counts", c_void_p),
+        *((name, c_void_p) for name in ("tokens", "budgets", "first", "features")),
+        *((name, c_void_p) for name in ("drafted", "parents", "chances", "counts", "memory")),
     ]
 
 
@@ -101,6 +95,7 @@ READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
 MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
+GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_uint64, c_int64, c_void_p)
 REST = CFUNCTYPE(None)
@@ -116,6 +111,7 @@ class Core(Structure):
         ("multiply", MULTIPLY),
         ("space_bytes", SPACE_BYTES),
         ("forward", FORWARD),
+        ("growth_bytes", GROWTH_BYTES),
         ("grow", GROW),
         ("noisy_best", NOISY_BEST),
         ("rest", REST),

@@ -166,8 +166,10 @@ class Turn:
         """The hidden states of the tokens that became cached: ``[T, H]`` for each tapped layer."""
         if not taps:
             return {}
-        first_node = self.first_row + len(self.pending)
-        rows = [*range(self.first_row, first_node), *(first_node + node for node in self.path)]
+        first_node, path = self.first_row + len(self.pending), self.path
+        if path == tuple(range(len(path))):  # as mostly: rows that follow each other need not be copied
+            return {layer: self.out.taps[layer][self.first_row : first_node + len(path)] for layer in taps}
+        rows = [*range(self.first_row, first_node), *(first_node + node for node in path)]
         return {layer: self.out.taps[layer][rows] for layer in taps}
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Rows
+from parlay.compiled.structs import Linear
 from parlay.types import NO_SKIP, Exactness, Features, Skip
 
 
@@ -73,31 +74,28 @@ class Taps:
 
 
 class Grown(NamedTuple):
-    """A token that may join a draft.
+    """A draft as a head has grown it: of each node its token, its parent, and the head's probability of it there."""
 
-    ``parent`` is the place of the one above it among all candidates, -1 below the root. ``chance`` is the head's
-    probability of it after that, ``path`` the product down to it.
-    """
-
-    token: int
-    parent: int
-    chance: float
-    path: float
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    chances: tuple[float, ...]
 
 
 class Growth(NamedTuple):
     """How a draft head's trees grow (Li et al. 2024, EAGLE-2).
 
     Each of at most ``levels`` runs the ``width`` likeliest candidates of the level before, which offer as many children
-    each. None whose path is less likely than ``least`` is offered, and none runs below which nothing could join a draft
-    of so many nodes as ``budgets`` says for each sequence. ``tokens_D`` int64 are the target's tokens of the outputs.
+    each. None whose path is less likely than ``least`` is offered, and none runs below which nothing could join the
+    draft. ``tokens_D`` int64 are the target's tokens of the outputs. The rows of the texts read what ``first`` makes of
+    ``features_NF``, float32.
     """
 
     levels: int
     width: int
     least: float
     tokens_D: Tensor
-    budgets: Sequence[int]
+    first: Linear
+    features_NF: Tensor
 
 
 class Result(NamedTuple):

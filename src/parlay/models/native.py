@@ -128,19 +128,23 @@ class NativeRunner:
         result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps.states, result.taps.seconds)
 
-    def grow(self, segments: Sequence[Segment], growth: Growth) -> list[list[Grown]] | None:
-        """Run the rows of a draft head's texts, then level by level a tree below each: its candidates, as offered.
+    @property
+    def grows(self) -> bool:
+        """Whether `grow` can be called: the compiled decoder runs."""
+        return isinstance(self._forward, CompiledForward)
 
-        Each level reads what left the layer in the level above. None where that can't be done in one call: without the
-        compiled decoder. Each segment needs room for ``levels`` times ``width`` rows more.
+    def grow(self, texts: Sequence[Segment], growth: Growth, budgets: Sequence[int]) -> list[Grown]:
+        """Run the rows of a draft head's texts, then level by level a tree below each: its likeliest nodes.
+
+        Each level reads what left the layer in the level above. Each text needs room for ``levels`` times ``width``
+        rows more, and gets a draft of as many nodes as ``budgets`` says.
         """
-        if not isinstance(self._forward, CompiledForward):
-            return None
-        ids = [token for segment in segments for token in self._store.ids(segment)]
+        assert isinstance(self._forward, CompiledForward), "`grows` was asked"
+        ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
-        places = [self._place(segment, NO_SKIP) for segment in segments]
+        places = [self._place(text, NO_SKIP) for text in texts]
         last = [end - 1 for end in accumulate(place.end for place in places)]
-        return self._forward.grow(Work(ids, places, last, features=self._features(segments)), growth)
+        return self._forward.grow(Work(ids, places, last), growth, budgets)
 
     def _run_again(self, again: Sequence[Segment], work: Work) -> Result:
         """Of these segments committed rows run, too, which are put back afterwards."""

@@ -78,20 +78,20 @@ typedef struct {
 #define MOST_CHILDREN 64
 #define MOST_DRAFT 1024
 
-/* A token that may join a draft: its chance below its parent (a candidate, or -1 for the root), and its path's chance. */
+/* How trees grow: `width` rows of a level and children of a row, MOST_CHILDREN at most. Of the tokens that may join the
+ * draft of a segment those with the likeliest paths are written, a parent before its children. */
 typedef struct {
-    int64_t token, parent;
-    double chance, path;
-} Candidate;
-
-/* How trees grow: `width` rows of a level and children of a row, MOST_CHILDREN at most. */
-typedef struct {
-    int64_t levels, width, room; /* room: for so many candidates of each segment */
+    int64_t levels, width, most; /* most: nodes that there is room for in each draft */
     double least;                /* no path below this chance is offered */
     const int64_t *tokens;       /* [vocab]: the target's token of each output */
-    const int64_t *budgets;      /* [segments]: nodes of each draft, MOST_DRAFT at most */
-    Candidate *candidates;       /* [segments][room], as they are offered */
-    int64_t *counts;             /* [segments] */
+    const int64_t *budgets;      /* [segments]: nodes of each draft, `most` at most, and that MOST_DRAFT at most */
+    const Linear *first;         /* makes the inputs of the first rows, or null: the batch has them */
+    const float *features;       /* [rows][in] that this product reads */
+    int64_t *drafted;            /* [segments][most]: tokens */
+    int64_t *parents;            /* [segments][most]: places in the draft, -1 for the root */
+    double *chances;             /* [segments][most]: of a token below its parent */
+    int64_t *counts;             /* [segments]: nodes */
+    char *memory;                /* `growth_bytes` of them, 64-byte aligned; it lives until no thread reads it, see rest */
 } Growth;
 
 typedef struct {
@@ -104,7 +104,8 @@ typedef struct {
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                            int64_t threads);
     void (*forward)(const Model *, const Batch *);
-    void (*grow)(const Model *, const Batch *, const Growth *);
+    int64_t (*growth_bytes)(const Model *, const Batch *, const Growth *);
+    void (*grow)(const Model *, const Batch *, const Growth *); /* its batch needs no space of its own */
     int64_t (*noisy_best)(const float *logits, int64_t size, uint64_t state, int64_t count, int64_t *ids); /* noise.h */
     void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;

@@ -339,10 +339,9 @@ static int run_feed_forward(const Pass *pass)
            run_product(pass, down, pass->rows, enter_next);
 }
 
-static void run(const void *context, Member *me)
+/* All of a forward, as one thread walks through it. 0: the job has ended meanwhile. */
+static int run_forward(Pass pass)
 {
-    Pass pass = *(const Pass *)context; /* where and what comes next is each thread's own */
-    pass.me = me;
     pass.here = -1;
     pass.next = next_sublayer(&pass, 0);
     int goes_on = run_rows(&pass, begin) && run_rows(&pass, enter_next);
@@ -350,15 +349,20 @@ static void run(const void *context, Member *me)
         if (join_next(&pass)) pass.rows = pass.batch->rows, pass.tiles = pass.all_tiles;
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
-        if (leaves_keys_alone(&pass)) {
-            run_product(&pass, attention_inputs(&pass, pass.here / 2), pass.batch->rows, prepare_attention);
-            return;
-        }
+        if (leaves_keys_alone(&pass))
+            return run_product(&pass, attention_inputs(&pass, pass.here / 2), pass.batch->rows, prepare_attention);
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
-    if (!goes_on || !pass.batch->wanted) return;
+    if (!goes_on || !pass.batch->wanted) return goes_on;
     Product head = {{&pass.model->head}, pass.space->normed, KEEP, pass.batch->logits, pass.model->vocab};
-    run_product(&pass, head, pass.batch->wanted, 0);
+    return run_product(&pass, head, pass.batch->wanted, 0);
+}
+
+static void run(const void *context, Member *me)
+{
+    Pass pass = *(const Pass *)context; /* where and what comes next is each thread's own */
+    pass.me = me;
+    run_forward(pass);
 }
 
 /* Keys of the sequence that has most, with its new rows and what they see of a prefix. */
@@ -374,15 +378,22 @@ static int64_t longest_of(const Batch *batch)
     return longest;
 }
 
-static void forward(const Model *model, const Batch *batch)
+/* Cuts the tiles of the batch into the space. */
+static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
 {
     Batch early = *batch;
+    early.segments -= batch->late_segments;
+    Pass pass = {.model = model, .batch = batch, .space = space, .rows = batch->rows - batch->late};
+    pass.tiles = cut_tiles(model, &early, space);
+    pass.all_tiles = cut_tiles(model, batch, space);
+    return pass;
+}
+
+static void forward(const Model *model, const Batch *batch)
+{
     Space space =
         lay_out(model, batch->rows, batch->wanted, longest_of(batch), batch->segments, batch->threads, batch->space);
-    early.segments -= batch->late_segments;
-    Pass pass = {.model = model, .batch = batch, .space = &space, .rows = batch->rows - batch->late};
-    pass.tiles = cut_tiles(model, &early, &space);
-    pass.all_tiles = cut_tiles(model, batch, &space);
+    Pass pass = pass_of(model, batch, &space);
     parlay_pool_run(batch->threads, run, &pass);
 }
 

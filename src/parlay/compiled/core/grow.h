@@ -1,33 +1,54 @@
-/* Trees that a draft head grows level by level (Li et al. 2024, EAGLE-2), with no way back to Python between levels.
+/* Trees that a draft head grows level by level (Li et al. 2024, EAGLE-2), in one job: a product that makes the inputs of
+ * the text's rows, these rows, then each level of the trees. Between two levels one thread lays out the next.
  *
  * Each level runs the likeliest candidates of the level before, on the hidden states that left the layer above them,
- * and each of them offers candidates.
+ * and each of them offers candidates. All levels share a layout of memory, and what a late thread may still read of a
+ * level is written once.
  */
 #ifndef PARLAY_GROW_H
 #define PARLAY_GROW_H
 
-#include <stdlib.h>
-
 #include "forward.h"
+
+#define LOOKED_AT (8 * LANES) /* numbers that are compared with the best ones together */
+
+/* A token that may join a draft: its chance below its parent (a candidate, or -1 for the root), and its path's chance. */
+typedef struct {
+    int64_t token, parent;
+    double chance, path;
+} Candidate;
 
 /* The tree of one segment at work. */
 typedef struct {
     Candidate *all;
     int32_t *ran, *parents; /* candidates that ran, in order, and the place of each one's parent among them, or -1 */
+    int32_t *places;        /* of candidates in the draft */
     int64_t offered, count; /* candidates so far; those that ran */
     int64_t latest;         /* the first candidate that the latest forward offered */
     int64_t row, logits;    /* the tree's first row in the latest forward, and among its logits */
     int64_t newest;         /* candidates that ran in the latest forward; 0: the root did */
 } Grown;
 
-/* What the levels below the root are laid out in. */
+/* One level: what runs, and which trees it belongs to. */
 typedef struct {
-    Grown *trees, **growing; /* of all segments; of those of the latest forward */
+    Batch batch;
+    Space space;
+    Pass pass;
+    Grown **growing; /* per segment */
     Segment *segment;
+} Level;
+
+/* All levels at work. */
+typedef struct {
+    const Model *model;
+    const Growth *growth;
+    Level *level;
+    Grown *trees; /* of all segments */
     int64_t *ids;
     int32_t *wanted;
     float *inputs, *states, *logits; /* [rows][hidden], [rows][hidden], [rows][vocab] */
     float **taps;
+    Inputs features; /* of the product that comes first */
 } Levels;
 
 static float exponentials(const float *logits, int64_t count, float most)
@@ -44,11 +65,19 @@ static float exponentials(const float *logits, int64_t count, float most)
 static int64_t best_places(const float *numbers, int64_t count, int64_t most, int32_t *found)
 {
     int64_t kept = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (kept == most && numbers[i] <= numbers[found[kept - 1]]) continue;
-        int64_t at = kept < most ? kept++ : kept - 1;
-        for (; at > 0 && numbers[found[at - 1]] < numbers[i]; at--) found[at] = found[at - 1];
-        found[at] = (int32_t)i;
+    for (int64_t from = 0; from < count; from += LOOKED_AT) {
+        int64_t end = from + LOOKED_AT < count ? from + LOOKED_AT : count;
+        if (kept == most && end - from == LOOKED_AT) {
+            vf top = load(numbers + from);
+            for (int64_t i = from + LANES; i < end; i += LANES) top = choose(load(numbers + i) > top, load(numbers + i), top);
+            if (largest(top) <= numbers[found[kept - 1]]) continue;
+        }
+        for (int64_t i = from; i < end; i++) {
+            if (kept == most && numbers[i] <= numbers[found[kept - 1]]) continue;
+            int64_t at = kept < most ? kept++ : kept - 1;
+            for (; at > 0 && numbers[found[at - 1]] < numbers[i]; at--) found[at] = found[at - 1];
+            found[at] = (int32_t)i;
+        }
     }
     return kept;
 }
@@ -107,16 +136,14 @@ static int64_t place_among(const int32_t *ran, int64_t count, int64_t candidate)
 }
 
 /* The chosen candidates become the next rows of the tree, whose latest segment was `before`. */
-static void join(const Model *model, Grown *tree, Segment before, const int32_t *chosen, int64_t newest, Levels *levels,
-                 Batch *next)
+static void join(const Levels *levels, Grown *tree, Segment before, const int32_t *chosen, int64_t newest, Level *next)
 {
-    int64_t row = next->rows, begun = tree->count - tree->newest;
+    int64_t row = next->batch.rows, begun = tree->count - tree->newest, hidden = levels->model->hidden;
     for (int64_t i = 0; i < newest; i++) {
         const Candidate *own = &tree->all[chosen[i]];
         int64_t parent = place_among(tree->ran, tree->count, own->parent);
         int64_t above = tree->row + (parent < 0 ? 0 : parent - begun);
-        memcpy(levels->inputs + (row + i) * model->hidden, levels->states + above * model->hidden,
-               (size_t)model->hidden * 4);
+        memcpy(levels->inputs + (row + i) * hidden, levels->states + above * hidden, (size_t)hidden * 4);
         levels->ids[row + i] = own->token;
         levels->wanted[row + i] = (int32_t)(row + i);
         tree->parents[tree->count + i] = (int32_t)parent;
@@ -129,82 +156,191 @@ static void join(const Model *model, Grown *tree, Segment before, const int32_t 
     tree->count += newest;
     tree->newest = newest;
     tree->row = tree->logits = row;
-    levels->segment[next->segments] = before;
-    levels->growing[next->segments++] = tree;
-    next->rows = next->wanted = row + newest;
+    next->segment[next->batch.segments] = before;
+    next->growing[next->batch.segments++] = tree;
+    next->batch.rows = next->batch.wanted = row + newest;
 }
 
-static void offer_all(const Model *model, const Batch *latest, const Growth *growth, Levels *levels)
+static void offer_all(const Levels *levels, const Level *latest)
 {
-    for (int64_t s = 0; s < latest->segments; s++) {
-        Grown *tree = levels->growing[s];
+    int64_t vocab = levels->model->vocab;
+    for (int64_t s = 0; s < latest->batch.segments; s++) {
+        Grown *tree = latest->growing[s];
         tree->latest = tree->offered;
         for (int64_t i = 0; i < (tree->newest ? tree->newest : 1); i++)
-            offer(growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1,
-                  levels->logits + (tree->logits + i) * model->vocab, model->vocab);
+            offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1,
+                  levels->logits + (tree->logits + i) * vocab, vocab);
     }
 }
 
 /* The next level of all trees that grow on. */
-static Batch lay_out_next(const Model *model, const Batch *latest, const Growth *growth, Levels *levels)
+static void lay_out_next(const Levels *levels, const Level *latest, Level *next)
 {
-    Batch next = *latest;
     double best[MOST_DRAFT];
     int32_t chosen[MOST_CHILDREN];
-    next.rows = next.wanted = next.segments = 0;
-    next.ids = levels->ids, next.inputs = levels->inputs, next.wanted_rows = levels->wanted;
-    next.segment = levels->segment;
-    for (int64_t s = 0; s < latest->segments; s++) {
-        Grown *tree = levels->growing[s];
-        double worst = worst_drafted(tree, growth->budgets[tree - levels->trees], best);
-        int64_t newest = choose_newest(growth, tree, worst, chosen);
-        if (newest) join(model, tree, latest->segment[s], chosen, newest, levels, &next);
+    next->batch = latest->batch;
+    next->batch.rows = next->batch.wanted = next->batch.segments = 0;
+    next->batch.ids = levels->ids, next->batch.inputs = levels->inputs, next->batch.wanted_rows = levels->wanted;
+    next->batch.segment = next->segment;
+    for (int64_t s = 0; s < latest->batch.segments; s++) {
+        Grown *tree = latest->growing[s];
+        double worst = worst_drafted(tree, levels->growth->budgets[tree - levels->trees], best);
+        int64_t newest = choose_newest(levels->growth, tree, worst, chosen);
+        if (newest) join(levels, tree, latest->batch.segment[s], chosen, newest, next);
     }
-    return next;
+    next->pass = pass_of(levels->model, &next->batch, &next->space);
 }
 
-static Levels make_levels(const Model *model, const Batch *first, const Growth *growth, char **memory)
+/* The draft of one segment: its likeliest candidates in the order in which they were offered. A node's parent is likelier
+ * or came earlier, so it is there. */
+static void write_draft(const Growth *growth, Grown *tree, int64_t segment)
 {
-    int64_t segments = first->segments, most = segments * growth->width, nodes = growth->width * growth->levels;
-    int64_t rows = first->rows > most ? first->rows : most;
-    int64_t sizes[] = {segments * (int64_t)sizeof(Grown), segments * 8, segments * (int64_t)sizeof(Segment), most * 8,
-                       most * 4, most * model->hidden * 4, rows * model->hidden * 4,
-                       (most > first->wanted ? most : first->wanted) * model->vocab * 4, (model->layers + 1) * 8,
-                       segments * nodes * 8};
-    int64_t all = 0, parts = sizeof sizes / sizeof *sizes;
-    char *at[sizeof sizes / sizeof *sizes];
-    for (int64_t i = 0; i < parts; i++) all += line(sizes[i]);
-    *memory = at[0] = aligned_alloc(64, (size_t)all);
-    for (int64_t i = 1; i < parts; i++) at[i] = at[i - 1] + line(sizes[i - 1]);
-    Levels levels = {(Grown *)at[0], (Grown **)at[1], (Segment *)at[2], (int64_t *)at[3], (int32_t *)at[4],
-                     (float *)at[5], (float *)at[6], (float *)at[7], (float **)at[8]};
-    memset(levels.taps, 0, (size_t)(model->layers + 1) * 8);
-    levels.taps[model->layers] = levels.states;
-    for (int64_t s = 0; s < segments; s++) {
-        int32_t *own = (int32_t *)at[9] + 2 * s * nodes;
-        levels.trees[s] = (Grown){.all = growth->candidates + s * growth->room, .ran = own, .parents = own + nodes,
-                                  .row = first->wanted_rows[s], .logits = s};
-        levels.growing[s] = &levels.trees[s];
+    double best[MOST_DRAFT];
+    int64_t budget = growth->budgets[segment], at = segment * growth->most, count = 0, equals = budget;
+    double worst = worst_drafted(tree, budget, best);
+    for (int64_t i = 0; i < tree->offered; i++) equals -= tree->all[i].path > worst;
+    for (int64_t i = 0; i < tree->offered; i++) {
+        const Candidate *own = &tree->all[i];
+        if (own->path < worst || (own->path == worst && equals-- <= 0)) continue;
+        growth->drafted[at + count] = own->token;
+        growth->parents[at + count] = own->parent < 0 ? -1 : tree->places[own->parent];
+        growth->chances[at + count] = own->chance;
+        tree->places[i] = (int32_t)count++;
     }
+    growth->counts[segment] = count;
+}
+
+/* ------------------------------------------------------------------------------------------------------- the one job */
+
+typedef struct {
+    const Levels *levels;
+    int64_t level;
+} LevelTask;
+
+/* When a level's logits are there, by one thread. */
+static void end_level(const void *own, int64_t piece, Member *me)
+{
+    const LevelTask *task = own;
+    const Levels *levels = task->levels;
+    (void)piece, (void)me;
+    offer_all(levels, &levels->level[task->level]);
+    if (task->level + 1 < levels->growth->levels)
+        lay_out_next(levels, &levels->level[task->level], &levels->level[task->level + 1]);
+}
+
+static int run_first(const Levels *levels, Member *me)
+{
+    Pass pass = levels->level[0].pass;
+    pass.me = me;
+    Product first = {{levels->growth->first}, levels->features, KEEP, levels->inputs, levels->model->hidden};
+    return run_product(&pass, first, pass.batch->rows, 0);
+}
+
+static void run_levels(const void *context, Member *me)
+{
+    const Levels *levels = context;
+    int goes_on = !levels->growth->first || run_first(levels, me);
+    for (int64_t level = 0; goes_on && level < levels->growth->levels && levels->level[level].batch.segments; level++) {
+        Pass pass = levels->level[level].pass;
+        LevelTask task = {levels, level};
+        Phase end = {.pieces = 1, .commit = end_level, .task = &task};
+        pass.me = me;
+        goes_on = run_forward(pass) && parlay_pool_phase(me, &end);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- its memory */
+
+static char *take(char **at, int64_t bytes)
+{
+    char *taken = *at;
+    *at += line(bytes);
+    return taken;
+}
+
+static void lay_out_tree(Grown *tree, const Growth *growth, char **at)
+{
+    int64_t nodes = growth->width * growth->levels;
+    int64_t room = growth->width + (growth->levels - 1) * growth->width * growth->width;
+    Candidate *all = (Candidate *)take(at, room * (int64_t)sizeof(Candidate));
+    int32_t *ran = (int32_t *)take(at, nodes * 4), *parents = (int32_t *)take(at, nodes * 4);
+    int32_t *places = (int32_t *)take(at, room * 4);
+    if (tree) *tree = (Grown){.all = all, .ran = ran, .parents = parents, .places = places};
+}
+
+static void lay_out_level(Level *level, const Space *space, int64_t tiles, int64_t segments, char **at)
+{
+    Tile *own = (Tile *)take(at, tiles * (int64_t)sizeof(Tile));
+    Grown **growing = (Grown **)take(at, segments * 8);
+    Segment *segment = (Segment *)take(at, segments * (int64_t)sizeof(Segment));
+    if (!level) return;
+    *level = (Level){.space = *space, .growing = growing, .segment = segment};
+    level->space.tiles = own;
+}
+
+/* From `start` on, or for its size alone where that is null. */
+static Levels lay_out_levels(const Model *model, const Batch *first, const Growth *growth, char *start, char **at)
+{
+    int64_t segments = first->segments, most = segments * growth->width, hidden = model->hidden;
+    int64_t rows = first->rows > most ? first->rows : most, wanted = first->wanted > most ? first->wanted : most;
+    int64_t longest = longest_of(first) + growth->width * growth->levels;
+    Space space = lay_out(model, rows, wanted, longest, segments, first->threads, start);
+    *at = start + line(space.bytes);
+    Levels levels = {.model = model, .growth = growth};
+    levels.level = (Level *)take(at, growth->levels * (int64_t)sizeof(Level));
+    levels.trees = (Grown *)take(at, segments * (int64_t)sizeof(Grown));
+    levels.ids = (int64_t *)take(at, most * 8), levels.wanted = (int32_t *)take(at, most * 4);
+    levels.inputs = (float *)take(at, rows * hidden * 4), levels.states = (float *)take(at, rows * hidden * 4);
+    levels.logits = (float *)take(at, wanted * model->vocab * 4);
+    levels.taps = (float **)take(at, (model->layers + 1) * 8);
+    if (growth->first) levels.features = lay_out_inputs(first->rows, growth->first->in, at);
+    for (int64_t i = 0; i < growth->levels; i++)
+        lay_out_level(start ? &levels.level[i] : 0, &space, (rows + segments) * model->kv_heads, segments, at);
+    for (int64_t s = 0; s < segments; s++) lay_out_tree(start ? &levels.trees[s] : 0, growth, at);
     return levels;
+}
+
+static int64_t growth_bytes(const Model *model, const Batch *first, const Growth *growth)
+{
+    char *end;
+    lay_out_levels(model, first, growth, 0, &end);
+    return end - (char *)0;
+}
+
+/* The features of all rows, in the form that the first product wants. */
+static void put_features(const Growth *growth, const Inputs *inputs, int64_t rows)
+{
+    int64_t in = growth->first->in, whole = in / LANES * LANES;
+    int wanted = format_of(growth->first)->input;
+    for (int64_t row = 0; row < rows; row++) {
+        const float *features = growth->features + row * in;
+        for (int64_t i = 0; i < whole; i += LANES) put_input(inputs, wanted, row, i, load(features + i));
+        for (int64_t i = whole; i < in; i++) put_one_input(inputs, wanted, row, i, features[i]);
+        put_codes(inputs, wanted, row, 0, in);
+    }
 }
 
 /* `first` runs the text's rows, and wants the logits of each segment's last. */
 static void grow(const Model *model, const Batch *first, const Growth *growth)
 {
-    char *memory;
-    Levels levels = make_levels(model, first, growth, &memory);
-    Batch batch = *first;
-    batch.taps = levels.taps;
-    batch.logits = levels.logits;
-    for (int64_t level = 1; batch.segments; level++) {
-        forward(model, &batch);
-        offer_all(model, &batch, growth, &levels);
-        if (level == growth->levels) break;
-        batch = lay_out_next(model, &batch, growth, &levels);
+    char *end;
+    Levels levels = lay_out_levels(model, first, growth, growth->memory, &end);
+    Level *root = &levels.level[0];
+    memset(levels.taps, 0, (size_t)(model->layers + 1) * 8);
+    levels.taps[model->layers] = levels.states;
+    for (int64_t s = 0; s < first->segments; s++) {
+        levels.trees[s].row = first->wanted_rows[s], levels.trees[s].logits = s;
+        root->growing[s] = &levels.trees[s];
     }
-    for (int64_t s = 0; s < first->segments; s++) growth->counts[s] = levels.trees[s].offered;
-    free(memory);
+    root->batch = *first;
+    root->batch.taps = levels.taps, root->batch.logits = levels.logits;
+    if (growth->first) {
+        put_features(growth, &levels.features, first->rows);
+        root->batch.inputs = levels.inputs;
+    }
+    root->pass = pass_of(model, &root->batch, &root->space);
+    parlay_pool_run(first->threads, run_levels, &levels);
+    for (int64_t s = 0; s < first->segments; s++) write_draft(growth, &levels.trees[s], s);
 }
 
 #endif

@@ -43,5 +43,5 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
 }
 
 const Core CORE = {
-    QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, grow, noisy_best, parlay_pool_rest,
+    QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, growth_bytes, grow, noisy_best, parlay_pool_rest,
 };

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.level_trees import LevelTree
-from parlay.models.forward import Grown
 from parlay.types import NO_DRAFT, Draft, Tree
 
 
@@ -56,13 +55,6 @@ class DynamicTree(LevelTree):
             tuple([self._tokens[node] for node in nodes]), tuple([place[self._parents[node]] for node in nodes])
         )
         return Draft(tree, sources=(source,) * len(nodes), scores=tuple([self._scores[node] for node in nodes]))
-
-    def fill(self, candidates: Sequence[Grown]) -> None:
-        """With what a head has offered on its own."""
-        self._tokens = [each.token for each in candidates]
-        self._parents = [each.parent for each in candidates]
-        self._scores = [each.chance for each in candidates]
-        self._path_probs = [each.path for each in candidates]
 
     def _next(self) -> list[int]:
         worst = self._worst_drafted()

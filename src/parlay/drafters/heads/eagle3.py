@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from parlay.drafters.heads.dynamic_tree import DynamicTree
@@ -18,6 +19,7 @@ from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
 from parlay.models.compiled.product import Product
 from parlay.models.forward import Growth
+from parlay.types import NO_TREE, Draft, Segment, Tree
 
 
 class Eagle3(LayerHeadDrafter):
@@ -36,7 +38,8 @@ class Eagle3(LayerHeadDrafter):
         super().__init__(SOURCE, runner, held, guessing, limits)
         self._options, self._dtype = options, head.dtype
         self._fuse = Product(held.tensors["fc.weight"])
-        self._norm, self._normed = input_norm(held, "midlayer.hidden_norm.weight"), normed(held)
+        self._norm = input_norm(held, "midlayer.hidden_norm.weight")
+        self._at_once = runner.grows and not normed(held)
 
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._norm(self._fuse(features_KF)).to(self._dtype)
@@ -49,14 +52,15 @@ class Eagle3(LayerHeadDrafter):
 
     def _grow(self, jobs: list[Job]) -> None:
         """All trees in one call, where nobody samples, no norm comes between, and the compiled decoder runs."""
-        alone = self._normed or any(not job.text.view.request.params.greedy for job in jobs)
-        options, budgets = self._options, [job.budget for job in jobs]
-        growth = Growth(options.depth, options.width, options.min_p, self._ids_D, budgets)
-        grown = None if alone else self._head.grow([job.segment() for job in jobs], growth)
-        if grown is None:
+        if not self._at_once or any(not job.text.view.request.params.greedy for job in jobs):
             super()._grow(jobs)
             return
-        for job, candidates in zip(jobs, grown, strict=True):
-            assert isinstance(job.tree, DynamicTree), "`_tree` makes them"
-            job.tree.fill(candidates)
-            self._rows.keep(job.text)
+        options = self._options
+        features = [job.text.features_KF for job in jobs]
+        features_NF = (torch.cat(features) if len(features) > 1 else features[0]).float().contiguous()
+        growth = Growth(options.depth, options.width, options.min_p, self._ids_D, self._fuse.linear, features_NF)
+        texts = [Segment(job.text.name, job.text.pending, NO_TREE, len(job.text.pending) - 1) for job in jobs]
+        for job, grown in zip(jobs, self._head.grow(texts, growth, [job.budget for job in jobs]), strict=True):
+            if grown.tokens:
+                sources = (SOURCE,) * len(grown.tokens)
+                job.draft = Draft(Tree(grown.tokens, grown.parents), sources=sources, scores=grown.chances)

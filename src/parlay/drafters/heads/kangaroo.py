@@ -34,7 +34,7 @@ class _Job:
         """The newest row, which reads ``state_H``; before the first, those that wait."""
         view, path = self.text.view, self.chain.tokens
         rows, first = trees.chain_tree([view.tokens[-1], *path]), len(self.text.pending) + len(path)
-        inputs_KH = state_H[None] if path else torch.cat((self.text.inputs_KH, state_H[None]))
+        inputs_KH = state_H[None] if path else torch.cat((self.text.inputs(), state_H[None]))
         base = first if path else 0
         return Segment(self.text.name, self.text.pending, rows, first, base, Features(inputs_KH))
 

@@ -33,15 +33,19 @@ class TreeLimits:
 
 @dataclass(slots=True)
 class Job:
-    """One sequence to draft for: the rows that it has to run first, then its tree."""
+    """One sequence to draft for: the rows that it has to run first, then its tree, and in the end the draft."""
 
     text: Waiting
     budget: int
     tree: LevelTree
-    inputs_KH: Tensor
-    """What the rows of its text read, or those of the latest level."""
+    inputs_KH: Tensor | None = None
+    """What the rows of the latest level read, at first those of its text. None: no level has run."""
+    draft: Draft = NO_DRAFT
 
     def segment(self) -> Segment:
+        """The rows that run next."""
+        if self.inputs_KH is None:
+            self.inputs_KH = self.text.inputs()
         rows, count = (self.tree.rows(), len(self.tree.newest)) if self.tree.ran else (NO_TREE, 1)
         end = len(self.text.pending) + len(rows)
         base = end - count if rows.tokens else 0
@@ -79,10 +83,9 @@ class LayerHeadDrafter(Watched, ABC):
         jobs = self._jobs(views, budgets)
         if jobs:
             self._grow(list(jobs.values()))
-        return [
-            jobs[place].tree.draft(jobs[place].budget, self._source) if place in jobs else NO_DRAFT
-            for place in range(len(views))
-        ]
+            for job in jobs.values():
+                self._rows.keep(job.text)
+        return [jobs[place].draft if place in jobs else NO_DRAFT for place in range(len(views))]
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, Job]:
         """What can be drafted now, by place."""
@@ -93,12 +96,12 @@ class LayerHeadDrafter(Watched, ABC):
             for budget, limit in zip(budgets, limits, strict=True)
         ]
         return {
-            place: Job(text, limits[place], self._tree(limits[place]), text.inputs_KH)
+            place: Job(text, limits[place], self._tree(limits[place]))
             for place, text in self._rows.waiting(views, room).items()
         }
 
     def _grow(self, jobs: list[Job]) -> None:
-        """All trees, level by level."""
+        """All trees, level by level, and the drafts."""
         active = jobs
         for level in range(self._limits.levels):
             out = self._runner.forward([job.segment() for job in active], (_LAST,))
@@ -117,7 +120,7 @@ class LayerHeadDrafter(Watched, ABC):
             if not active:
                 break
         for job in jobs:
-            self._rows.keep(job.text)
+            job.draft = job.tree.draft(job.budget, self._source)
 
     def _guesses(self, jobs: Sequence[Job], logits_RD: Tensor) -> list[list[Guess]]:
         """The best children of each row that has just run."""

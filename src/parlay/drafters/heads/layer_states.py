@@ -63,7 +63,7 @@ class LayerLogits(_LayerRows):
         return list(torch.split(out.logits_RV, 1 + len(self._extra)))
 
     def _segment(self, text: Waiting) -> Segment:
-        inputs_KH = text.inputs_KH if self._mask_MH is None else torch.cat((text.inputs_KH, self._mask_MH))
+        inputs_KH = text.inputs() if self._mask_MH is None else torch.cat((text.inputs(), self._mask_MH))
         last = len(text.pending) - 1
         return Segment(text.name, text.pending, self._extra, last, features=Features(inputs_KH))
 
@@ -73,7 +73,7 @@ class LayerOutputs(_LayerRows):
 
     def _run(self, texts: Sequence[Waiting]) -> list[Tensor]:
         segments = [
-            Segment(text.name, text.pending, logits_from=len(text.pending), features=Features(text.inputs_KH))
+            Segment(text.name, text.pending, logits_from=len(text.pending), features=Features(text.inputs()))
             for text in texts
         ]
         behind = self._runner.spec.num_layers

@@ -70,7 +70,8 @@ class HeadSequences:
         held = self.aligned(view)
         known, end = held.known, start + len(taps[self._taps[0]])
         if start <= known < end:
-            held.waiting.append(torch.cat([taps[layer][known - start :] for layer in self._taps], -1))
+            features_KF = torch.cat([taps[layer] for layer in self._taps], -1)
+            held.waiting.append(features_KF[known - start :] if known > start else features_KF)
             held.text.tokens += view.tokens[len(held.text.tokens) : end]
             self._join(held, view)
         elif start > known:

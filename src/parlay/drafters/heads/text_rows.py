@@ -19,12 +19,17 @@ Inputs = Callable[[Tensor, Sequence[int]], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One sequence: the tokens of the rows that run first, the root's last, and what these rows read."""
+    """One sequence: the tokens of the rows that run first, the root's last, and the target's features of these rows."""
 
     view: SequenceView
     name: int
     pending: tuple[int, ...]
-    inputs_KH: Tensor
+    features_KF: Tensor
+    make_inputs: Inputs
+
+    def inputs(self) -> Tensor:
+        """What the rows read, ``[K, H]``."""
+        return self.make_inputs(self.features_KF, self.pending)
 
 
 class TextRows:
@@ -80,7 +85,7 @@ class TextRows:
         while (waiting := len(view.tokens) - 1 - held.ran) > _FEW:
             self._feed(view, held, min(waiting - 1, _CHUNK))
         pending = tuple(view.tokens[held.ran + 1 :])
-        return Waiting(view, held.name, pending, self._inputs(held.features(), pending))
+        return Waiting(view, held.name, pending, held.features(), self._inputs)
 
     def _feed(self, view: SequenceView, held: HeadSequence, rows: int) -> None:
         """So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed."""

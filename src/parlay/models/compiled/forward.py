@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from parlay import threads
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.layout import Layout, Prefixes, lay_out
+from parlay.models.compiled.growing import Drafts, Room
+from parlay.models.compiled.layout import Layout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Work, with_features
@@ -20,7 +21,7 @@ from parlay.models.rope import inverse_frequencies
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
-_LINE, _WIDEST = 64, 16
+_WIDEST = 16
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 
 
@@ -60,8 +61,8 @@ class CompiledForward:
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
         self._prefixes = Prefixes(dtype)
-        self._space = torch.empty(0, dtype=torch.uint8)
-        self._start = 0  # within it, at the beginning of a cache line
+        self._space, self._growing = Room(self._core), Room(self._core)
+        self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
         self._turns = torch.empty(0, 2, config.head_dim // 2)
         self._reach(256)
@@ -91,33 +92,22 @@ class CompiledForward:
         del pointed  # the call read it
         return Result(logits, taps)
 
-    def grow(self, work: Work, growth: Growth) -> list[list[Grown]]:
-        """A tree below the last row of each of the work's segments; see `NativeRunner.grow`."""
-        segments, most = len(work.places), len(work.places) * growth.width
-        room = growth.width + (growth.levels - 1) * growth.width**2
-        pointed: list[object] = []
-        batch = self._batch(work, lay_out(work, self._prefixes), torch.empty(0), pointed)
-        longest = max([place.start + place.end for place in work.places]) + growth.width * growth.levels
-        self._reach(longest)
-        batch.space = self._room(max(len(work.ids), most), most, longest, segments, batch.threads)
-        offered = (structs.Candidate * (segments * room))()
-        counts, budgets = (ctypes.c_int64 * segments)(), (ctypes.c_int64 * segments)(*growth.budgets)
-        asked = structs.Growth(
-            levels=growth.levels,
-            width=growth.width,
-            room=room,
-            least=growth.least,
-            tokens=growth.tokens_D.data_ptr(),
-            budgets=ctypes.addressof(budgets),
-            candidates=offered,
-            counts=ctypes.addressof(counts),
-        )
-        self._core.grow(ctypes.byref(self._model), ctypes.byref(batch), ctypes.byref(asked))
-        del pointed  # the call read it
-        return [
-            [Grown(each.token, each.parent, each.chance, each.path) for each in offered[at * room : at * room + count]]
-            for at, count in enumerate(counts)
-        ]
+    def grow(self, work: Work, growth: Growth, budgets: Sequence[int]) -> list[Grown]:
+        """A draft below the last row of each of the work's segments; see `NativeRunner.grow`."""
+        rows, segments, most = len(work.ids), len(work.places), max(budgets)
+        laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
+        wanted, asked = (ctypes.c_int32 * segments)(*work.wanted), (ctypes.c_int64 * segments)(*budgets)
+        self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
+        batch = structs.Batch(rows, segments, segments, threads.count())
+        batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
+        grown, (levels, width, least, tokens_D, first, features_NF) = Drafts.of(segments, most), growth
+        call = structs.Growth(levels, width, most, least, tokens_D.data_ptr(), ctypes.addressof(asked))
+        call.first, call.features = ctypes.addressof(first), features_NF.data_ptr()
+        grown.written_by(call)
+        pointers = ctypes.byref(self._model), ctypes.byref(batch), ctypes.byref(call)
+        call.memory = self._growing.at_least(self._core.growth_bytes(*pointers))
+        self._core.grow(*pointers)
+        return grown.read()
 
     def _batch(self, work: Work, laid: Layout, logits: Tensor, pointed: list[object]) -> structs.Batch:
         """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""
@@ -158,13 +148,13 @@ class CompiledForward:
     def _run_tapped(self, batch: structs.Batch, laid: Layout, taps: Taps, rows: int) -> None:
         """Run the batch, and give the states that enter the tapped layers to ``taps``."""
         with taps.timed():
-            written = {layer: torch.empty(rows, self._config.hidden_size) for layer in taps.layers}
-            pointers = self._pointers(written)
+            written_LNH = torch.empty(len(taps.layers), rows, self._config.hidden_size)
+            pointers = self._pointers(taps.layers, written_LNH)
             batch.taps = ctypes.addressof(pointers)
         self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         with taps.timed():
-            rows_as_given = slice(None) if laid.order is None else laid.order
-            taps.states = {layer: states_NH[rows_as_given].to(self._dtype) for layer, states_NH in written.items()}
+            as_given_LNH = written_LNH if laid.order is None else written_LNH[:, laid.order]
+            taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))
 
     def _inputs(self, work: Work, laid: Layout) -> Tensor | None:
         """What the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
@@ -173,11 +163,12 @@ class CompiledForward:
         inputs_NH = with_features(self._weights.embed(work.ids), work.features)
         return inputs_NH.contiguous() if laid.order is None else inputs_NH[laid.arranged(range(len(work.ids)))]
 
-    def _pointers(self, taps: Mapping[int, Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-        """Where the hidden states ``[N, H]`` that enter each tapped layer are to be written."""
+    def _pointers(self, layers: Collection[int], states_LNH: Tensor) -> ctypes.Array[ctypes.c_void_p]:
+        """Where the hidden states that enter each of these tapped layers are to be written."""
         pointers = (ctypes.c_void_p * (self._config.num_layers + 1))()
-        for layer, states in taps.items():
-            pointers[layer] = states.data_ptr()
+        first, each = states_LNH.data_ptr(), states_LNH.stride(0) * states_LNH.element_size()
+        for place, layer in enumerate(layers):
+            pointers[layer] = first + place * each
         return pointers
 
     def _skipped(self, skip: Skip) -> ctypes.Array[ctypes.c_uint8]:
@@ -195,11 +186,7 @@ class CompiledForward:
 
     def _make_room(self, rows: int, wanted: int, longest: int, segments: int, threads: int) -> None:
         needed = self._core.space_bytes(ctypes.byref(self._model), rows, wanted, longest * _LONGER, segments, threads)
-        if len(self._space) < needed + _LINE:
-            self._core.rest()  # a late thread may still read the old one
-            self._space = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
-            start = self._space.data_ptr()
-            self._start = start + -start % _LINE
+        self._start = self._space.at_least(needed)
         if len(self._roomy) >= _SHAPES:
             self._roomy.clear()
         self._roomy.add((rows, wanted, longest, segments, threads))

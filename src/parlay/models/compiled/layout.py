@@ -99,6 +99,15 @@ def lay_out(work: Work, prefixes: Prefixes) -> Layout:
     return Layout(laid, order, len(joins), _layer(joins), _joining(joins, order or ()), pointed)
 
 
+def lay_out_texts(places: Sequence[Rows]) -> ctypes.Array[structs.SegmentStruct]:
+    """Segments of pending tokens alone, which all run and read nothing besides."""
+    laid, begin = (structs.SegmentStruct * len(places))(), 0
+    for at, (table, start, pending, _, _) in zip(laid, places, strict=True):
+        at.pages, at.pitch, at.start, at.pending, at.begin = table.address, table.pitch, start, pending, begin
+        begin += pending
+    return laid
+
+
 def _spans(places: Sequence[Rows], late: dict[int, int]) -> list[_Span]:
     """Whole segments, but those with late rows without these, which come after all."""
     parts = [(at, place.base, place.end - late.get(at, 0)) for at, place in enumerate(places)]

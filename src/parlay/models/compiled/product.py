@@ -31,6 +31,11 @@ class Product:
         self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
         self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)
 
+    @property
+    def linear(self) -> structs.Linear:
+        """As the library reads it, for calls that multiply with it; only where that is there."""
+        return self._linear
+
     def __call__(self, x_NI: Tensor) -> Tensor:
         """``[N, O]`` float32."""
         x_NI = x_NI.float().contiguous()
