@@ -32,7 +32,8 @@ STEP_STATEMENTS = 15
 CORE = frozenset({"types", "trees"})
 TEXT = CORE | {"text", "encoding", "documents", "outputs", "prompts", "reasoning", "bad_words", "chat_template"}
 """Texts and token ids."""
-RUN = CORE | {"options", "processor", "threads", "strategies", "prompts", "requests", "outputs", "llm"}
+RUN = CORE | {"options", "processor", "threads", "strategies", "quality", "prompts", "outputs"}
+RUN |= {"jobs", "requests", "llm"}
 """What runs a model."""
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset(),
@@ -68,18 +69,22 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "vllm_arguments": frozenset({"options", "strategies"}),
     "corpus": frozenset({"types", "encoding"}),
     "structured": frozenset({"types", "reasoning"}),
-    "vocabulary": frozenset({"types", "encoding", "structured"}),
+    "vocabulary": frozenset({"types", "models", "encoding", "structured"}),
     "processor": frozenset(),
     "remembered": frozenset({"types", "models", "threads", "processor", "router"}),
     "kinds": frozenset({"types", "router"}),
-    "requests": TEXT | {"strategies", "structured", "vocabulary", "kinds"},
+    "quality": CORE | {"options", "models", "drafters", "strategies"},
+    "jobs": TEXT | {"strategies", "quality"},
+    "requests": TEXT | {"jobs", "quality", "strategies", "structured", "vocabulary", "kinds"},
     "llm": TEXT
     | {"options", "cache", "cost", "models", "heads", "drafters", "strategies", "engine"}
-    | {"vocabulary", "requests", "one_call", "progress", "beam_search", "vllm_arguments", "router", "remembered"},
+    | {"vocabulary", "quality", "jobs", "requests", "one_call", "progress", "beam_search", "vllm_arguments"}
+    | {"router", "remembered"},
     "__init__": frozenset({"types", "outputs", "prompts", "beam_search", "llm", "aio"}),
     "transformers": RUN | {"cost", "models", "drafters", "engine"},
     "testing": CORE | {"options", "sampling", "models", "heads", "drafters", "strategies", "router", "engine"},
     "aio": RUN | {"engine", "chat_template"},
+    "calibration": RUN | {"progress"},
     "chat": RUN | {"terminal"},
     "serve": RUN | TEXT | {"sampling", "models", "structured", "vocabulary", "aio", "chat"},
     "train": RUN | {"models", "heads", "drafters", "chat_template", "encoding", "corpus", "progress"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,21 +18,24 @@ from parlay.documents import Document, Documents, Predictions, prediction_ids, p
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
+from parlay.jobs import Job, Stream, audit
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve, resolve_tokenizer
+from parlay.models.resolving import resolve
 from parlay.models.sampling_defaults import usual_params
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.progress import Progress, advance, bar
 from parlay.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
+from parlay.quality.allowed import AUDIT_SHARE, Allowed
+from parlay.quality.gate import Gate, open_gate
 from parlay.remembered import RememberedBy, memory_of
-from parlay.requests import ChatOptions, Job, RequestFactory, RequestOptions, Stream
+from parlay.requests import ChatOptions, RequestFactory, RequestOptions
 from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
 from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import ParlayError, RunnerSpec, SamplingParams, Tokenizer
-from parlay.vocabulary import Vocabulary
+from parlay.types import ParlayError, SamplingParams, Tokenizer
+from parlay.vocabulary import Vocabulary, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,9 +62,10 @@ class LLM:
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
     the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
     ``router_memory``: the numbers that strategies learn which choose among drafters are kept on this machine when this
-    is closed: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``). Other
-    arguments of vLLM are taken if they ask for what is so anyway, with a warning if they have no effect here. Any
-    thread may call an LLM; a call waits while another thread's is under way.
+    is closed: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
+    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
+    floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM are taken if they ask
+    for what is so anyway, with a warning if they have no effect here. A call waits while another thread's is under way.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
     be honoured, TypeError for an unknown one.
@@ -87,18 +92,20 @@ class LLM:
         generation_config: Literal["auto", "vllm"] = "auto",
         speculative_config: Mapping[str, object] | None = None,
         router_memory: RememberedBy = "shared",
+        certificates: Sequence[str | Path] = (),
+        audit_share: float = AUDIT_SHARE,
         **of_vllm: object,
     ) -> None:
         vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
         self._closed, self._strategy, self._one_call = False, str(strategy), OneCall()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
-        limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
             self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
-        self.vocabulary = _vocabulary(model, tokenizer, self.runner.spec)
-        self.tokenizer = self.vocabulary.tokenizer
+        self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec)
+        self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
+        limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         self.engine = Engine(self.runner, calibrate(self.runner), limits)
         self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
         self._resources = self._find_resources(model, draft_model)
@@ -112,8 +119,8 @@ class LLM:
             strategy=strategy,
             prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
+            gate=open_gate(certificates, model, self._resources, share=audit_share),
         )
-        self._usual_params = usual_params(model, generation_config)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
@@ -148,6 +155,7 @@ class LLM:
         documents: Documents | None = None,
         prediction: Predictions | None = None,
         store: bool = True,
+        exactness: str | Allowed | None = None,
     ) -> list[RequestOutput]:
         """Decode all prompts together and return one output per prompt, in order.
 
@@ -159,11 +167,13 @@ class LLM:
         the output will mostly be, say a file before an edit, as text or token ids, one for all or one per prompt:
         where no strategy is named, the one that follows predictions is used, and others have it as their first
         document. ``store=False`` keeps strategies that learn from many requests from learning from these.
+        ``exactness`` is what outputs may lose, as `parlay.quality.allowed` reads it; None: what the strategy loses.
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
         """
-        jobs = self._jobs(prompts, sampling_params, strategy, documents=documents, prediction=prediction, store=store)
+        options = RequestOptions(store=store, exactness=exactness)
+        jobs = self._jobs(prompts, sampling_params, strategy, options, documents=documents, prediction=prediction)
         wanted = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
         with bar(len(jobs), "Prompts", "prompt", wanted) as shown:
             for event in self._run(jobs):
@@ -189,6 +199,7 @@ class LLM:
         documents: Documents | None = None,
         prediction: Predictions | None = None,
         store: bool = True,
+        exactness: str | Allowed | None = None,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
@@ -215,6 +226,7 @@ class LLM:
             documents=documents,
             prediction=prediction,
             store=store,
+            exactness=exactness,
         )
 
     def beam_search(
@@ -226,7 +238,7 @@ class LLM:
         """
         tokenizer = self.get_tokenizer()
         plain = SamplingParams(max_tokens=1)
-        starts = [job.samples[0].request.prompt for job in self._jobs(list(prompts), plain, "none")]
+        starts = [job.samples[0].request.prompt for job in self._jobs(list(prompts), plain, "none", RequestOptions())]
         with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
             return beam_search(
                 starts,
@@ -246,9 +258,12 @@ class LLM:
         documents: Sequence[Document] | None = None,
         prediction: Document | None = None,
         store: bool = True,
+        exactness: str | Allowed | None = None,
     ) -> Stream:
         """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
-        options = RequestOptions(strategy=strategy, documents=documents or (), prediction=prediction, store=store)
+        options = RequestOptions(
+            strategy=strategy, exactness=exactness, documents=documents or (), prediction=prediction, store=store
+        )
         job = self.job(prompt, sampling_params, options)
         return Stream(self._run([job]), job)
 
@@ -313,6 +328,10 @@ class LLM:
         self.vocabulary.rest()
         del self._strategies, self._resources, self._drafts, self.engine, self.runner
 
+    @property
+    def gate(self) -> Gate:
+        return self._factory.gate
+
     def __repr__(self) -> str:
         return "LLM(closed)" if self._closed else f"LLM({self.runner.spec.name!r}, strategy={self._strategy!r})"
 
@@ -335,10 +354,10 @@ class LLM:
         prompts: Prompts,
         params: PerPrompt,
         strategy: Strategies,
+        options: RequestOptions,
         *,
         documents: Documents | None = None,
         prediction: Predictions | None = None,
-        store: bool = True,
     ) -> list[Job]:
         self._check_open()
         asked = listed(prompts)
@@ -348,13 +367,16 @@ class LLM:
         each_prediction = predictions(prediction, len(asked), self.tokenizer, self.runner.spec.vocab_size)
         each = zip(asked, each_params, each_strategy, each_documents, each_prediction, strict=True)
         return [
-            self._factory.job(
-                prompt, own, RequestOptions(strategy=name or None, store=store), references=texts, prediction=ids
-            )
+            self._factory.job(prompt, own, replace(options, strategy=name or None), references=texts, prediction=ids)
             for prompt, own, name, texts, ids in each
         ]
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
+        """`_decode`, and then the audits that are due of what was decoded."""
+        yield from self._decode(jobs)
+        audit(jobs, self._decode)
+
+    def _decode(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
         """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
         owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
         live = dict.fromkeys(owners)
@@ -376,21 +398,3 @@ class LLM:
                     aborted = engine.abort(name)
                     if aborted is not None:
                         owners[name][1].take(aborted)
-
-
-def _vocabulary(
-    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec
-) -> Vocabulary:
-    """The one that is given, if it was made for such a model."""
-    if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids):
-        return given
-    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given)
-    return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids)
-
-
-def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:
-    if tokenizer is not None and not isinstance(tokenizer, str):
-        return tokenizer
-    if tokenizer is not None:
-        return load_tokenizer(resolve_tokenizer(tokenizer))
-    return load_tokenizer(resolve(model)) if isinstance(model, str) else None

@@ -5,32 +5,27 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from parlay.bad_words import BadWords
 from parlay.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
 from parlay.documents import Document, Ids
+from parlay.jobs import Audit, Job, Sample
 from parlay.kinds import PromptKinds
-from parlay.outputs import (
-    CompletionOutput,
-    Logprobs,
-    Piece,
-    PredictionUse,
-    PromptLogprobs,
-    RequestOutput,
-    Spell,
-    StreamEvent,
-)
 from parlay.prompts import Prompt, TokensPrompt, text_or_ids
+from parlay.quality.allowed import Allowed
+from parlay.quality.allowed import parse as allowed_by
+from parlay.quality.gate import Choice, Gate
 from parlay.reasoning import Thoughts, expected_thoughts, marks
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec, name_of
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
 from parlay.text import TextStream
-from parlay.types import Constraint, Event, NoiseKey, ParlayError, Request, SamplingParams, TokenLogprobs
+from parlay.types import Constraint, Exactness, NoiseKey, ParlayError, Request, SamplingParams
 from parlay.vocabulary import Vocabulary
 
 _SEED_BITS = 53
@@ -55,8 +50,10 @@ class ChatOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """Options of a request beside its prompt and its sampling. The text does not depend on any of them.
+    """Options of a request beside its prompt and its sampling. The text depends on none but the first two, and on those
+    only as far as ``exactness`` allows.
 
+    ``exactness`` says what the request allows, as `parlay.quality.allowed` reads it; None: whatever the strategy is.
     ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
     ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
     prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
@@ -64,125 +61,13 @@ class RequestOptions:
     """
 
     strategy: str | StrategySpec | None = None
+    exactness: str | Allowed | None = None
     documents: Sequence[Document] = ()
     prediction: Document | None = None
     store: bool = True
     salt: str = ""
     owner: str = ""
     priority: int = 0
-
-
-@dataclass(slots=True)
-class Sample:
-    """One engine request under way: its text so far and what was committed."""
-
-    request: Request
-    text: TextStream | None
-    strategy: str | StrategySpec
-    spell: Spell
-    predicted: int = 0
-    """Tokens of its prediction."""
-    prediction_source: str = ""
-    """The source of tokens that were drafted from the prediction."""
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each token, or none at all."""
-    last: Event | None = None
-
-    def take(self, event: Event) -> tuple[Piece, ...]:
-        self.tokens += event.committed.tokens
-        self.sources += event.committed.sources
-        self.logprobs += event.committed.logprobs
-        if event.finish_reason is not None:
-            self.last = event
-        if self.text is None:
-            return ()
-        released = self.text.release(final=event.finish_reason is not None)
-        known = len(self.tokens)  # a step that failed may have read tokens that it never reported
-        return tuple(Piece(text, self.sources[index]) for index, text in released if index < known)
-
-    def output(self) -> CompletionOutput:
-        event = self.last
-        assert event is not None
-        assert event.finish_reason is not None
-        assert event.metrics is not None
-        wanted = self.request.params.logprobs is not None
-        return CompletionOutput(
-            index=self.request.key.sample_index,
-            text=self.text.text if self.text else "",
-            token_ids=tuple(self.tokens),
-            cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
-            logprobs=Logprobs(tuple(self.logprobs), self.spell) if wanted else None,
-            finish_reason=event.finish_reason,
-            stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
-            strategy=str(self.strategy),
-            exactness=event.metrics.exactness,
-            seed=self.request.key.seed,
-            sources=tuple(self.sources),
-            text_ends=tuple(self.text.ends) if self.text else (),
-            metrics=event.metrics,
-            error=event.error,
-            prediction=self._prediction(),
-        )
-
-    def _prediction(self) -> PredictionUse | None:
-        if not self.predicted:
-            return None
-        accepted = self.sources.count(self.prediction_source)
-        return PredictionUse(accepted, max(0, self.predicted - accepted))
-
-
-@dataclass(slots=True)
-class Job:
-    """One prompt under way: its samples, in order."""
-
-    id: str
-    prompt: str | None
-    samples: list[Sample]
-    thoughts: Thoughts = "none"
-
-    @property
-    def finished(self) -> bool:
-        return all(sample.last is not None for sample in self.samples)
-
-    def output(self) -> RequestOutput:
-        first = self.samples[0]
-        known = first.last.prompt_logprobs if first.last is not None else None
-        return RequestOutput(
-            request_id=self.id,
-            prompt=self.prompt,
-            prompt_token_ids=first.request.prompt,
-            prompt_logprobs=None if not known else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.spell)),
-            outputs=tuple(sample.output() for sample in self.samples),
-        )
-
-    def event(self, sample: Sample, event: Event) -> StreamEvent:
-        pieces = sample.take(event)
-        ids = event.committed.tokens
-        done = self.output() if self.finished else None
-        return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
-
-
-class Stream(Iterator[StreamEvent]):
-    """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
-
-    def __init__(self, events: Generator[StreamEvent], job: Job) -> None:
-        self._events = events
-        self._job = job
-
-    def __next__(self) -> StreamEvent:
-        return next(self._events)
-
-    def close(self) -> None:
-        self._events.close()
-
-    @property
-    def output(self) -> RequestOutput:
-        """The whole result, or after `close` the part of it that there is. Raises ParlayError while under way."""
-        if not self._job.finished:
-            raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
-        return self._job.output()
 
 
 class RequestFactory:
@@ -200,12 +85,14 @@ class RequestFactory:
         strategy: str | StrategySpec,
         prediction_strategy: str,
         seed: int | None,
+        gate: Gate,
     ) -> None:
         self._tokenizer = vocabulary.tokenizer
         self._encoder = vocabulary.encoder
         self._grammars = vocabulary.grammars
         self._strategy = strategy
         self._prediction_strategy = prediction_strategy
+        self.gate = gate
         self._eos_ids = frozenset(eos_ids)
         self._max_context = max_context
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
@@ -231,15 +118,18 @@ class RequestFactory:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
         params = self._settled(params, len(ids))
         grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
-        strategy = options.strategy or (self._prediction_strategy if prediction else self._strategy)
         first = self._request(ids, params, options, (prediction, *references) if prediction else references)
-        if _chooses(strategy):
+        allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
+        usual = self._prediction_strategy if prediction else self._strategy
+        choice = self.gate.choose(allowed, options.strategy, usual, params)
+        if _chooses(choice.strategy):
             first = replace(first, kind=self._kinds.of(ids, params))
         samples = [
-            self._sample(first, index, strategy, self._constraint(grammar, first, thoughts), predicted=len(prediction))
-            for index in range(params.n)
+            self._sample(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction))
+            for n in range(params.n)
         ]
-        return Job(first.id, text, samples, thoughts)
+        again = partial(self.job, references=references, prediction=prediction)
+        return Job(first.id, text, samples, thoughts, _audit(choice, first, options, again))
 
     def _request(
         self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
@@ -268,7 +158,6 @@ class RequestFactory:
         index: int,
         strategy: str | StrategySpec,
         constraint: Constraint | None,
-        *,
         predicted: int,
     ) -> Sample:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
@@ -347,6 +236,19 @@ class RequestFactory:
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         ids = self._encoder.encode(text, self._max_context, special=False, cut=cut)
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
+
+
+def _audit(choice: Choice, first: Request, options: RequestOptions, job: Callable[..., Job]) -> Audit | None:
+    """Where the choice stands on a certificate, for a share of all jobs, drawn before anything is decoded."""
+    if choice.held is None or not choice.held.due():
+        return None
+    assert isinstance(choice.strategy, StrategySpec)
+    params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
+    exactly = replace(
+        options, strategy=None, exactness=Allowed(Exactness.SEED), store=False, priority=options.priority + 1
+    )
+    prompt = TokensPrompt(prompt_token_ids=first.prompt)
+    return Audit(partial(job, prompt, params, exactly), choice.held, choice.strategy)
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 from parlay.encoding import Encoder
+from parlay.models.loading import load_tokenizer
+from parlay.models.resolving import resolve, resolve_tokenizer
 from parlay.structured.grammars import Grammars
-from parlay.types import Tokenizer
+from parlay.types import RunnerSpec, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Vocabulary:
@@ -53,3 +59,21 @@ class Vocabularies:
         self._kept.move_to_end(files)
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)
+
+
+def vocabulary_of(
+    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec
+) -> Vocabulary:
+    """The one that is given, if it was made for such a model; else a new one, of this tokenizer or the model's own."""
+    if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids):
+        return given
+    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given)
+    return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids)
+
+
+def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:
+    if tokenizer is not None and not isinstance(tokenizer, str):
+        return tokenizer
+    if tokenizer is not None:
+        return load_tokenizer(resolve_tokenizer(tokenizer))
+    return load_tokenizer(resolve(model)) if isinstance(model, str) else None

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from parlay.jobs import Job
 from parlay.outputs import StreamEvent
-from parlay.requests import Job
 from parlay.types import ParlayError
 
 Message = StreamEvent | Exception | None

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from parlay.aio.mailbox import Closed, Mailbox, Ticket
+from parlay.aio.mailbox import Busy, Closed, Mailbox, Ticket
 from parlay.aio.stream import JobStream
 from parlay.aio.worker import EngineThread, Worker
 from parlay.chat_template import Messages
+from parlay.jobs import Audit, Job
 from parlay.llm import LLM
 from parlay.outputs import RequestFailed, RequestOutput, StreamEvent
 from parlay.prompts import Prompt
-from parlay.requests import Job, RequestOptions
-from parlay.types import EngineStats, SamplingParams
+from parlay.requests import RequestOptions
+from parlay.types import EngineStats, ParlayError, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -41,6 +46,7 @@ class AsyncLLM:
         thread = thread or EngineThread()
         self.llm = _made(lambda: LLM(llm), thread) if isinstance(llm, str) else llm
         self._worker = Worker(self.llm, max_waiting, thread)
+        self._audits: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"AsyncLLM({self.llm})"
@@ -75,6 +81,8 @@ class AsyncLLM:
         except asyncio.CancelledError:
             self._worker.abort(ticket)
             raise
+        if job.audit is not None:
+            ticket.mailbox.over.add_done_callback(partial(self._start_audit, job, job.audit))
         return JobStream(self._worker, ticket)
 
     async def generate(
@@ -164,6 +172,22 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close(None if error is None else 0)
+
+    def _start_audit(self, job: Job, audit: Audit, over: asyncio.Future[None]) -> None:
+        task = asyncio.create_task(self._audit(job, audit))
+        self._audits.add(task)  # the event loop holds no task for us
+        task.add_done_callback(self._audits.discard)
+
+    async def _audit(self, job: Job, audit: Audit) -> None:
+        """Decode a lossy job exactly too, behind its owner's requests, and compare. Not where there is no room."""
+        try:
+            twin = await asyncio.to_thread(audit.twin)
+            await (await self.submit(twin, whole=True)).wait()
+            await asyncio.to_thread(audit.settle, job, twin)
+        except (Busy, Closed):
+            pass
+        except (ParlayError, ValueError) as error:
+            logger.warning("request %s can't be audited: %s", job.id, error)
 
     async def _job(
         self, prompt: Prompt | Messages, params: SamplingParams | None, options: RequestOptions | None

@@ -19,9 +19,9 @@ from parlay import threads
 from parlay.aio.mailbox import Busy, Closed, Message, Ticket
 from parlay.aio.outbox import Outbox
 from parlay.aio.stats import StatsCollector
+from parlay.jobs import Sample
 from parlay.llm import LLM
 from parlay.outputs import StreamEvent
-from parlay.requests import Sample
 from parlay.types import EngineStats, Event, Exactness, Metrics, ParlayError
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,9 @@ from typing import Protocol
 from parlay.bench.memory import forget_peak, peak_bytes
 from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.energy import EnergyMeter, TooShort, Window
+from parlay.jobs import Job
 from parlay.llm import LLM
-from parlay.requests import Job, RequestOptions
+from parlay.requests import RequestOptions
 from parlay.types import Exactness, Metrics, ParlayError, SamplingParams
 
 Ids = tuple[int, ...]

@@ -11,9 +11,9 @@ from typing import TextIO
 
 from parlay.chat.commands import AnswerAgain, Leave, State, run_command
 from parlay.chat.screen import Screen
+from parlay.jobs import Stream
 from parlay.llm import LLM
 from parlay.outputs import CompletionOutput
-from parlay.requests import Stream
 from parlay.terminal import Interrupt, Tint
 from parlay.types import ParlayError
 

@@ -30,6 +30,7 @@ COMMANDS = {
     "drafters": "list, add, share and compare trained drafters",
     "export": "write a trained drafter in the layout of another program",
     "bench": "measure the speed of strategies, each beside plain decoding",
+    "calibrate": "test lossy strategies on your prompts, and certify those that keep a floor",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the decoding strategies and their parameters",
     "router": "show or reset what strategies that choose among drafters have learned",

@@ -41,6 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
     add_router_memory_flag(parser)
+    parser.set_defaults(certificates=[])
     add_sampling_flags(parser, DEFAULTS, "values that the model's makers recommend take the place of these defaults")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
+from parlay.quality.allowed import Allowed
+from parlay.quality.allowed import parse as allowed_by
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -91,6 +93,37 @@ def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = F
         help="keep what strategies that choose among drafters learn (numbers, no text) for the next time, as parlay "
         f"router shows it{by_key}; off: forget it (default: shared)",
     )
+
+
+def add_exactness_flag(parser: argparse._ActionsContainer) -> None:
+    """What the text may lose. A wrong word is an error before anything is loaded."""
+    parser.add_argument(
+        "--exactness",
+        type=exactness,
+        metavar="LEVEL",
+        help="what the text may lose: bits, seed, distribution, lossy, or lossy:floor=X for what is certified to keep "
+        "a share X of answers (default: what the strategy loses)",
+    )
+
+
+def add_certificate_flag(parser: argparse._ActionsContainer) -> None:
+    """Which lossy strategies a floor opens."""
+    parser.add_argument(
+        "--certificate",
+        action="append",
+        default=[],
+        dest="certificates",
+        metavar="FILE",
+        help="file of parlay calibrate, which opens lossy strategies to a floor; may be given several times",
+    )
+
+
+def exactness(text: str) -> Allowed:
+    """Reads a flag's value."""
+    try:
+        return allowed_by(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def strategy(text: str) -> StrategySpec:

@@ -13,6 +13,8 @@ from parlay.cli import FAILURE, INTERRUPTED
 from parlay.cli.explaining import as_data, explained
 from parlay.cli.files import read_text
 from parlay.cli.flags import (
+    add_certificate_flag,
+    add_exactness_flag,
     add_model_flags,
     add_router_memory_flag,
     add_sampling_flags,
@@ -26,9 +28,9 @@ from parlay.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
+    from parlay.jobs import Stream
     from parlay.llm import LLM
     from parlay.outputs import CompletionOutput
-    from parlay.requests import Stream
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
     add_router_memory_flag(parser)
+    add_exactness_flag(parser)
+    add_certificate_flag(parser)
     _add_text_flags(parser)
     add_sampling_flags(parser)
     add_structured_flags(parser)
@@ -79,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = _prompt(options)
     given: dict[str, Any] = {
         "documents": [read_text(name, "document") for name in options.document],
+        "exactness": options.exactness,
         "prediction": None if options.prediction is None else read_text(options.prediction, "prediction"),
     }
     tint = Tint(sys.stdout)
@@ -196,6 +201,7 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
         "draft_seconds": metrics.draft_seconds,
         "verify_seconds": metrics.verify_seconds,
         "overhead_seconds": metrics.overhead_seconds,
+        "escaped_at": metrics.escaped_at,
         "router": as_data(metrics),
     }
 

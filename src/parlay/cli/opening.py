@@ -46,6 +46,7 @@ def open_llm(options: argparse.Namespace) -> LLM:
         strategy=options.strategy or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
         router_memory=options.router_memory,
+        certificates=options.certificates,
     )
     if options.draft_model is not None and options.draft_model not in llm.draft_models:
         raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")

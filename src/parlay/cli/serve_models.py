@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import (
+    add_certificate_flag,
     add_option_flags,
     add_router_memory_flag,
     add_strategy_flags,
@@ -18,6 +19,7 @@ from parlay.cli.flags import (
     options_from,
 )
 from parlay.options import LoadOptions
+from parlay.quality.allowed import AUDIT_SHARE
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 
@@ -47,6 +49,14 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     _add_loading_flags(group)
     add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
     add_router_memory_flag(group, keys=True)
+    add_certificate_flag(group)
+    group.add_argument(
+        "--audit-share",
+        type=float,
+        default=AUDIT_SHARE,
+        metavar="X",
+        help=f"share of the answers that a certificate lets be lossy to decode exactly too (default: {AUDIT_SHARE:g})",
+    )
     add_tokenizer_flag(group)
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
@@ -192,6 +202,18 @@ def read_ahead(models: Sequence[str], vocabularies: Vocabularies) -> None:
                 vocabularies.put(stamps(found), vocabulary)
 
 
+def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
+    """Those of this model; where it is the only one, all: the model says then which are not its own."""
+    from parlay.models.origin import weights_fingerprint
+    from parlay.quality.certificate import read
+
+    paths = [Path(name) for name in options.certificates]
+    if not paths or len(chosen_models(options)) == 1:
+        return paths
+    own = weights_fingerprint(model)
+    return [path for path in paths if read(path).binding.weights == own]
+
+
 def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -> LLM:
     """With the vocabulary that it had before, if it is loaded again and its files are the same."""
     from parlay.llm import DEFAULT_STRATEGY, LLM
@@ -205,6 +227,8 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         load=options_from(LoadOptions, options),
         strategy=options.strategy or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
+        certificates=_certificates(model, options),
+        audit_share=options.audit_share,
         max_model_len=options.max_model_len,
         memory=options.memory,
         max_num_seqs=options.max_num_seqs,

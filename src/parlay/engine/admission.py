@@ -78,7 +78,7 @@ class DraftAdmission:
         limit = min(self._before_end(turn), self._max_draft_rows)
         if limit <= 0:
             return
-        kinds = turn.sequence.strategy.rule.kinds
+        kinds = turn.sequence.rule.kinds
         kind = turn.draft.kind if len(turn.draft) else "point" if "point" in kinds else min(kinds)
         draft = with_forced(turn.draft, constraint.forced(limit), kind, self._spec.vocab_size)
         # Probes may hang beside the forced tokens.

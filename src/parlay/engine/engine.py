@@ -250,7 +250,8 @@ class Engine:
         self._drafter_faults += sequence.tally.drafter_faults
         if done.finish_reason is not None:
             self._finished[done.finish_reason] += 1
-        metrics = replace(sequence.metrics(), router=sequence.strategy.policy.report(sequence.sequence))
+        router = sequence.strategy.policy.report(sequence.sequence)
+        metrics = replace(sequence.metrics(), router=router, escaped_at=sequence.escaped_at)
         _forget(sequence)
         wanted = request.params.prompt_logprobs is not None
         return Event(

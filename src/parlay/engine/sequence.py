@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from parlay.engine.tally import Tally
-from parlay.types import Exactness, Layers, Metrics, Needs, Request, Strategy, TokenLogprobs
+from parlay.types import AcceptRule, Exactness, Layers, Metrics, Needs, Request, Strategy, TokenLogprobs
 
 NOTHING_NEEDED = Needs(outcomes=False)
 
@@ -37,6 +37,19 @@ class Sequence:
     """The drafters that raised."""
     tally: Tally = field(default_factory=Tally)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+    rule: AcceptRule = field(init=False)
+    """The strategy's, until the text escapes from it."""
+    confidence: float = 0.0
+    """Sum over the output of p(token) / max p, while the strategy has an escape and it was not taken."""
+    escaped_at: int | None = None
+
+    def __post_init__(self) -> None:
+        self.rule = self.strategy.rule
+
+    def escape(self) -> None:
+        """Go on under the rule that the strategy names for this."""
+        assert self.strategy.escape is not None
+        self.rule, self.escaped_at = self.strategy.escape.rule, self.output_length
 
     def drop_drafter(self, number: int) -> None:
         """Go on without this drafter of the strategy; without any, plainly."""

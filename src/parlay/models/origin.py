@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 
 from parlay.models import hub
 from parlay.models.resolving import SUFFIX, resolve
+
+_PART = re.compile(r"-\d{5}-of-")
 
 
 def public_name(model: str) -> str:
@@ -19,6 +23,17 @@ def weights_sha256(model: str) -> str:
     files = sorted(found.glob("*.safetensors")) if found.is_dir() else [found]
     parts = [path for path in files if "-of-" not in path.stem]
     return hub.hash_of(parts[0]) if len(parts) == len(files) == 1 else ""
+
+
+def weights_fingerprint(model: str) -> str:
+    """SHA-256 that stands for all of a model's weights: of their file, or of the hashes of its parts."""
+    found = resolve(model)
+    if found.is_dir():
+        files = sorted(found.glob("*.safetensors"))
+    else:
+        files = sorted(found.parent.glob(_PART.sub("-*-of-", found.name)))
+    hashes = [hub.hash_of(path) for path in files]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def licence(model: str) -> str:

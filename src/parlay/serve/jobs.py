@@ -11,15 +11,16 @@ from fastapi import Request
 
 from parlay.chat_template import Messages
 from parlay.encoding import PromptTooLong
+from parlay.jobs import Job
 from parlay.prompts import Prompt
-from parlay.requests import ChatOptions, Job, RequestOptions
+from parlay.requests import ChatOptions, RequestOptions
 from parlay.serve.auth import tenant
 from parlay.serve.bodies.common import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.limits import Gate, check_prompt, limit_params
 from parlay.serve.settings import Settings
-from parlay.serve.strategy import read_strategy
+from parlay.serve.strategy import read_exactness, read_strategy
 from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 _AS_THEY_ARE = {
@@ -105,6 +106,7 @@ def body_options(body: GenerationBody, request: Request) -> RequestOptions:
     return request_options(
         request,
         strategy=body.strategy,
+        exactness=body.exactness,
         documents=body.documents or (),
         store=body.store is not False,
         cache_salt=body.cache_salt,
@@ -117,6 +119,7 @@ def request_options(
     request: Request,
     *,
     strategy: str | None = None,
+    exactness: str | None = None,
     documents: Sequence[str] = (),
     prediction: str = "",
     store: bool = True,
@@ -128,6 +131,7 @@ def request_options(
     gate.quotas.check_priority(tenant(request), priority)
     return RequestOptions(
         strategy=None if strategy is None else read_strategy(strategy),
+        exactness=None if exactness is None else read_exactness(exactness),
         documents=documents,
         store=store,
         salt=tenant(request, cache_salt),

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from parlay.aio import Busy, Closed, JobStream
+from parlay.jobs import Job
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job
 from parlay.sampling.processors import ALL_MASKED
 from parlay.serve.auth import tenant
 from parlay.serve.errors import ApiError, unavailable

@@ -3,7 +3,9 @@ keeps more for later requests than the owner of the server has in mind."""
 
 from __future__ import annotations
 
-from parlay.options import Option, Value
+from parlay.options import Option, UsageError, Value
+from parlay.quality.allowed import Allowed
+from parlay.quality.allowed import parse as allowed_by
 from parlay.serve.errors import ApiError
 from parlay.strategies import plugins
 from parlay.strategies.catalogue import catalogue, find
@@ -26,6 +28,14 @@ def read_strategy(text: str) -> StrategySpec:
         raise _refused(str(error)) from None
     _check(spec)
     return spec
+
+
+def read_exactness(text: str) -> Allowed:
+    """What a request allows. Raises ApiError for what says nothing."""
+    try:
+        return allowed_by(text)
+    except UsageError as error:
+        raise ApiError(400, str(error), "exactness", "invalid_exactness") from None
 
 
 def _check(spec: StrategySpec) -> None:

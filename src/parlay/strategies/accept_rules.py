@@ -12,6 +12,7 @@ from parlay.options import Option, Options, UsageError, Value, option, options_o
 from parlay.types import AcceptRule, DraftKind, Exactness
 
 RULE = "rule"
+ESCAPE = "escape"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,14 @@ class RuleEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TypicalOptions(Options):
+class LossyOptions(Options):
+    """What all lossy rules have. The engine reads it, not the rule: see `Escape`."""
+
+    escape: float = option(0.0, "mean of p / max p of the text below which it goes on exactly; 0: never", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypicalOptions(LossyOptions):
     """When a token is likely enough to be accepted."""
 
     eps: float = option(0.09, "probability that is always enough", low=0, high=1)
@@ -36,7 +44,7 @@ class TypicalOptions(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThresholdOptions(Options):
+class ThresholdOptions(LossyOptions):
     """When a token is near enough to the best one to be accepted."""
 
     beta: int = option(5, "how many of the best tokens pass", low=1)
@@ -118,6 +126,7 @@ UNVERIFIED = RuleEntry(
     summary="Commits what was drafted without a look at it.",
     reference="Tuli et al. 2024 (DynaMo), arXiv:2405.00888",
     factory="unverified:Unverified",
+    options=LossyOptions,
 )
 """No drafter takes it that does not say so itself."""
 RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in (*_RULES, UNVERIFIED)})
@@ -163,5 +172,19 @@ def build(settings: Mapping[str, Value]) -> AcceptRule:
     name = name_in(settings)
     module, _, attribute = RULES[name].factory.partition(":")
     factory = importlib.import_module(f"parlay.sampling.rules.{module}").__dict__[attribute]
-    given = {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(RULES[name].options).items()}
+    given = _own(settings)
+    given.pop(ESCAPE, None)
     return cast(AcceptRule, factory(**given))
+
+
+def escape_floor(settings: Mapping[str, Value]) -> float:
+    """The running score below which the strategy's texts go on exactly; 0 where they never do."""
+    floor = _own(settings).get(ESCAPE, 0.0)
+    assert isinstance(floor, int | float)
+    return floor
+
+
+def _own(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """The own options of the rule that a strategy's settings ask for."""
+    name = name_in(settings)
+    return {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(RULES[name].options).items()}

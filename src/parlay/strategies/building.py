@@ -14,7 +14,7 @@ from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import AcceptRule, Drafter
+from parlay.types import AcceptRule, Drafter, Escape
 
 
 def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
@@ -41,6 +41,12 @@ def options(spec: StrategySpec) -> Options:
 def build_rule(spec: StrategySpec) -> AcceptRule:
     """The accept rule that the spec names."""
     return accept_rules.build(spec.settings)
+
+
+def build_escape(spec: StrategySpec) -> Escape | None:
+    """When the strategy's texts go on under plain decoding's own rule, if they ever do."""
+    floor = accept_rules.escape_floor(spec.settings)
+    return Escape(floor, accept_rules.build({})) if floor > 0 else None
 
 
 def resolve(factory: str) -> Callable[..., Drafter]:

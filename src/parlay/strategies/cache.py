@@ -13,7 +13,7 @@ from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import Router
 from parlay.strategies.arms import arms, as_arm, build_all
-from parlay.strategies.building import build_rule
+from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
 from parlay.strategies.entry import POLICY, K
 from parlay.strategies.spelling import StrategySpec, parse
@@ -109,7 +109,8 @@ class StrategyCache:
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
-        return _Built(Strategy(str(spec), drafters, rule, self._policy(spec, drafters, resources)), closing)
+        policy = self._policy(spec, drafters, resources)
+        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""

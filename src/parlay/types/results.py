@@ -76,7 +76,8 @@ class Metrics:
     that the target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps
     without a draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped.
     ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
-    ``draft_seconds`` that this took. ``router`` is there for strategies that choose among drafters.
+    ``draft_seconds`` that this took. ``escaped_at``: after so many tokens of output a lossy text went on exactly.
+    ``router`` is there for strategies that choose among drafters.
     """
 
     strategy: str
@@ -101,6 +102,7 @@ class Metrics:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     overhead_seconds: float = 0.0
+    escaped_at: int | None = None
     router: RouterRecord | None = None
 
     def __repr__(self) -> str:

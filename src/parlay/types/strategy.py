@@ -190,6 +190,18 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Escape:
+    """Where a lossy text goes on under another ``rule``: before its running score would fall below ``floor``.
+
+    The score is the mean of p(token) / max p over the tokens of the output, by the target's logits as they are before
+    anything edits them.
+    """
+
+    floor: float
+    rule: AcceptRule
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """Drafters (mostly one, or none), accept rule and budget policy under one name."""
 
@@ -197,3 +209,4 @@ class Strategy:
     drafters: tuple[Drafter, ...]
     rule: AcceptRule
     policy: Policy
+    escape: Escape | None = None

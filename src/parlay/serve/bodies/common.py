@@ -234,6 +234,7 @@ class GenerationBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     prediction: Prediction | None = None
     documents: Annotated[list[str], Field(max_length=1024, fail_fast=True)] | None = None
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None

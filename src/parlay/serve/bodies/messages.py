@@ -165,7 +165,7 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """``seed`` and ``strategy`` are extensions."""
+    """``seed``, ``strategy`` and ``exactness`` are extensions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -175,3 +175,4 @@ class MessagesBody(CountBody):
     stream: bool | None = None
     seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -63,7 +63,7 @@ class OllamaOptions(Body):
 
 
 class OllamaBody(Body):
-    """``strategy`` is an extension. Null is as good as absent."""
+    """``strategy`` and ``exactness`` are extensions. Null is as good as absent."""
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     options: OllamaOptions | None = None
@@ -74,6 +74,7 @@ class OllamaBody(Body):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from parlay.jobs import Job
 from parlay.reasoning import END, reasons, template_text
-from parlay.requests import ChatOptions, Job
+from parlay.requests import ChatOptions
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.forms import answer_form
 from parlay.serve.chat.prompting import conversation

@@ -10,8 +10,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from parlay.jobs import Job
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.requests import Job
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.chat.reasoning import thought_length
 from parlay.serve.errors import ApiError

@@ -10,8 +10,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from parlay.jobs import Job
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.requests import Job
 from parlay.serve.errors import ApiError
 from parlay.serve.replies.chat import finish_word
 from parlay.serve.replies.logprobs import CompletionLogprobs, CompletionTable, entries

@@ -9,8 +9,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from parlay.jobs import Job
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.requests import Job
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
 from parlay.serve.plain_json import read_value

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from parlay.jobs import Job
 from parlay.outputs import RequestOutput, StreamEvent
-from parlay.requests import Job
 from parlay.serve.bodies.responses import ResponsesBody
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.reasoning import thought_length

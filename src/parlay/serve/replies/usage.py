@@ -9,8 +9,8 @@ from typing import cast
 
 from typing_extensions import TypedDict
 
+from parlay.jobs import Job
 from parlay.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.requests import Job
 from parlay.types import Exactness, Metrics, RouterRecord
 
 

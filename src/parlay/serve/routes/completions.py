@@ -8,8 +8,8 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from parlay.jobs import Job
 from parlay.prompts import Prompt, TokensPrompt
-from parlay.requests import Job
 from parlay.serve.bodies.completions import CompletionBody
 from parlay.serve.bodies.extras import heed_extras
 from parlay.serve.hosted import Served

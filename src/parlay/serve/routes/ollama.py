@@ -127,6 +127,6 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     if body.suffix is not None:
         ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, text, body.suffix)
         prompt = TokensPrompt(prompt_token_ids=ids)
-    options = request_options(request, strategy=body.strategy)
+    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)
     return ChatJob(job, AnswerShape(), GENERATE_NAMES)

@@ -31,7 +31,7 @@ def messages_request(body: MessagesBody, request: Request, settings: Settings) -
     """Raises ApiError for a body that can't be used."""
     heed_extras(body, request, settings)
     body.check()
-    options = request_options(request, strategy=body.strategy)
+    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
     return _chat(body, _params(body, settings), options)
 
 

@@ -21,6 +21,7 @@ _OTHERS = {
     **_OURS,
     "logprobs": "logprobs",
     "strategy": "strategy",
+    "exactness": "exactness",
     "reasoning_effort": "think",
     "chat_template_kwargs": "think",
     "structured_outputs": "format",
@@ -76,7 +77,7 @@ def _request(
     return ChatRequest(
         messages=messages,
         params=params,
-        options=request_options(request, strategy=body.strategy),
+        options=request_options(request, strategy=body.strategy, exactness=body.exactness),
         answer_schema=body.answer_schema,
         schema_field="format",
         effort=_effort(body.think),

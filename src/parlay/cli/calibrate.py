@@ -1,0 +1,93 @@
+"""`parlay calibrate`: tests lossy strategies against exact decoding on held-out prompts, and writes a certificate."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli import FAILURE
+from parlay.cli.flags import (
+    add_model_flags,
+    add_option_flags,
+    add_sampling_flags,
+    add_tokenizer_flag,
+    options_from,
+    sampling_params,
+    strategy,
+)
+from parlay.cli.opening import open_llm
+from parlay.quality.allowed import Floor
+
+if TYPE_CHECKING:
+    from parlay.bench.workloads import Item
+    from parlay.calibration import Calibration, Ids, Shown
+    from parlay.llm import LLM
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompts",
+        type=Path,
+        metavar="PROMPTS",
+        help="prompts like those to come, drawn independently, and not used to choose the strategies: a line each, or "
+        "a .jsonl file of any shape that parlay bench reads",
+    )
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="certificate to write")
+    parser.add_argument(
+        "--strategy",
+        type=strategy,
+        action="append",
+        required=True,
+        dest="strategies",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="lossy strategy; several are tested in this order until one fails, so name the safest first",
+    )
+    parser.add_argument("--most", type=int, default=1000, metavar="N", help="most prompts, the first (default: 1000)")
+    add_option_flags(parser, Floor)
+    add_model_flags(parser)
+    add_tokenizer_flag(parser)
+    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    add_sampling_flags(parser)
+    parser.set_defaults(certificates=[], router_memory="off")
+
+
+def run(options: argparse.Namespace) -> int:
+    floor, params = options_from(Floor, options), sampling_params(options)
+    if not options.output.absolute().parent.is_dir():
+        raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
+    options.strategy = options.strategies[0]
+    from parlay.bench.recommend import read_prompts
+    from parlay.calibration import calibrate
+    from parlay.quality.certificate import write
+
+    workload = read_prompts(options.prompts, options.most)
+    with open_llm(options) as llm:
+        result = calibrate(llm, [_ids(llm, item) for item in workload.items], options.strategies, floor, params)
+    _tell(result, floor)
+    if result.certificate is None:
+        print(f"parlay: error: no strategy is shown to keep lossy:{floor}; nothing is written", file=sys.stderr)
+        return FAILURE
+    write(result.certificate, options.output)
+    print(f"{options.output}: use it with --certificate {options.output} --exactness lossy:{floor}")
+    return 0
+
+
+def _ids(llm: LLM, item: Item) -> Ids:
+    from parlay.bench.conversations import conversation_ids, text_ids
+
+    return text_ids(llm, item.prompt) if item.prompt else conversation_ids(llm, item.messages)
+
+
+def _tell(result: Calibration, floor: Floor) -> None:
+    for one in result.shown:
+        print(
+            f"{one.strategy}: {_verdict(one)}; {one.good} of {one.answers} answers are good (mean agreement "
+            f"{one.mean_agreement:.3f}), so at least {one.bound:.1%} of such answers, with confidence "
+            f"{floor.confidence:g}; {one.escaped} went on exactly; {one.speed:.2f} times exact decoding"
+        )
+
+
+def _verdict(one: Shown) -> str:
+    return "certified" if one.certified else "not certified"

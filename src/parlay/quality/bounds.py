@@ -1,0 +1,81 @@
+"""The mathematics of certificates: exact binomial bounds, tests in a fixed order, and a test that may look at any time.
+
+All of it is about ``n`` independent answers, each good with the same unknown probability. Pure functions of counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+_HALVINGS = 60
+"""Of the interval in which a bound is looked for: then it is known to the last bits of a float."""
+_BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
+"""Stakes of the sequential test, as shares of the most that can be staked. Its evidence is the mean over them."""
+
+
+def at_least(good: int, n: int, chance: float) -> float:
+    """P(X >= ``good``) for X ~ Binomial(``n``, ``chance``).
+
+    It is the p-value of ``good`` successes against the hypothesis that an answer is good with at most this chance.
+    """
+    if good <= 0 or chance >= 1:
+        return 1.0
+    if good > n or chance <= 0:
+        return 0.0
+    logs = _log_choices(n)[good:]
+    counts = np.arange(good, n + 1)
+    return min(1.0, float(np.exp(logs + counts * math.log(chance) + (n - counts) * math.log1p(-chance)).sum()))
+
+
+def lower_bound(good: int, n: int, confidence: float) -> float:
+    """The one-sided Clopper-Pearson bound (Clopper & Pearson 1934): the chance of a good answer is at least this.
+
+    It is above the true chance in at most a share 1 - ``confidence`` of calibrations, whatever that chance is.
+    """
+    low, high = 0.0, good / n if n else 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_least(good, n, middle) <= 1 - confidence else (low, middle)
+    return low
+
+
+def fixed_sequence(p_values: Sequence[float], confidence: float) -> int:
+    """How many hypotheses fall, up to the first that stands, tested in an order fixed before the data were seen.
+
+    This is Learn then Test with a fixed sequence (Angelopoulos et al. 2021, arXiv:2110.01052, section 2.2): each is
+    tested at the full level, and the chance of a single wrong rejection is at most 1 - ``confidence``.
+    """
+    fallen = [p <= 1 - confidence for p in p_values]
+    return [*fallen, False].index(False)
+
+
+def log_evidence(bad: int, n: int, floor: float) -> float:
+    """Log of the evidence that fewer than a share ``floor`` of answers are good, after ``bad`` ones among ``n``.
+
+    Who bets a share of the wealth on "bad" at odds that are fair if exactly ``floor`` are good has, from 1, the wealth
+    W = (1 + b (1 - a))^bad (1 - b a)^(n - bad), with a = 1 - ``floor``. While the floor is kept, W is a
+    supermartingale, so it ever reaches 1 / d with a chance of at most d (Ville 1939; Waudby-Smith & Ramdas 2020,
+    arXiv:2010.09686). So one may look after every answer. Returned is the log of the mean of W over a few stakes b.
+    """
+    most = 1 - floor
+    if most <= 0:
+        return math.inf if bad else 0.0
+    stakes = [share / most for share in _BETS]
+    logs = [bad * math.log1p(b * (1 - most)) + (n - bad) * math.log1p(-b * most) for b in stakes]
+    return float(np.logaddexp.reduce(logs)) - math.log(len(logs))
+
+
+def contradicts(bad: int, n: int, floor: float, confidence: float) -> bool:
+    """Whether the answers seen so far refute the floor. A floor that is kept is ever refuted with a chance of at most
+    1 - ``confidence``, however often this is asked as answers come in.
+    """
+    return log_evidence(bad, n, floor) >= -math.log(1 - confidence)
+
+
+def _log_choices(n: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """log(n choose k) for k = 0 .. n."""
+    steps = np.log(np.arange(n, 0, -1)) - np.log(np.arange(1, n + 1))
+    return np.concatenate(([0.0], np.cumsum(steps)))

@@ -1,0 +1,181 @@
+"""Certificates: what a calibration has shown of lossy strategies, for which model and which requests. JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from parlay.models.user_cache import saved_whole
+from parlay.options import Options, UsageError, option, options_of
+from parlay.quality.agreement import SCORE
+from parlay.quality.allowed import DOUBT, Floor
+from parlay.quality.bounds import at_least, contradicts
+from parlay.types import ParlayError, SamplingParams
+
+VERSION = 1
+_KIND = "parlay_certificate"
+_MOST_BYTES = 1 << 20
+
+T = TypeVar("T", bound=Options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Options):
+    """How the calibration's answers were sampled. Requests are covered that sample in the same way."""
+
+    temperature: float = option(low=0)
+    top_k: int = option(low=0)
+    top_p: float = option(low=0, high=1)
+    min_p: float = option(low=0, high=1)
+    typical_p: float = option(low=0, high=1)
+    repetition_penalty: float = option(low=0)
+    presence_penalty: float = option(low=-2, high=2)
+    frequency_penalty: float = option(low=-2, high=2)
+    min_tokens: int = option(low=0)
+    ignore_eos: bool = option()
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Self:
+        """For greedy requests, without what only sampling reads."""
+        usual = SamplingParams() if params.greedy else params
+        return cls(
+            temperature=params.temperature,
+            top_k=max(0, usual.top_k),
+            top_p=usual.top_p,
+            min_p=usual.min_p,
+            typical_p=usual.typical_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding(Options):
+    """What a certificate holds for: other weights, numbers or draft models may write other answers."""
+
+    model: str = option()
+    weights: str = option()
+    """SHA-256."""
+    dtype: str = option()
+    draft_model: str = option()
+    """The one that strategies take where they name none; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Options):
+    """What is certified: a share ``floor`` of good answers, which agree as far as ``agreement`` with the exact ones."""
+
+    answers: int = option(low=1)
+    prompts: str = option()
+    """SHA-256 of the prompts."""
+    max_tokens: int = option(low=1)
+    floor: float = option(low=0, high=1)
+    score: str = option(choices=(SCORE,))
+    agreement: float = option(low=0, high=1)
+    confidence: float = option(low=0.5, high=1 - DOUBT)
+
+    def shown_by(self, good: int) -> bool:
+        """Whether so many good answers show the floor, by Clopper and Pearson's bound."""
+        return good <= self.answers and at_least(good, self.answers, self.floor) <= 1 - self.confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certified(Options):
+    """One strategy, and what audits have found since. ``speed``: tokens per second over those of exact decoding."""
+
+    strategy: str = option()
+    good: int = option(low=0)
+    speed: float = option(low=0)
+    audited: int = option(0, low=0)
+    bad: int = option(0, low=0)
+    revoked: bool = option(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Of each strategy: among requests like the calibration's, the share of good answers is at least ``claim.floor``.
+
+    With a chance of at most 1 - ``claim.confidence``, over the draw of the calibration's prompts, that is wrong of any.
+    """
+
+    binding: Binding
+    sampling: Sampling
+    claim: Claim
+    strategies: tuple[Certified, ...]
+
+    def covers(self, params: SamplingParams) -> bool:
+        """Whether a request samples as the calibration did, writes no more, and edits no logits in ways of its own."""
+        edited = params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words
+        short = params.max_tokens is not None and params.max_tokens <= self.claim.max_tokens
+        return short and not edited and params.form is None and Sampling.of(params) == self.sampling
+
+    def implies(self, certified: Certified, floor: Floor) -> bool:
+        """Whether what was shown is at least what a request asks for."""
+        claim = self.claim
+        sure = floor.agreement <= claim.agreement and floor.confidence <= claim.confidence
+        return sure and not certified.revoked and floor.floor <= claim.floor
+
+    def audited(self, strategy: str, good: bool) -> Certificate:
+        """After one more audit. The strategy is revoked where its audits, taken together, contradict its floor."""
+        return dataclasses.replace(
+            self,
+            strategies=tuple(self._after(one, good) if one.strategy == strategy else one for one in self.strategies),
+        )
+
+    def _after(self, one: Certified, good: bool) -> Certified:
+        audited, bad = one.audited + 1, one.bad + (not good)
+        revoked = one.revoked or contradicts(bad, audited, self.claim.floor, self.claim.confidence)
+        return dataclasses.replace(one, audited=audited, bad=bad, revoked=revoked)
+
+
+def write(certificate: Certificate, path: Path) -> None:
+    """Raises ParlayError where it can't be written."""
+    fields = dataclasses.asdict(certificate)
+    with saved_whole(path) as part:
+        part.write_text(json.dumps({_KIND: VERSION, **fields}, indent=2) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Certificate:
+    """Raises ParlayError for a file that is no certificate of this version, in one line."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ParlayError(f"{path} is no certificate: it is larger than {_MOST_BYTES:,} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParlayError(f"can't read the certificate {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ParlayError(f"{path} is no certificate: it is not JSON; parlay calibrate writes one") from None
+    if not isinstance(data, dict) or _KIND not in data:
+        raise ParlayError(f"{path} is no certificate; parlay calibrate writes one")
+    if data[_KIND] != VERSION:
+        raise ParlayError(f"{path} is a certificate of version {data[_KIND]!r}, not {VERSION}: calibrate again")
+    return _certificate(data, path)
+
+
+def _certificate(data: Mapping[str, Any], path: Path) -> Certificate:
+    known = ("binding", "sampling", "claim", "strategies")
+    if sorted(data) != sorted((_KIND, *known)) or not isinstance(data["strategies"], list):
+        raise ParlayError(f"{path} is damaged: a certificate has the parts {', '.join(known)}; calibrate again")
+    strategies = tuple(_read(Certified, one, path) for one in data["strategies"])
+    binding, sampling = _read(Binding, data["binding"], path), _read(Sampling, data["sampling"], path)
+    claim = _read(Claim, data["claim"], path)
+    if any(one.bad > one.audited or not claim.shown_by(one.good) for one in strategies):
+        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
+    return Certificate(binding, sampling, claim, strategies)
+
+
+def _read(declared: type[T], given: object, path: Path) -> T:
+    if not isinstance(given, dict) or given.keys() != options_of(declared).keys():
+        names = ", ".join(options_of(declared))
+        raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} has the fields {names}; calibrate again")
+    try:
+        return declared(**given)
+    except UsageError as error:
+        raise ParlayError(f"{path} is damaged: {error}; calibrate again") from None
