@@ -20,7 +20,7 @@ _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
 _KNOWN = 50  # drafts after which the drafter counts as known
 _SLOWER = 2  # slow proposals in a row that are no accident
-_PRIOR = 4.0  # tested levels for which those of other sequences of a kind count at most
+_PRIOR = 16.0  # tested levels for which those of other sequences of a kind count at most
 _UP = 0.1  # how far the depth per node follows a draft
 
 

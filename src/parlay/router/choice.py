@@ -14,6 +14,7 @@ from parlay.router.ranking import best_of
 from parlay.types import Cost, Draft
 
 _SLOTS = 8  # about so many lengths of a draft are compared
+_MARGIN = 0.05  # tokens by which a draft must seem to pay before it is asked for: records are uncertain, its time is not
 
 
 class StepPrices:
@@ -103,7 +104,7 @@ def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float)
     found = prices.sizes.get(key)
     if found is None:
         found = 0, 0.0, 0.0
-        worth, deep = 0.0, whole.depth_per_node
+        worth, deep = _MARGIN, whole.depth_per_node
         for size in whole.sizes[1:]:
             gain = expected_accepted(share, min(size, arm.limit) * deep)
             seconds = whole.seconds.of(size) + prices.of_nodes(size)
