@@ -14,7 +14,7 @@ from parlay.router.ranking import best_of
 from parlay.types import Cost, Draft
 
 _SLOTS = 8  # about so many lengths of a draft are compared
-_MARGIN = 0.05  # tokens by which a draft must seem to pay before it is asked for: records are uncertain, its time is not
+_MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
 
 
 class StepPrices:
