@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_STRATEGY = "prompt-lookup"
-_SHORT = 0.5
-"""Seconds of loading for which no bar is worth showing."""
+_SHORT = 0.5  # seconds of loading for which no bar is worth showing
 PREDICTION_STRATEGY = "prediction"
 """The default for requests that come with a prediction."""
 
@@ -134,7 +133,7 @@ class LLM:
 
     def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
         """What drafters may use: draft models, tokenizers and heads are opened when a strategy first needs them."""
-        target = self.runner.spec
+        heads = heads_of(model, target := self.runner.spec, self._budget, self.runner)
         return Resources(
             vocab_size=target.vocab_size,
             open_runner=self._drafts,
@@ -142,7 +141,8 @@ class LLM:
             tokenizer=self.tokenizer,
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=target,
-            find_head=heads_of(model, target, self._budget, self.runner),
+            find_head=heads,
+            domains=heads.domains,
         )
 
     def generate(

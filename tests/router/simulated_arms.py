@@ -54,6 +54,8 @@ class SimulatedArm:
     """The share of steps in which it proposes anything."""
     dies_at: int = 1 << 30
     """The step in which it begins to fail."""
+    domain: str = ""
+    """The kind of requests that it is for."""
     slows: Callable[[int], float] = lambda step: 1.0
     """By which factor it takes longer, by step."""
 
@@ -86,7 +88,9 @@ class Machine:
     def __init__(self, arms: Sequence[SimulatedArm], cost: Cost | None = None, seed: int = 0) -> None:
         self.arms, self.seed = arms, seed
         self.cost = cost or TableCost()
-        self.router = Router(self.cost, [Arm(str(number), arm.most, arm.replayable) for number, arm in enumerate(arms)])
+        self.router = Router(
+            self.cost, [Arm(str(number), arm.most, arm.replayable, arm.domain) for number, arm in enumerate(arms)]
+        )
         self.run = Run()
         self.pause = 0
         self._opened: set[tuple[int, int]] = set()

@@ -8,7 +8,7 @@ import pytest
 
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.strategies.arms import arms
+from parlay.strategies.arms import arms, as_arm
 from parlay.strategies.cache import StrategyCache
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
@@ -33,6 +33,20 @@ def test_it_chooses_from_what_exists_for_the_target() -> None:
     assert names("auto", STAGE.resources) != bare, "a draft model and heads exist there"
     families = [catalogue()[name].family for name in names("auto", STAGE.resources)]
     assert sorted(families) == ["heads", "model", "store"], "the best of each"
+
+
+def test_heads_for_a_kind_of_requests_are_arms_beside_the_general_one() -> None:
+    with_domains = replace(STAGE.resources, domains=lambda: ("code", "law"))
+    special = set(names_in_full("auto", with_domains)) - set(names_in_full("auto", STAGE.resources))
+    (name,) = special
+    assert name.endswith(":head=code"), "nothing tells that a request is about law"
+    (arm,) = [as_arm(each) for each in arms(parse("auto"), with_domains) if str(each) == name]
+    assert arm.suits("code")
+    assert not arm.suits("prose")
+
+
+def names_in_full(spec: str, resources: Resources) -> list[str]:
+    return [str(arm) for arm in arms(parse(spec), resources)]
 
 
 def test_it_chooses_from_what_is_named() -> None:

@@ -190,3 +190,12 @@ def test_requests_of_a_kind_begin_with_what_paid_for_others_of_it() -> None:
     mixed_up = sum(seconds_of_turns(("edit", "edit"), seed) for seed in range(8))
     assert told < 0.97 * untold
     assert mixed_up < 1.01 * untold, "a kind that says nothing costs nothing"
+
+
+def test_a_head_for_a_kind_of_requests_is_asked_for_these_alone() -> None:
+    machine = Machine((HEAD, replace(always(0.85), step_seconds=0.2, node_seconds=0.05, most=8, domain="code")))
+    machine.decode(200, kind="prose")
+    assert "1" not in machine.run.verified
+    steps = machine.run.steps
+    machine.decode(200, first=1, kind="code")
+    assert machine.run.verified["1"] > 0.8 * (machine.run.steps - steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -36,7 +36,8 @@ class Resources:
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
     goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``find_head`` finds trained
-    heads for the target. ``closing`` runs when the drafter goes: a drafter that writes files registers its last write
+    heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
+    ``closing`` runs when the drafter goes: a drafter that writes files registers its last write
     there. ``rule`` is the accept rule that judges
     the drafts, and ``nested`` are the strategies that the drafter's own options name, in the order of their text.
     """
@@ -49,6 +50,7 @@ class Resources:
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
     find_head: FindHead | None = None
+    domains: Callable[[], Collection[str]] = tuple
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()

@@ -17,6 +17,7 @@ from parlay.cache import Budget
 from parlay.heads import store
 from parlay.heads.artefact import (
     CONFIG,
+    GENERAL,
     BadHead,
     HeadArtefact,
     check_target,
@@ -211,6 +212,14 @@ class TargetHeads:
         if name:
             raise UsageError(f"head={name}: no folder of a head, and {_nothing_called(method, name)}")
         return None
+
+    def domains(self) -> frozenset[str]:
+        """The kinds of texts, beside texts in general, for which this machine has drafters of this target."""
+        return frozenset(
+            each.facts.origin.domain
+            for each in store.drafters()
+            if each.facts.origin.domain != GENERAL and self.fits(each)
+        )
 
     def fits(self, drafter: StoredDrafter) -> bool:
         """Whether it was trained for this target."""

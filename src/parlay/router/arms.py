@@ -31,11 +31,18 @@ class Arm:
     ``replayable``: its proposals follow from the committed text alone and cost little, so it is asked whenever that
     may pay, and each proposal is judged by the text that was committed, verified or not. Others cost time and memory
     of their own, so they are asked only where they are expected to pay, and for trials.
+
+    ``domain``: the one kind of requests for which it was made; empty: for all.
     """
 
     name: str
     most: int
     replayable: bool = False
+    domain: str = ""
+
+    def suits(self, kind: str) -> bool:
+        """Whether it is for requests of this kind."""
+        return self.domain in ("", kind)
 
 
 class ArmState:

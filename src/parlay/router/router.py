@@ -217,7 +217,8 @@ class Router(Policy):
             ledger = Ledger(view, self._prices.token, Account(TRIALS), self._gains)
             ledger.read_prompt(0.0)  # the arms have accounts of their own for that
             arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
-            priced = [arm for arm in arms if not arm.whole.arm.replayable]
+            suiting = [arm for arm in arms if arm.whole.arm.suits(view.request.kind)]
+            priced = [arm for arm in suiting if not arm.whole.arm.replayable]
             state = self._states[view.sequence] = InSequence(view, ledger, arms, priced)
         return state
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.router.arms import Arm
+from parlay.router.features import KINDS
 from parlay.strategies.building import build
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import K
@@ -12,10 +15,17 @@ from parlay.strategies.offering import works
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Drafter
 
+HEAD = "head"
+"""The option that names a head, or the kind of texts that it was trained on."""
 
-def build_all(spec: StrategySpec, resources: Resources) -> tuple[Drafter, ...]:
-    """All drafters of the strategy. Raises UsageError where one that is named can't be had."""
-    wanted = arms(spec, resources) if find(spec.name).routes else (spec,)
+
+def drafters_of(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
+    """The strategies whose drafters it has: what it chooses from, or itself."""
+    return arms(spec, resources) if find(spec.name).routes else (spec,)
+
+
+def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Drafter, ...]:
+    """Their drafters. Raises UsageError where one that is named can't be had."""
     built = [build(each, resources) for each in wanted]
     return tuple([drafter for drafter in built if drafter is not None])
 
@@ -23,8 +33,8 @@ def build_all(spec: StrategySpec, resources: Resources) -> tuple[Drafter, ...]:
 def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     """What a strategy chooses from: what its option names, or what exists for the target.
 
-    Of each family of the catalogue that is the strategy of the highest ``arm`` that works there. Raises UsageError for
-    a strategy that drafts nothing.
+    Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
+    also one for each kind of requests for which there is a head. Raises UsageError for a strategy that drafts nothing.
     """
     for member in spec.members:
         if not find(member.name).factory:
@@ -36,11 +46,20 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
         for entry in sorted(catalogue().values(), key=lambda entry: entry.arm)
         if entry.arm and works(entry.name, resources)
     }
-    return tuple([parse(name) for name in catalogue() if name in best.values()])
+    general = [parse(name) for name in catalogue() if name in best.values()]
+    return (*general, *(special for each in general for special in _for_kinds(each, resources)))
+
+
+def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[StrategySpec]:
+    """The same strategy with heads that were trained on texts of one kind."""
+    if HEAD in general.settings:
+        specials = [general.changed(head=kind) for kind in KINDS if kind in resources.domains()]
+        yield from [each for each in specials if works(str(each), resources)]
 
 
 def as_arm(spec: StrategySpec) -> Arm:
     """The drafter as a router is told of it."""
     most = spec.settings[K]
     assert isinstance(most, int)
-    return Arm(str(spec), most, find(spec.name).replayable)
+    head = spec.settings.get(HEAD)
+    return Arm(str(spec), most, find(spec.name).replayable, str(head) if head in KINDS else "")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from parlay.drafters.resources import Resources
+from parlay.router.arms import Arm
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import Router
-from parlay.strategies.arms import arms, as_arm, build_all
+from parlay.strategies.arms import as_arm, build_all, drafters_of
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
 from parlay.strategies.entry import POLICY, K
@@ -22,8 +23,8 @@ from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
 """The draft model that goes with a target, where none is named."""
 
-
 NO_MEMORY = NoMemory()
+
 KEPT = 64
 """Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
 
@@ -32,11 +33,13 @@ KEPT = 64
 class _Built:
     """A strategy, and the calls that its drafter registered for its end.
 
-    ``apart``: the same with a policy of its own for each owner of requests, the least recently used first.
+    ``arms`` are what it chooses from, if it does. ``apart``: the same with a policy of its own for each owner of
+    requests, the least recently used first.
     """
 
     strategy: Strategy
     closing: ExitStack
+    arms: tuple[Arm, ...] = ()
     apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
 
 
@@ -81,14 +84,13 @@ class StrategyCache:
         if len(self._built) > self._kept:
             self._forget(self._in_use())
         built = self._built[spec]
-        return (
-            self._own(spec, built, owner) if owner and self._memory.apart and find(spec.name).routes else built.strategy
-        )
+        return self._own(built, owner) if owner and self._memory.apart and built.arms else built.strategy
 
-    def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
+    def _own(self, built: _Built, owner: str) -> Strategy:
         """The strategy with the owner's own router."""
         if owner not in built.apart:
-            built.apart[owner] = replace(built.strategy, policy=self._router(spec, self._resources, owner))
+            router = Router(self._cost, built.arms, self._memory.recall(owner))
+            built.apart[owner] = replace(built.strategy, policy=router)
         built.apart.move_to_end(owner)
         if len(built.apart) > self._kept:
             self._remember(*built.apart.popitem(last=False))
@@ -105,12 +107,14 @@ class StrategyCache:
     def _build(self, spec: StrategySpec) -> _Built:
         closing = ExitStack()
         resources = replace(self._resources, closing=closing)
-        drafters = build_all(spec, resources)
+        wanted = drafters_of(spec, resources)
+        drafters = build_all(wanted, resources)
+        arms = tuple([as_arm(each) for each in wanted]) if find(spec.name).routes else ()
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
-        policy = self._policy(spec, drafters, resources)
-        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing)
+        policy = self._policy(spec, drafters, arms)
+        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
@@ -121,19 +125,16 @@ class StrategyCache:
             self._remember_all(built)
             built.closing.close()
 
-    def _policy(self, spec: StrategySpec, drafters: Sequence[Drafter], resources: Resources) -> Policy:
+    def _policy(self, spec: StrategySpec, drafters: Sequence[Drafter], arms: Sequence[Arm]) -> Policy:
         if not drafters:
             return Plain()
-        if find(spec.name).routes:
-            return self._router(spec, resources)
+        if arms:
+            return Router(self._cost, arms, self._memory.recall(""))
         settings = spec.settings
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
         return make_policy(name, nodes, self._cost)
-
-    def _router(self, spec: StrategySpec, resources: Resources, owner: str = "") -> Router:
-        return Router(self._cost, [as_arm(arm) for arm in arms(spec, resources)], self._memory.recall(owner))
 
     def _remember_all(self, built: _Built) -> None:
         for owner, strategy in [("", built.strategy), *built.apart.items()]:

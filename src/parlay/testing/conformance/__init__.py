@@ -16,7 +16,7 @@ import torch
 
 from parlay.drafters.resources import Resources
 from parlay.sampling.rules import SharedNoise
-from parlay.strategies.arms import build_all
+from parlay.strategies.arms import build_all, drafters_of
 from parlay.strategies.building import build, build_rule
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import parse
@@ -118,7 +118,10 @@ def subject_of(spec: str) -> Subject:
     parsed = parse(spec)
     if find(parsed.name).routes:
         return SeveralSubject(
-            spec, lambda _: None, lambda: build_rule(parsed), lambda resources: build_all(parsed, resources)
+            spec,
+            lambda _: None,
+            lambda: build_rule(parsed),
+            lambda resources: build_all(drafters_of(parsed, resources), resources),
         )
     return Subject(spec, lambda resources: build(parsed, resources), lambda: build_rule(parsed))
 
