@@ -181,18 +181,22 @@ def test_keys_that_are_apart_never_learn_from_each_other() -> None:
         decode(llm, "two")
     (one,), (two,) = kept_of("one"), kept_of("two")
     assert kept_of("") == [], "nothing is learned of both together"
-    with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="per-key") as llm:
-        decode(llm, "three")
-        strategies = llm._strategies
-        policies = {name: strategies.get(llm._strategy, name).policy for name in ("one", "two", "three", "four")}
     assert one.arms != two.arms
-    known = {name: policy.kept() for name, policy in policies.items() if isinstance(policy, Router)}
-    assert known["one"] == one.arms
-    assert known["two"] == two.arms
-    assert known["four"] == {}
-    (kept,) = known["three"].values()
-    (alone,) = two.arms.values()
-    assert (kept.calibration, kept.record) == (alone.calibration, alone.record), "as if nobody had been there before"
+    with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="per-key") as llm:
+        assert known_of(llm, "one") == one.arms
+        assert known_of(llm, "three") == {}, "a key begins with nothing of another's"
+        decode(llm, "three")
+        assert known_of(llm, "three")
+        assert known_of(llm, "one") == one.arms, "and teaches no other"
+        assert known_of(llm, "two") == two.arms
+        assert known_of(llm, "four") == known_of(llm, "") == {}
+
+
+def known_of(llm: LLM, owner: str) -> dict[str, KeptArm]:
+    """What the router of an owner knows now."""
+    policy = llm._strategies.get(llm._strategy, owner).policy
+    assert isinstance(policy, Router)
+    return policy.kept()
 
 
 def test_an_llm_begins_with_what_the_last_one_learned() -> None:

@@ -1,0 +1,107 @@
+"""Short requests for new text and for edits in turn: what `auto` gains when a request begins with what its kind taught.
+
+Two models in one process decode the same requests one after another, each with a router that knew nothing: one is told
+the kinds of requests, the other is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.commands import one_line_errors
+from parlay import LLM, SamplingParams
+from parlay.bench.workloads import Item, load
+from parlay.types import Metrics
+
+PROSE = ("spec-bench/writing", "spec-bench/stem", "spec-bench/humanities")
+EDITS = ("editeval",)
+FIRST = 8
+"""Steps of an answer that show how soon the right choice was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One request of both models: tokens in its first steps, and per second of decoding."""
+
+    kind: str
+    early: tuple[int, int]
+    rates: tuple[float, float]
+
+
+def requests(data: Path, pairs: int) -> list[Item]:
+    """So many prompts for new text, each followed by an edit."""
+    prose = [item for workload in load(PROSE, data=data) for item in workload.items]
+    edits = [item for workload in load(EDITS, data=data) for item in workload.items]
+    edits.sort(key=lambda item: -len(item.messages[-1].content))  # those with much to copy
+    return [item for pair in zip(prose[:pairs], edits[:pairs], strict=True) for item in pair]
+
+
+def decode(llm: LLM, item: Item, tokens: int, *, told: bool) -> tuple[str, Metrics]:
+    """The kind of the request, and what its answer took."""
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    job = llm.job([message._asdict() for message in item.messages], params)
+    (sample,) = job.samples
+    kind = sample.request.kind
+    if not told:
+        sample.request = replace(sample.request, kind="")
+    llm.add(job)
+    while not job.finished:
+        for event in llm.engine.step():
+            job.event(sample, event)
+    return kind, job.output().outputs[0].metrics
+
+
+def early(metrics: Metrics) -> int:
+    """Tokens of the first steps."""
+    assert metrics.router is not None
+    tokens = steps = 0
+    for each in metrics.router.life:
+        if steps + each.steps > FIRST:
+            break
+        tokens, steps = tokens + each.tokens, steps + each.steps
+    return tokens
+
+
+def measure(model: str, items: Sequence[Item], tokens: int) -> list[Told]:
+    found: list[Told] = []
+    with (
+        LLM(model, strategy="auto", router_memory="off") as one,
+        LLM(model, strategy="auto", router_memory="off") as other,
+    ):
+        for item in items:
+            kind, told = decode(one, item, tokens, told=True)
+            _, untold = decode(other, item, tokens, told=False)
+            rates = told.tokens_per_second, untold.tokens_per_second
+            found.append(Told(kind, (early(told), early(untold)), rates))
+    return found
+
+
+def report(found: Sequence[Told], skipped: int) -> str:
+    """By kind, without the first requests, in which neither has anything to go by."""
+    lines = [f"{'kind':12}{'requests':>9}{f'tokens in {FIRST} steps':>22}{'without':>9}{'tokens/s':>10}{'without':>9}"]
+    kept = found[skipped:]
+    for kind in (*sorted({each.kind for each in kept}), "all"):
+        own = [each for each in kept if kind in (each.kind, "all")]
+        early_steps = [fmean(each.early[place] for each in own) for place in range(2)]
+        rates = [fmean(each.rates[place] for each in own) for place in range(2)]
+        lines.append(f"{kind:12}{len(own):9}{early_steps[0]:22.2f}{early_steps[1]:9.2f}{rates[0]:10.1f}{rates[1]:9.1f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of published prompt sets")
+    parser.add_argument("--model", default="smollm2-135m", help="the model (default: smollm2-135m)")
+    parser.add_argument("--pairs", type=int, default=12, metavar="N", help="of new text and edit (default: 12)")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer (default: 64)")
+    options = parser.parse_args()
+    with one_line_errors("benchmarks.kinds_in_turn"):
+        print(report(measure(options.model, requests(options.data, options.pairs), options.tokens), skipped=4))
+
+
+if __name__ == "__main__":
+    main()
