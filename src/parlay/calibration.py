@@ -14,6 +14,7 @@ from parlay.progress import Progress, bar
 from parlay.quality.agreement import SCORE, agreement
 from parlay.quality.allowed import Floor
 from parlay.quality.bounds import at_least, fixed_sequence, lower_bound
+from parlay.quality.cascade import THRESHOLDS, Cascade, Threshold, sureness
 from parlay.quality.certificate import Certificate, Certified, Claim, Sampling
 from parlay.quality.gate import rule_level
 from parlay.strategies.spelling import StrategySpec
@@ -78,6 +79,45 @@ def calibrate(
     return Calibration(found, _certificate(llm, unique, found, floor, params) if certified else None)
 
 
+def calibrate_cascade(
+    small: LLM, large: LLM, prompts: Sequence[tuple[Ids, Ids]], floor: Floor, params: SamplingParams
+) -> Cascade | None:
+    """Find from what `sureness` on the small model may answer for the large one; None: from none that is of use.
+
+    ``prompts`` are pairs: each prompt as the small model reads it, and as the large one does. Thresholds are tested
+    from the safest on (Learn then Test with a fixed sequence): with a chance of at most 1 - ``floor.confidence`` fewer
+    than ``floor.floor`` of the answers are good. Both models decode greedily and exactly; an answer is good if its text
+    has at least ``floor.agreement`` with the large model's, in that one's tokens. Raises ValueError as `calibrate`.
+    """
+    unique = list(dict.fromkeys(prompts))
+    _check_request(floor, params, len(unique))
+    if not params.greedy or large.tokenizer is None:
+        raise ValueError("a cascade is for greedy requests (temperature=0) and models with a tokenizer")
+    first = small.generate([list(ids) for ids, _ in unique], replace(params, logprobs=0), exactness=Exactness.SEED)
+    second = large.generate([list(ids) for _, ids in unique], params, exactness=Exactness.SEED)
+    sure, good = [], []
+    for one, other in zip(first, second, strict=True):
+        texts = [each.outputs[0].text for each in (one, other)]
+        answer, exact = (large.tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        good.append(agreement(answer, exact) >= floor.agreement)
+        logprobs = one.outputs[0].logprobs
+        sure.append(sureness([entry.logprob for entry in logprobs.entries] if logprobs else []))
+    threshold = _threshold(sure, good, floor)
+    if threshold is None:
+        return None
+    bindings = small.gate.binding(), large.gate.binding()
+    return Cascade(*bindings, Sampling.of(params), _claim([ids for _, ids in unique], floor, params), threshold)
+
+
+def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> Threshold | None:
+    """The least threshold that is shown to keep the floor; None if no answer is above any."""
+    rows = list(zip(sure, good, strict=True))
+    goods = [sum(fine or one < least for one, fine in rows) for least in THRESHOLDS]
+    shown = fixed_sequence([at_least(count, len(rows), floor.floor) for count in goods], floor.confidence)
+    by_small = sum(one >= THRESHOLDS[shown - 1] for one in sure) if shown else 0
+    return Threshold(least=THRESHOLDS[shown - 1], good=goods[shown - 1], by_small=by_small) if by_small else None
+
+
 def fewest(floor: Floor) -> int:
     """How many answers it takes to show the floor if all of them are good: ``floor ** n <= 1 - confidence``."""
     if floor.floor >= 1:
@@ -91,6 +131,10 @@ def _check(strategies: Sequence[StrategySpec], floor: Floor, params: SamplingPar
     for strategy in strategies:
         if rule_level(strategy) is not Exactness.LOSSY:
             raise ValueError(f"strategy {strategy} is {rule_level(strategy)}, not lossy: it needs no certificate")
+    _check_request(floor, params, prompts)
+
+
+def _check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
     if prompts < fewest(floor):
         raise ValueError(
             f"a floor of {floor.floor:g} with confidence {floor.confidence:g} takes at least {fewest(floor)} different "
@@ -156,8 +200,14 @@ def _rate(outputs: Sequence[RequestOutput]) -> float:
 def _certificate(
     llm: LLM, prompts: Sequence[Ids], shown: Sequence[Shown], floor: Floor, params: SamplingParams
 ) -> Certificate:
+    certified = [one for one in shown if one.certified]
+    strategies = tuple(Certified(strategy=str(one.strategy), good=one.good, speed=one.speed) for one in certified)
+    return Certificate(llm.gate.binding(), Sampling.of(params), _claim(prompts, floor, params), strategies)
+
+
+def _claim(prompts: Sequence[Ids], floor: Floor, params: SamplingParams) -> Claim:
     assert params.max_tokens is not None
-    claim = Claim(
+    return Claim(
         answers=len(prompts),
         prompts=hashlib.sha256(json.dumps(sorted(prompts)).encode()).hexdigest(),
         max_tokens=params.max_tokens,
@@ -166,6 +216,3 @@ def _certificate(
         agreement=floor.agreement,
         confidence=floor.confidence,
     )
-    certified = [one for one in shown if one.certified]
-    strategies = tuple(Certified(strategy=str(one.strategy), good=one.good, speed=one.speed) for one in certified)
-    return Certificate(llm.gate.binding(), Sampling.of(params), claim, strategies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,9 @@ from parlay.cli.flags import (
     strategy,
 )
 from parlay.cli.opening import open_llm
+from parlay.options import LoadOptions
 from parlay.quality.allowed import Floor
+from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
     from parlay.bench.workloads import Item
@@ -39,11 +42,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         type=strategy,
         action="append",
-        required=True,
+        default=[],
         dest="strategies",
         metavar="NAME[:KEY=VALUE,...]",
         help="lossy strategy; several are tested in this order until one fails, so name the safest first",
     )
+    parser.add_argument(
+        "--small",
+        metavar="MODEL",
+        help="instead of a strategy: a smaller model, which is to answer for --model what it is sure of",
+    )
+    _add_decoding_flags(parser)
+
+
+def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
+    """How many prompts, to what floor, and what decodes them."""
     parser.add_argument("--most", type=int, default=1000, metavar="N", help="most prompts, the first (default: 1000)")
     add_option_flags(parser, Floor)
     add_model_flags(parser)
@@ -57,12 +70,16 @@ def run(options: argparse.Namespace) -> int:
     floor, params = options_from(Floor, options), sampling_params(options)
     if not options.output.absolute().parent.is_dir():
         raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
-    options.strategy = options.strategies[0]
+    if bool(options.strategies) == (options.small is not None):
+        raise ValueError("name lossy strategies with --strategy, or a model with --small")
+    options.strategy = options.strategies[0] if options.strategies else None
     from parlay.bench.recommend import read_prompts
     from parlay.calibration import calibrate
     from parlay.quality.certificate import write
 
     workload = read_prompts(options.prompts, options.most)
+    if options.small is not None:
+        return _cascade(options, workload.items, floor, params)
     with open_llm(options) as llm:
         result = calibrate(llm, [_ids(llm, item) for item in workload.items], options.strategies, floor, params)
     _tell(result, floor)
@@ -71,6 +88,29 @@ def run(options: argparse.Namespace) -> int:
         return FAILURE
     write(result.certificate, options.output)
     print(f"{options.output}: use it with --certificate {options.output} --exactness lossy:{floor}")
+    return 0
+
+
+def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, params: SamplingParams) -> int:
+    from parlay.calibration import calibrate_cascade
+    from parlay.llm import LLM
+    from parlay.quality.cascade import write
+
+    load = options_from(LoadOptions, options)
+    with open_llm(options) as large, LLM(options.small, load=load, router_memory="off") as small:
+        prompts = [(_ids(small, item), _ids(large, item)) for item in items]
+        cascade = calibrate_cascade(small, large, prompts, floor, params)
+    if cascade is None:
+        told = f"no answers of {options.small} are shown to keep lossy:{floor}; nothing is written"
+        print(f"parlay: error: {told}", file=sys.stderr)
+        return FAILURE
+    write(cascade, options.output)
+    found, answers = cascade.threshold, cascade.claim.answers
+    print(
+        f"{options.small} answers where it is sure to {found.least:g} or more: {found.by_small} of {answers} prompts; "
+        f"{found.good} of {answers} answers are good\n{options.output}: use it with parlay serve --cascade "
+        f"{options.output}, and requests to {options.model} of exactness lossy:{floor}"
+    )
     return 0
 
 

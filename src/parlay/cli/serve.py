@@ -20,6 +20,7 @@ from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
     add_model_arguments,
+    cascades,
     check_flags,
     chosen_models,
     loaded_first,
@@ -173,7 +174,8 @@ def _serve(
     vocabularies = Vocabularies(KEPT + named)
     loader_of = loading(options, vocabularies)
     hosted = {name: loader_of(model) for name, model in models.items()}
-    app = create_app(hosted, allowed, observers, loader_of if options.allow_pull else None)
+    pulled = loader_of if options.allow_pull else None
+    app = create_app(hosted, allowed, observers, pulled, cascades(options, models))
     if first is not None:
         app.state.registry.load_now(first)
     read_ahead([*models.values()][1:named], vocabularies)

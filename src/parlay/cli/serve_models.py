@@ -26,6 +26,7 @@ from parlay.types import ParlayError
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
     from parlay.llm import LLM
+    from parlay.serve.cascades import Link
     from parlay.vocabulary import Vocabularies
 
 IDLE_SECONDS = 300.0
@@ -49,7 +50,25 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     _add_loading_flags(group)
     add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
     add_router_memory_flag(group, keys=True)
+    _add_quality_flags(group)
+    add_tokenizer_flag(group)
+    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
+    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
+    add_option_flags(group, LoadOptions)
+
+
+def _add_quality_flags(group: argparse._ActionsContainer) -> None:
+    """What opens lossy strategies and other models to requests that allow it."""
     add_certificate_flag(group)
+    group.add_argument(
+        "--cascade",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file of parlay calibrate --small, for two of the models: in chat completions whose exactness has a "
+        "floor, the small one answers for the large one what it is sure of; may be given several times",
+    )
     group.add_argument(
         "--audit-share",
         type=float,
@@ -57,11 +76,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help=f"share of the answers that a certificate lets be lossy to decode exactly too (default: {AUDIT_SHARE:g})",
     )
-    add_tokenizer_flag(group)
-    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
-    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
-    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
-    add_option_flags(group, LoadOptions)
 
 
 def _add_loading_flags(group: argparse._ActionsContainer) -> None:
@@ -200,6 +214,29 @@ def read_ahead(models: Sequence[str], vocabularies: Vocabularies) -> None:
                 vocabulary = Vocabulary(load_tokenizer(found), config.vocab_size, config.eos_ids)
                 vocabulary.prepare()
                 vocabularies.put(stamps(found), vocabulary)
+
+
+def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str, Link]:
+    """Which model may answer for which, by their names: those of the calibrations' weights.
+
+    Raises ValueError for a cascade whose models are not both here, and for two of one model.
+    """
+    from parlay.models.origin import weights_fingerprint
+    from parlay.quality.cascade import read
+    from parlay.serve.cascades import Link
+
+    found: dict[str, Link] = {}
+    names = {weights_fingerprint(model): name for name, model in models.items()} if options.cascade else {}
+    for file in options.cascade:
+        cascade = read(Path(file))
+        large, small = names.get(cascade.large.weights), names.get(cascade.small.weights)
+        if large is None or small is None:
+            missing = cascade.large.model if large is None else cascade.small.model
+            raise ValueError(f"--cascade {file} is about {missing}, which is not served with these weights: name it")
+        if large in found:
+            raise ValueError(f"--cascade {file}: {large} has another cascade already: leave one of them out")
+        found[large] = Link(small, Path(file), options.audit_share)
+    return found
 
 
 def _certificates(model: str, options: argparse.Namespace) -> list[Path]:

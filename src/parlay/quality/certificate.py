@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -81,6 +81,17 @@ class Claim(Options):
     agreement: float = option(low=0, high=1)
     confidence: float = option(low=0.5, high=1 - DOUBT)
 
+    def covers(self, sampling: Sampling, params: SamplingParams) -> bool:
+        """Whether a request samples as the calibration did, writes no more, and edits no logits in ways of its own."""
+        edited = params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words
+        short = params.max_tokens is not None and params.max_tokens <= self.max_tokens
+        return short and not edited and params.form is None and Sampling.of(params) == sampling
+
+    def implies(self, floor: Floor) -> bool:
+        """Whether what was shown is at least what a request asks for."""
+        sure = floor.agreement <= self.agreement and floor.confidence <= self.confidence
+        return sure and floor.floor <= self.floor
+
     def shown_by(self, good: int) -> bool:
         """Whether so many good answers show the floor, by Clopper and Pearson's bound."""
         return good <= self.answers and at_least(good, self.answers, self.floor) <= 1 - self.confidence
@@ -111,16 +122,12 @@ class Certificate:
     strategies: tuple[Certified, ...]
 
     def covers(self, params: SamplingParams) -> bool:
-        """Whether a request samples as the calibration did, writes no more, and edits no logits in ways of its own."""
-        edited = params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words
-        short = params.max_tokens is not None and params.max_tokens <= self.claim.max_tokens
-        return short and not edited and params.form is None and Sampling.of(params) == self.sampling
+        """See `Claim.covers`."""
+        return self.claim.covers(self.sampling, params)
 
     def implies(self, certified: Certified, floor: Floor) -> bool:
-        """Whether what was shown is at least what a request asks for."""
-        claim = self.claim
-        sure = floor.agreement <= claim.agreement and floor.confidence <= claim.confidence
-        return sure and not certified.revoked and floor.floor <= claim.floor
+        """Whether the strategy is certified for at least what a request asks for."""
+        return not certified.revoked and self.claim.implies(floor)
 
     def audited(self, strategy: str, good: bool) -> Certificate:
         """After one more audit. The strategy is revoked where its audits, taken together, contradict its floor."""
@@ -137,13 +144,30 @@ class Certificate:
 
 def write(certificate: Certificate, path: Path) -> None:
     """Raises ParlayError where it can't be written."""
-    fields = dataclasses.asdict(certificate)
-    with saved_whole(path) as part:
-        part.write_text(json.dumps({_KIND: VERSION, **fields}, indent=2) + "\n", encoding="utf-8")
+    write_parts(dataclasses.asdict(certificate), path)
 
 
 def read(path: Path) -> Certificate:
     """Raises ParlayError for a file that is no certificate of this version, in one line."""
+    data = read_parts(path, ("binding", "sampling", "claim", "strategies"))
+    if not isinstance(data["strategies"], list):
+        raise ParlayError(f"{path} is damaged: its strategies are no list; calibrate again")
+    strategies = tuple(read_part(Certified, one, path) for one in data["strategies"])
+    binding, sampling = read_part(Binding, data["binding"], path), read_part(Sampling, data["sampling"], path)
+    claim = read_part(Claim, data["claim"], path)
+    if any(one.bad > one.audited or not claim.shown_by(one.good) for one in strategies):
+        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
+    return Certificate(binding, sampling, claim, strategies)
+
+
+def write_parts(parts: Mapping[str, Any], path: Path) -> None:
+    """The parts as a file of this version. Raises ParlayError where it can't be written."""
+    with saved_whole(path) as part:
+        part.write_text(json.dumps({_KIND: VERSION, **parts}, indent=2) + "\n", encoding="utf-8")
+
+
+def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
+    """The parts of a file, which must have these names. Raises ParlayError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ParlayError(f"{path} is no certificate: it is larger than {_MOST_BYTES:,} bytes")
@@ -156,22 +180,13 @@ def read(path: Path) -> Certificate:
         raise ParlayError(f"{path} is no certificate; parlay calibrate writes one")
     if data[_KIND] != VERSION:
         raise ParlayError(f"{path} is a certificate of version {data[_KIND]!r}, not {VERSION}: calibrate again")
-    return _certificate(data, path)
+    if sorted(data) != sorted((_KIND, *names)):
+        raise ParlayError(f"{path} is damaged, or for something else: here it must have the parts {', '.join(names)}")
+    return data
 
 
-def _certificate(data: Mapping[str, Any], path: Path) -> Certificate:
-    known = ("binding", "sampling", "claim", "strategies")
-    if sorted(data) != sorted((_KIND, *known)) or not isinstance(data["strategies"], list):
-        raise ParlayError(f"{path} is damaged: a certificate has the parts {', '.join(known)}; calibrate again")
-    strategies = tuple(_read(Certified, one, path) for one in data["strategies"])
-    binding, sampling = _read(Binding, data["binding"], path), _read(Sampling, data["sampling"], path)
-    claim = _read(Claim, data["claim"], path)
-    if any(one.bad > one.audited or not claim.shown_by(one.good) for one in strategies):
-        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
-    return Certificate(binding, sampling, claim, strategies)
-
-
-def _read(declared: type[T], given: object, path: Path) -> T:
+def read_part(declared: type[T], given: object, path: Path) -> T:
+    """One part, its fields checked. Raises ParlayError."""
     if not isinstance(given, dict) or given.keys() != options_of(declared).keys():
         names = ", ".join(options_of(declared))
         raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} has the fields {names}; calibrate again")

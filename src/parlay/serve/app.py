@@ -15,6 +15,7 @@ from parlay.aio import AsyncLLM
 from parlay.serve import errors
 from parlay.serve.auth import Guard
 from parlay.serve.bodies.extras import HEADER
+from parlay.serve.cascades import Cascades, Link
 from parlay.serve.document import Application, operation_id
 from parlay.serve.finished import Observer
 from parlay.serve.hosted import Loader
@@ -40,6 +41,7 @@ from parlay.serve.routes import (
     tokens,
 )
 from parlay.serve.settings import Settings
+from parlay.serve.translate.chat import NAMES as CHAT_NAMES
 from parlay.serve.workers import Workers
 
 
@@ -48,13 +50,15 @@ def create_app(
     settings: Settings | None = None,
     observers: Sequence[Observer] = (),
     pulled: Callable[[str], Loader] | None = None,
+    cascades: Mapping[str, Link] | None = None,
 ) -> FastAPI:
     """An ASGI application for the models by their names, which it closes when it shuts down.
 
     A model that comes as a `Loader` is loaded when a request first names it. ``observers`` are called with each
     finished request. ``pulled`` loads models that requests download to this machine; None: requests may not.
-    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate`` and ``workers``. Raises
-    ValueError for no models.
+    ``cascades`` say by a model's name which other one may answer for it in ``/v1/chat/completions``.
+    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate``, ``cascades`` and ``workers``.
+    Raises ValueError for no models.
     """
     settings = settings or Settings()
     registry = Registry(
@@ -72,6 +76,7 @@ def create_app(
     app.state.ignored_before = set()
     app.state.kept_responses = KeptResponses(settings.responses_kept)
     app.state.workers = Workers(settings.retry_after)
+    app.state.cascades = Cascades(registry, settings, CHAT_NAMES, cascades or {})
     _add_routes(app, None if pulled is None else Puller(registry, pulled))
     _add_middleware(app, settings)
     errors.install(app, settings.retry_after)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.bodies.extras import note_ignored
+from parlay.serve.cascades import Ask, Cascades
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.hosted import Served
 from parlay.serve.reading import BodyRoute
@@ -32,11 +35,9 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
 
-        def prepare() -> tuple[ChatJob, ChatShape]:
-            chat = chat_job(served, chat_request(body, request, settings), settings, NAMES)
-            note_ignored(request, settings, chat.unused)
-            return chat, _shape(served, body, chat)
-
+        cascades: Cascades = request.app.state.cascades
+        served, ask = await cascades.route(served, request, lambda: chat_request(body, request, settings))
+        prepare = partial(_prepare, served, body, ask, request, settings)
         chat, shape = await in_thread(request, prepare, heavy=body.structured)
         run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
@@ -45,6 +46,15 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes
+
+
+def _prepare(
+    served: Served, body: ChatBody, ask: Ask, request: Request, settings: Settings
+) -> tuple[ChatJob, ChatShape]:
+    """Raises ApiError for a request that can't be used."""
+    chat = chat_job(served, ask(), settings, NAMES)
+    note_ignored(request, settings, chat.unused)
+    return chat, _shape(served, body, chat)
 
 
 def _shape(served: Served, body: ChatBody, chat: ChatJob) -> ChatShape:

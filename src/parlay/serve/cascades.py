@@ -1,0 +1,106 @@
+"""Two models in one server: a prompt that the small one is sure of is answered by it, if the request allows that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastapi import Request
+
+from parlay.aio import Busy, Closed
+from parlay.outputs import CompletionOutput
+from parlay.quality.agreement import agreement
+from parlay.quality.allowed import AUDIT_SHARE, Allowed
+from parlay.quality.cascade import PROBE, HeldCascade, sureness
+from parlay.serve.chat.job import chat_job
+from parlay.serve.chat.request import ChatRequest
+from parlay.serve.errors import ApiError
+from parlay.serve.hosted import Served
+from parlay.serve.jobs import FieldNames
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+from parlay.types import Exactness, ParlayError
+
+logger = logging.getLogger(__name__)
+
+Ask = Callable[[], ChatRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The model that may answer for another one, by its name here, and the certificate's file."""
+
+    small: str
+    path: Path
+    audit_share: float = AUDIT_SHARE
+
+
+class Cascades:
+    """``links`` by the large model's name. Lives in one event loop. Raises ParlayError for a file of another kind."""
+
+    def __init__(self, registry: Registry, settings: Settings, names: FieldNames, links: Mapping[str, Link]) -> None:
+        self._registry, self._settings, self._names = registry, settings, names
+        held = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
+        self._links = {large: (link.small, held[large]) for large, link in links.items()}
+        self._audits: set[asyncio.Task[None]] = set()
+
+    async def route(self, large: Served, request: Request, ask: Ask) -> tuple[Served, Ask]:
+        """The model that answers, and what it is asked. Raises ApiError for a request that can't be used."""
+        if large.name not in self._links:
+            return large, ask
+        chat = await asyncio.to_thread(ask)
+        name, held = self._links[large.name]
+        allowed, free = chat.options.exactness, not (chat.functions or chat.answer_schema or chat.options.strategy)
+        if not (isinstance(allowed, Allowed) and free and held.opens(allowed.floor, chat.params)):
+            return large, lambda: chat
+        small = await self._registry.use(name, request)
+        exactly = replace(chat, options=replace(chat.options, exactness=Allowed(Exactness.SEED)))
+        sure = await self._sure(small, exactly) if await self._is_meant(held, small, large) else 0.0
+        chosen = small if sure >= held.cascade.threshold.least else large
+        if held.due():
+            task = asyncio.create_task(self._audit(held, chosen, large, exactly))
+            self._audits.add(task)  # the event loop holds no task for us
+            task.add_done_callback(self._audits.discard)
+        return chosen, lambda: exactly
+
+    async def _is_meant(self, held: HeldCascade, small: Served, large: Served) -> bool:
+        """Whether the models are those of the calibration. Their weights are read when this is first asked."""
+        pairs = ((small, held.cascade.small), (large, held.cascade.large))
+        for served, binding in pairs:
+            own = await asyncio.to_thread(served.engine.llm.gate.binding)
+            if (own.weights, own.dtype) != (binding.weights, binding.dtype):
+                logger.warning("%s is not about %s as it is served here, and opens nothing", held.path, served.name)
+                return False
+        return True
+
+    async def _sure(self, small: Served, chat: ChatRequest) -> float:
+        """How sure the small model is of the beginning of its answer; 0 where it can't take the prompt."""
+        most = min(PROBE, chat.params.max_tokens or PROBE)
+        try:
+            answer = await self._answer(small, replace(chat, params=replace(chat.params, max_tokens=most, logprobs=0)))
+        except ApiError:
+            return 0.0
+        return sureness([entry.logprob for entry in answer.logprobs.entries] if answer.logprobs else [])
+
+    async def _answer(self, served: Served, chat: ChatRequest) -> CompletionOutput:
+        alone = replace(chat, params=replace(chat.params, n=1))
+        job = await asyncio.to_thread(lambda: chat_job(served, alone, self._settings, self._names).job)
+        return (await (await served.engine.submit(job, whole=True)).wait()).outputs[0]
+
+    async def _audit(self, held: HeldCascade, chosen: Served, large: Served, chat: ChatRequest) -> None:
+        """Compare the answer that was given with the large model's. Not where there is no room."""
+        later = replace(chat, options=replace(chat.options, priority=chat.options.priority + 1, store=False))
+        try:
+            given, exact = await self._answer(chosen, later), await self._answer(large, later)
+        except (Busy, Closed, ApiError):
+            return
+        except (ParlayError, ValueError) as error:
+            logger.warning("an answer can't be audited: %s", error)
+            return
+        tokenizer = large.engine.llm.tokenizer
+        if tokenizer is not None and {given.finish_reason, exact.finish_reason} <= {"stop", "length"}:
+            first, second = (tokenizer.encode(each.text, add_special_tokens=False) for each in (given, exact))
+            await asyncio.to_thread(held.audit, agreement(first, second))
