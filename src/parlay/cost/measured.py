@@ -39,6 +39,7 @@ _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
+_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # those that drafts pay or do not pay by are timed again, for so many seconds
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 
 
@@ -239,7 +240,21 @@ def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
 
 
 def _time_rows(runner: Runner, deadline: float) -> dict[int, float]:
-    """The shortest time for each row count. Every pass times all of them, so that a slow moment affects all alike."""
+    """The shortest time for each row count. Every pass times all of them, so that a slow moment affects all alike.
+
+    One pass may be all that there is time for. A delay in it would make a small draft seem expensive for good, because
+    a policy does not verify what does not seem to pay; so few rows are timed more often.
+    """
+    best = _time_all(runner, deadline)
+    again = time.perf_counter() + _AGAIN
+    while time.perf_counter() + sum(best.get(rows, math.inf) for rows in _SMALL) <= again:
+        for rows in _SMALL:
+            best[rows] = min(best[rows], _time_forward(runner, rows))
+    return best
+
+
+def _time_all(runner: Runner, deadline: float) -> dict[int, float]:
+    """In passes over all row counts, until the deadline."""
     best: dict[int, float] = {}
     enough = time.perf_counter() + _ENOUGH
     _time_forward(runner, 1)  # the first one ever may build kernels
