@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from parlay.drafters.heads.eagle3 import Eagle3
 from parlay.engine.layers import TargetLayers
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.llm import LLM
 from parlay.prompts import TokensPrompt
+from parlay.router.policies import Fixed
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
-from parlay.types import SamplingParams, SequenceView
+from parlay.types import Budgets, Draft, SamplingParams, SequenceView
 
 _SHARED = [place * 7 % VOCAB_SIZE for place in range(50)]
 _CHUNK = 32
@@ -56,3 +58,32 @@ def test_only_skipped_tokens_are_computed_again(
     assert answers[1].metrics is not None
     assert answers[1].metrics.draft_tokens > 0
     assert 0 < sum(asked) <= len(_SHARED)
+
+
+def test_a_head_that_lacks_two_stretches_drafts_at_once(
+    model: Path, head: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not seen the prefix that was cached, nor steps in which its policy was inactive."""
+    artefact.save(tmp_path, head, "")
+    drafts: list[int] = []
+    plan, propose = Fixed.plan, Eagle3.propose
+    steps = iter(range(1000))
+
+    def late(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
+        found = plan(self, views)
+        return found if next(steps) % 8 == 5 else Budgets([0] * len(views))
+
+    def counted(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        found = propose(self, views, budgets)
+        if max(budgets) == 2:  # not as where a head is proved
+            drafts.extend(map(len, found))
+        return found
+
+    monkeypatch.setattr(Fixed, "plan", late)
+    monkeypatch.setattr(Eagle3, "propose", counted)
+    strategy = f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        llm.generate([TokensPrompt(prompt_token_ids=_SHARED)], params, strategy="none")
+        llm.generate([TokensPrompt(prompt_token_ids=[*_SHARED, 3, 5, 7])], params, strategy=strategy)
+    assert drafts == [2]

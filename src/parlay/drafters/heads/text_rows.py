@@ -69,16 +69,24 @@ class TextRows:
         self._sequences.keep(waiting.view, len(waiting.pending))
 
     def _catch_up(self, views: Sequence[SequenceView]) -> None:
-        """Have the target compute features that are lacking, as after a prefix hit."""
-        lacking = [view for view in views if self._sequences.lacks(view)]
-        if not lacking:
-            return
+        """Have the target compute features that are lacking.
+
+        A prefix hit leaves a gap before what was seen of the prompt, and steps that nobody watched leave one after it.
+        """
+        while lacking := [view for view in views if self._sequences.lacks(view)]:
+            views = self._closed(lacking)
+
+    def _closed(self, lacking: Sequence[SequenceView]) -> list[SequenceView]:
+        """Closes the first gap of each; those that have no such gap any more."""
         layers = lacking[0].layers
         assert layers is not None, "the needs name taps"
         spans = [self._sequences.lacking(view) for view in lacking]
         for view, (start, _), taps in zip(lacking, spans, layers.states(lacking, spans, self._taps), strict=True):
             if taps:
                 self._sequences.take(view, start, taps)
+        return [
+            view for view, (_, end) in zip(lacking, spans, strict=True) if self._sequences.aligned(view).known >= end
+        ]
 
     def _waiting(self, view: SequenceView) -> Waiting:
         held = self._sequences.aligned(view)
