@@ -182,6 +182,8 @@ class Adaptive(Policy):
             if count not in rows:
                 rows[count] = forward - self._cost.forward(spent.rows - count, spent.context)
             loss, drafting = rows[count] - len(path) * token, seconds
+            if state.resumes:  # what it took to catch up with the text is no delay
+                drafting = max(seconds, spent.draft_seconds / slowdown)
             if ledger.is_unread:
                 is_first, drafting = True, known
                 ledger.read_prompt(spent.draft_seconds + loss)
