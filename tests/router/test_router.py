@@ -54,15 +54,12 @@ def test_copying_where_there_is_something_to_copy_and_a_head_elsewhere_beats_bot
 
 
 def test_a_change_of_regime_is_followed_within_twelve_steps() -> None:
-    """Prose that a head drafts, a copied document, prose again: within five percent of hindsight, twelve steps left."""
+    """Prose that a head drafts, then a copied document: within five percent of hindsight, but for twelve steps."""
     copied = range(200, 400)
     copy = replace(COPY, rate=lambda length: 0.97 if length in copied else 0.0)
-    both, seeds = (copy, HEAD), range(6)
-    shares = []
-    for seed in seeds:
-        mixed, alone = Machine(both, seed=seed).decode(600), Machine((copy,), seed=seed).decode(600)
-        shares.append((passed(mixed.lengths, 400) - passed(mixed.lengths, 200), steps_in(alone.lengths, copied)))
-    assert fmean(mixed for mixed, _ in shares) <= 1.05 * fmean(alone for _, alone in shares) + 12
+    for seed in range(12):
+        mixed, alone = Machine((copy, HEAD), seed=seed).decode(400), Machine((copy,), seed=seed).decode(400)
+        assert steps_in(mixed.lengths, copied) <= 1.05 * steps_in(alone.lengths, copied) + 12
 
 
 def passed(lengths: list[int], tokens: int) -> int:
