@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.drafters.trained import texts
+from benchmarks.drafters.trained import SPEC_BENCH, texts
 from benchmarks.options import add_run_flags
 from benchmarks.pages import about, number, table
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
@@ -104,7 +104,7 @@ def plan_of(setup: Setup, options: argparse.Namespace) -> BenchPlan:
     return BenchPlan(
         model=SMOLLM2,
         strategies=tuple(spec(name, nodes, heads.get(name, "")) for name in options.methods for nodes in NODES),
-        workloads=texts(SMOLLM2, setup, options),
+        workloads=texts(SMOLLM2, setup, [SPEC_BENCH], options.prompts),
         rounds=1,
         max_tokens=options.tokens,
     )

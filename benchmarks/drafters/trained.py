@@ -26,7 +26,14 @@ from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.bench.summary import Measurements
 from parlay.bench.workloads import Workload
 
-STRATEGIES = ("prompt-lookup", "eagle3", "medusa", "union:of=prompt-lookup+eagle3")
+STRATEGIES = (
+    "prompt-lookup",
+    "eagle3",
+    "medusa",
+    "draft-model",
+    "union:of=prompt-lookup+eagle3",
+    "auto:of=prompt-lookup+eagle3",
+)
 TEMPERATURES = (0.0, 0.8)
 SPEC_BENCH = "spec-bench"
 
@@ -59,19 +66,19 @@ def main() -> None:
         results = open_results(options, "trained", command)
         setup = Setup(QUICK if options.quick else FULL, options.data, options.cache)
         for model in options.models:
-            plan = plan_of(model, texts(model, setup, options), options)
+            plan = plan_of(model, texts(model, setup, options.workloads, options.prompts), options)
             if lacks(results, plan):
                 with setup.llm(model) as llm:
                     Bench(llm, plan, results).run()
     write_page(results.path, page(results.header, results.rows))
 
 
-def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Workload, ...]:
-    """The workloads that are named where there is data, else the kinds of text that ship here."""
-    if options.data is None:
+def texts(model: str, setup: Setup, names: Sequence[str], prompts: int) -> tuple[Workload, ...]:
+    """So many prompts of each of the workloads that are named where there is data, else of the kinds that ship here."""
+    if setup.data is None:
         drawn = setup.workloads(model, tuple(KINDS))
-        return tuple(replace(each, items=each.items[: options.prompts]) for each in drawn)
-    loaded = workloads.load(options.workloads, 1 if options.quick else options.prompts, options.data)
+        return tuple(replace(each, items=each.items[:prompts]) for each in drawn)
+    loaded = workloads.load(names, 1 if setup.scale is QUICK else prompts, setup.data)
     return tuple(replace(each, name=each.name.removeprefix(f"{SPEC_BENCH}/")) for each in loaded)
 
 
