@@ -30,7 +30,6 @@ STRATEGIES = (
     "prompt-lookup",
     "eagle3",
     "medusa",
-    "draft-model",
     "union:of=prompt-lookup+eagle3",
     "auto:of=prompt-lookup+eagle3",
 )
