@@ -38,6 +38,7 @@ METRICS = [
     "draft_seconds",
     "verify_seconds",
     "overhead_seconds",
+    "escaped_at",
     "router",
     "seed",
 ]
