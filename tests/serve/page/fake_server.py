@@ -7,13 +7,14 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Send
 
 from parlay.serve.routes import page
 
@@ -74,7 +75,10 @@ parlay_cache_room_tokens{{model="m"}} 1000.0
 
 @dataclass(slots=True)
 class Fake:
-    """What the server was asked, and how it is to behave. ``chat``: whether its model has a chat template."""
+    """What the server was asked, and how it is to behave.
+
+    ``chat``: whether its model has a chat template. It says what can be chosen once ``ready`` is set.
+    """
 
     url: str = ""
     key: str = ""
@@ -82,11 +86,13 @@ class Fake:
     looks: int = 0
     bodies: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     aborted: threading.Event = field(default_factory=threading.Event)
+    ready: threading.Event = field(default_factory=threading.Event)
 
     def reset(self) -> None:
         self.key, self.chat, self.looks = "", True, 0
         self.bodies.clear()
         self.aborted.clear()
+        self.ready.set()
 
 
 def refuse(message: str, status: int) -> JSONResponse:
@@ -112,6 +118,7 @@ def make_app(fake: Fake) -> FastAPI:
 
     @app.get("/choices")
     def choices(model: str) -> dict[str, Any]:
+        fake.ready.wait(timeout=10)
         return {
             "model": model,
             "max_model_len": 512,
@@ -133,9 +140,17 @@ def make_app(fake: Fake) -> FastAPI:
         fake.bodies.append((request.url.path, body))
         if ":" in body.get("strategy", ""):
             return refuse("k of copycat must be an int, got 'abc'", 400)
-        return StreamingResponse(stream(fake, body), media_type="text/event-stream")
+        return Closing(stream(fake, body), media_type="text/event-stream")
 
     return app
+
+
+class Closing(StreamingResponse):
+    """Ends its stream when the client goes, and not when the garbage collector comes by."""
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]  # ours is a generator
+            await super().stream_response(send)
 
 
 async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:

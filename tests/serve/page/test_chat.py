@@ -109,6 +109,17 @@ def test_settings_are_sent_and_stay(page: Page, fake: Fake) -> None:
     }
 
 
+def test_a_message_waits_until_the_page_knows_what_the_makers_recommend(page: Page, fake: Fake) -> None:
+    fake.ready.clear()
+    page.reload()
+    begin(page, "Where?")
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_visible()
+    assert not fake.bodies
+    fake.ready.set()
+    until_over(page)
+    assert fake.bodies[0][1]["top_p"] == 0.9
+
+
 def test_without_settings_the_model_and_the_server_decide(page: Page, fake: Fake) -> None:
     send(page, "Where?")
     body = fake.bodies[0][1]

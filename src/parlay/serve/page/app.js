@@ -5,7 +5,7 @@ import { Chat, isSend } from "./chat.js";
 import { alarm, byId, focusPrompt } from "./dom.js";
 import { startLive, stopLive } from "./live.js";
 import { fillRace, startRace, stopRace } from "./race.js";
-import { askKey, loadChoices, loadModel, settings, startSettings } from "./settings.js";
+import { askKey, loadChoices, loadModel, reads, settings, startSettings } from "./settings.js";
 import { showList } from "./sidebar.js";
 import * as store from "./store.js";
 import { begin } from "./tree.js";
@@ -66,7 +66,7 @@ async function open() {
 async function load(again = loadChoices) {
   try {
     alarm();
-    await again();
+    await reads(again());
     fillRace();
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;

@@ -3,7 +3,7 @@
 import { AnswerView, counted } from "./answer.js";
 import { ApiError, answer, isAbort } from "./api.js";
 import { announce, button, byId, copyButton, el, figure, focusPrompt } from "./dom.js";
-import { choices, requestFields, settings } from "./settings.js";
+import { choices, known, requestFields, settings } from "./settings.js";
 import { add, begin, choose, path, siblings } from "./tree.js";
 
 const SAVE_EVERY = 1500; // milliseconds, while an answer is written
@@ -146,7 +146,6 @@ export class Chat {
   /** Have a question answered. @param {Message} question */
   async #answer(question) {
     const conversation = this.conversation;
-    const request = asked(conversation, question);
     const message = add(conversation, question.id, "assistant", "");
     const running = { control: new AbortController(), conversation, message, saved: Date.now(), drawing: false, wanted: true };
     this.running = running;
@@ -155,6 +154,8 @@ export class Chat {
     byId("scroll").scrollTop = byId("scroll").scrollHeight;
     await this.#keep(running);
     try {
+      await Promise.race([known, aborted(running.control.signal)]); // what is asked depends on the choices
+      const request = asked(conversation, question);
       for await (const delta of answer(request, running.control.signal)) this.#take(running, delta);
     } catch (error) {
       this.#failed(message, error);
@@ -224,6 +225,9 @@ export class Chat {
       last && choices ? `${figure((last.prompt ?? 0) + last.tokens)} of ${figure(choices.max_model_len)} tokens used` : "";
   }
 }
+
+/** @param {AbortSignal} signal */
+const aborted = (signal) => new Promise((done) => signal.addEventListener("abort", done));
 
 /** What is asked of the server. A model without a chat template goes on with the text. @param {Conversation} conversation @param {Message} question */
 function asked(conversation, question) {

@@ -31,6 +31,15 @@ export const settings = Object.fromEntries(FIELDS.map((name) => [name, ""]));
 /** @type {Choices | null} */
 export let choices = null;
 
+/** @type {Promise<unknown>} settles when it is known what the server lets choose, or that it does not say */
+export let known = Promise.resolve();
+
+/** Note that the choices are being read, and pass that on. @template T @param {Promise<T>} reading @returns {Promise<T>} */
+export function reads(reading) {
+  known = reading.catch(() => {}); // whoever reads them hears of the fault
+  return reading;
+}
+
 /** Take up what was kept, and heed the dialog. @param {(name: string) => void} changed called with the field that has changed */
 export function startSettings(changed) {
   try {
