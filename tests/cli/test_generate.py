@@ -83,6 +83,7 @@ def test_what_auto_chose_is_explained(cli: Cli) -> None:
     assert lookup["asked"] >= lookup["verified"]
     assert lookup["accepted"] == metrics["accepted_tokens"]
     life = metrics["router"]["life"]
+    assert sum(metrics["router"]["reasons"].values()) == sum(each["steps"] for each in life)  # paused ones too
     assert sum(each["steps"] for each in life) == metrics["steps"]
     assert sum(each["tokens"] for each in life) == metrics["completion_tokens"]
     drafted = sum(each["choices"].get("prompt-lookup", 0) for each in life)

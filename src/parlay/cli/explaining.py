@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from parlay.types import Metrics, Routed, Stretch
 
-PAUSED = "paused"
 _MOST = 16  # lines of a request's life
 _BAR = 24  # characters of the highest bar
 
@@ -20,11 +19,7 @@ def explained(metrics: Metrics) -> str:
     record = metrics.router
     if record is None:
         return f"{metrics.strategy} has one drafter or none: there was nothing to choose"
-    reasons = dict(record.reasons)
-    paused = metrics.steps - sum(reasons.values())
-    if paused > 0:
-        reasons[PAUSED] = paused
-    steps = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda each: -each[1]))
+    steps = ", ".join(f"{count} {reason}" for reason, count in _most_first(record.reasons))
     kind = [f"taken for a request of the kind: {record.kind}"] if record.kind else []
     return "\n".join([*kind, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life)])
 
@@ -52,10 +47,14 @@ def _life(life: Sequence[Stretch]) -> Iterator[str]:
     begin = 1
     for each in parts:
         rate = each.tokens / each.steps
-        told = ", ".join(f"{count} {choice}" for choice, count in sorted(each.choices.items(), key=lambda one: -one[1]))
+        told = ", ".join(f"{count} {choice}" for choice, count in _most_first(each.choices))
         steps, bar = f"{begin}-{begin + each.steps - 1}", "#" * max(1, round(_BAR * rate / most))
         yield f"  {steps:>9}  {rate:5.2f} ({each.expected / each.steps:5.2f})  {bar:{_BAR}}  {told}"
         begin += each.steps
+
+
+def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda each: -each[1])
 
 
 def _joined(parts: Sequence[Stretch]) -> Stretch:

@@ -116,9 +116,8 @@ class ArmState:
         """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
 
         First proposals of sequences read prompts, of ``read`` tokens: `prompts` pays for that, and they say nothing of
-        later ones. After
-        two proposals in a row that took far longer than usual, the drafter has become slower: what was known of its
-        time no longer holds.
+        later ones. After two proposals in a row that took far longer than usual, the drafter has become slower: what
+        was known of its time no longer holds.
         """
         usual = self.seconds.of(nodes)
         if read:

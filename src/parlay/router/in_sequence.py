@@ -71,7 +71,6 @@ class InSequence:
         self.ledger.earn()
         self.catch_up(view)
         self.steps += 1
-        self.length, self.committed = len(view.tokens), ()
         self.left = (view.request.params.max_tokens or _UNBOUNDED) + view.prompt_length - self.length
         self.offers, self.options, self.asked_for = [], [], {}
         self.asked, self.choice, self.is_trial, self.forgone, self.watching = None, NOTHING, False, 0.0, ()
@@ -218,7 +217,9 @@ class InSequence:
         """Count the steps since the last one that was learned from: the router was inactive in them."""
         known = self.length + len(self.committed) if self.steps else len(view.tokens)
         for _ in range(len(view.tokens) - known):
+            self.reasons[PAUSED] += 1
             self.life.step(PAUSED)
+        self.length, self.committed = len(view.tokens), ()
 
     def missed(self, prices: StepPrices) -> float:
         """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""

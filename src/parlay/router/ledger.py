@@ -52,9 +52,8 @@ class Ledger:
 
     ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain, and where
     there is none, the `Gains` of all sequences do. Without either, or if no draft is expected to gain, only trials are
-    drafted. Each trial that loses at least doubles the debt
-    that must be paid off before the next. A sequence's first proposal reads its prompt: that is charged to ``prompts``,
-    which the sequences of a strategy share.
+    drafted. Each trial that loses at least doubles the debt that must be paid off before the next. A sequence's first
+    proposal reads its prompt: that is charged to ``prompts``, which the sequences of a strategy share.
     """
 
     __slots__ = ("_counted", "_gains", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")

@@ -190,7 +190,7 @@ class Router(Policy):
         return {arm.arm.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
 
     def report(self, sequence: int) -> RouterRecord:
-        """By drafter what was done, and steps by the reason; those in which the router was inactive have none."""
+        """By drafter what was done, steps by the reason, and when."""
         state = self._states.get(sequence)
         if state is None:
             return RouterRecord()
