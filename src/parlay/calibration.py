@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from parlay.llm import LLM
 from parlay.outputs import RequestOutput
 from parlay.progress import Progress, bar
-from parlay.quality.agreement import SCORE, agreement
+from parlay.quality.agreement import SCORE, agreement, text_agreement
 from parlay.quality.allowed import Floor
 from parlay.quality.bounds import at_least, fixed_sequence, lower_bound
 from parlay.quality.cascade import THRESHOLDS, Cascade, Threshold, sureness
@@ -97,9 +97,8 @@ def calibrate_cascade(
     second = large.generate([list(ids) for _, ids in unique], params, exactness=Exactness.SEED)
     sure, good = [], []
     for one, other in zip(first, second, strict=True):
-        texts = [each.outputs[0].text for each in (one, other)]
-        answer, exact = (large.tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        good.append(agreement(answer, exact) >= floor.agreement)
+        score = text_agreement(large.tokenizer, one.outputs[0].text, other.outputs[0].text)
+        good.append(score >= floor.agreement)
         logprobs = one.outputs[0].logprobs
         sure.append(sureness([entry.logprob for entry in logprobs.entries] if logprobs else []))
     threshold = _threshold(sure, good, floor)

@@ -16,8 +16,8 @@ from parlay.calibration import calibrate_cascade
 from parlay.cli import main
 from parlay.quality.agreement import SCORE
 from parlay.quality.allowed import Floor
-from parlay.quality.cascade import Cascade, Threshold, sureness, write
-from parlay.quality.certificate import Claim, Sampling
+from parlay.quality.cascade import Cascade, Threshold, sureness
+from parlay.quality.certificate import Claim, Sampling, write
 from parlay.serve.app import create_app
 from parlay.serve.cascades import Link
 from tests.serve.conftest import Shared

@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from parlay.aio.background import Background
 from parlay.aio.mailbox import Busy, Closed, Mailbox, Ticket
 from parlay.aio.stream import JobStream
 from parlay.aio.worker import EngineThread, Worker
@@ -46,7 +46,7 @@ class AsyncLLM:
         thread = thread or EngineThread()
         self.llm = _made(lambda: LLM(llm), thread) if isinstance(llm, str) else llm
         self._worker = Worker(self.llm, max_waiting, thread)
-        self._audits: set[asyncio.Task[None]] = set()
+        self._audits = Background()
 
     def __repr__(self) -> str:
         return f"AsyncLLM({self.llm})"
@@ -81,8 +81,8 @@ class AsyncLLM:
         except asyncio.CancelledError:
             self._worker.abort(ticket)
             raise
-        if job.audit is not None:
-            ticket.mailbox.over.add_done_callback(partial(self._start_audit, job, job.audit))
+        if (audit := job.audit) is not None:
+            ticket.mailbox.over.add_done_callback(lambda _: self._audits.run(self._audit(job, audit)))
         return JobStream(self._worker, ticket)
 
     async def generate(
@@ -172,11 +172,6 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close(None if error is None else 0)
-
-    def _start_audit(self, job: Job, audit: Audit, over: asyncio.Future[None]) -> None:
-        task = asyncio.create_task(self._audit(job, audit))
-        self._audits.add(task)  # the event loop holds no task for us
-        task.add_done_callback(self._audits.discard)
 
     async def _audit(self, job: Job, audit: Audit) -> None:
         """Decode a lossy job exactly too, behind its owner's requests, and compare. Not where there is no room."""

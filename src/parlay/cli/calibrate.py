@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, params: SamplingParams) -> int:
     from parlay.calibration import calibrate_cascade
     from parlay.llm import LLM
-    from parlay.quality.cascade import write
+    from parlay.quality.certificate import write
 
     load = options_from(LoadOptions, options)
     with open_llm(options) as large, LLM(options.small, load=load, router_memory="off") as small:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from parlay.types import Tokenizer
+
 SCORE = "agreement"
 """Its name in certificates."""
 
@@ -18,6 +20,12 @@ def agreement(answer: Sequence[int], exact: Sequence[int]) -> float:
     if tuple(answer) == tuple(exact):
         return 1.0
     return 1 - _edits(answer, np.array(exact, dtype=np.int64)) / max(len(answer), len(exact))
+
+
+def text_agreement(tokenizer: Tokenizer, answer: str, exact: str) -> float:
+    """The `agreement` of two texts in the tokens of one tokenizer."""
+    first, second = (tokenizer.encode(text, add_special_tokens=False) for text in (answer, exact))
+    return agreement(first, second)
 
 
 def _edits(first: Sequence[int], second: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from parlay.models.user_cache import saved_whole
 from parlay.options import Options, UsageError, option, options_of
@@ -15,6 +15,9 @@ from parlay.quality.agreement import SCORE
 from parlay.quality.allowed import DOUBT, Floor
 from parlay.quality.bounds import at_least, contradicts
 from parlay.types import ParlayError, SamplingParams
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 VERSION = 1
 _KIND = "parlay_certificate"
@@ -98,15 +101,31 @@ class Claim(Options):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certified(Options):
-    """One strategy, and what audits have found since. ``speed``: tokens per second over those of exact decoding."""
+class Evidence(Options):
+    """How many of the calibration's answers were ``good``, and how many of those ``audited`` since were ``bad``."""
 
-    strategy: str = option()
     good: int = option(low=0)
-    speed: float = option(low=0)
     audited: int = option(0, low=0)
     bad: int = option(0, low=0)
     revoked: bool = option(False)
+
+    def after(self, claim: Claim, *, good: bool) -> Self:
+        """With one more audit. It is revoked where all audits, taken together, contradict the claim."""
+        audited, bad = self.audited + 1, self.bad + (not good)
+        revoked = self.revoked or contradicts(bad, audited, claim.floor, claim.confidence)
+        return dataclasses.replace(self, audited=audited, bad=bad, revoked=revoked)
+
+    def shows(self, claim: Claim) -> bool:
+        """Whether these counts can be, and show the claim."""
+        return self.bad <= self.audited and claim.shown_by(self.good)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certified(Evidence):
+    """One strategy. ``speed``: tokens per second over those of exact decoding."""
+
+    strategy: str = option()
+    speed: float = option(low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +149,16 @@ class Certificate:
         return not certified.revoked and self.claim.implies(floor)
 
     def audited(self, strategy: str, good: bool) -> Certificate:
-        """After one more audit. The strategy is revoked where its audits, taken together, contradict its floor."""
-        return dataclasses.replace(
-            self,
-            strategies=tuple(self._after(one, good) if one.strategy == strategy else one for one in self.strategies),
-        )
-
-    def _after(self, one: Certified, good: bool) -> Certified:
-        audited, bad = one.audited + 1, one.bad + (not good)
-        revoked = one.revoked or contradicts(bad, audited, self.claim.floor, self.claim.confidence)
-        return dataclasses.replace(one, audited=audited, bad=bad, revoked=revoked)
+        """After one more audit of an answer of the strategy."""
+        after = [one.after(self.claim, good=good) if one.strategy == strategy else one for one in self.strategies]
+        return dataclasses.replace(self, strategies=tuple(after))
 
 
-def write(certificate: Certificate, path: Path) -> None:
-    """Raises ParlayError where it can't be written."""
-    write_parts(dataclasses.asdict(certificate), path)
+def write(certificate: DataclassInstance, path: Path) -> None:
+    """The fields of a certificate as a file of this version. Raises ParlayError where it can't be written."""
+    with saved_whole(path) as part:
+        fields = {_KIND: VERSION, **dataclasses.asdict(certificate)}
+        part.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> Certificate:
@@ -155,15 +169,14 @@ def read(path: Path) -> Certificate:
     strategies = tuple(read_part(Certified, one, path) for one in data["strategies"])
     binding, sampling = read_part(Binding, data["binding"], path), read_part(Sampling, data["sampling"], path)
     claim = read_part(Claim, data["claim"], path)
-    if any(one.bad > one.audited or not claim.shown_by(one.good) for one in strategies):
-        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
+    check_counts(strategies, claim, path)
     return Certificate(binding, sampling, claim, strategies)
 
 
-def write_parts(parts: Mapping[str, Any], path: Path) -> None:
-    """The parts as a file of this version. Raises ParlayError where it can't be written."""
-    with saved_whole(path) as part:
-        part.write_text(json.dumps({_KIND: VERSION, **parts}, indent=2) + "\n", encoding="utf-8")
+def check_counts(shown: Sequence[Evidence], claim: Claim, path: Path) -> None:
+    """Raises ParlayError unless all of it shows the claim."""
+    if not all(one.shows(claim) for one in shown):
+        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
 
 
 def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:

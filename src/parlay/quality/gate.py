@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import random
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,50 +12,36 @@ from parlay.drafters.resources import Resources
 from parlay.models.origin import weights_fingerprint
 from parlay.quality.agreement import agreement
 from parlay.quality.allowed import Allowed, Floor
-from parlay.quality.certificate import Binding, Certificate, Certified, Sampling, read, write
+from parlay.quality.certificate import Binding, Certificate, Certified, Sampling, read
+from parlay.quality.held import Held
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Exactness, ParlayError, SamplingParams
 
-logger = logging.getLogger(__name__)
-
 PLAIN = "none"
 
 
-class HeldCertificate:
-    """A certificate in its file. Audits change both; any thread may call."""
+class HeldCertificate(Held[Certificate]):
+    """A certificate of strategies in its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
-        self.path = path
-        self.certificate = read(path)
+        super().__init__(path, read(path), share=share)
         self.specs = {parse(one.strategy): one.strategy for one in self.certificate.strategies}
-        self._share = share
-        self._draws = random.Random()
-        self._lock = threading.Lock()
 
     def find(self, spec: StrategySpec) -> Certified | None:
-        name = self.specs.get(spec)
-        return next((one for one in self.certificate.strategies if one.strategy == name), None)
-
-    def due(self) -> bool:
-        """Whether the answer that is about to be written is one of those to audit: a draw, whatever the request."""
-        return self._draws.random() < self._share
+        """What is certified of a strategy, if anything is."""
+        return _named(self.certificate, self.specs[spec]) if spec in self.specs else None
 
     def audit(self, spec: StrategySpec, answer: Sequence[int], exact: Sequence[int]) -> None:
         """Count an answer that was decoded exactly too. Where that contradicts the bound, the strategy is revoked."""
         name = self.specs[spec]
-        with self._lock:
-            good = agreement(answer, exact) >= self.certificate.claim.agreement
-            self.certificate = self.certificate.audited(name, good)
-            found = self.find(spec)
-            try:
-                write(self.certificate, self.path)
-            except ParlayError as error:
-                logger.warning("an audit is counted, but not kept: %s", error)
-        if found is not None and found.revoked:
-            told = f"{found.bad} of {found.audited} audits"
-            logger.warning("%s contradict the certificate of %s: %s is revoked in it", told, name, self.path)
+        good = agreement(answer, exact) >= self.certificate.claim.agreement
+        self.count(lambda held: held.audited(name, good), name, lambda held: _named(held, name))
+
+
+def _named(certificate: Certificate, strategy: str) -> Certified:
+    return next(one for one in certificate.strategies if one.strategy == strategy)
 
 
 @dataclass(frozen=True, slots=True)

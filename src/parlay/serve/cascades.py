@@ -11,8 +11,9 @@ from pathlib import Path
 from fastapi import Request
 
 from parlay.aio import Busy, Closed
+from parlay.aio.background import Background
 from parlay.outputs import CompletionOutput
-from parlay.quality.agreement import agreement
+from parlay.quality.agreement import text_agreement
 from parlay.quality.allowed import AUDIT_SHARE, Allowed
 from parlay.quality.cascade import PROBE, HeldCascade, sureness
 from parlay.serve.chat.job import chat_job
@@ -45,7 +46,7 @@ class Cascades:
         self._registry, self._settings, self._names = registry, settings, names
         held = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
         self._links = {large: (link.small, held[large]) for large, link in links.items()}
-        self._audits: set[asyncio.Task[None]] = set()
+        self._audits = Background()
 
     async def route(self, large: Served, request: Request, ask: Ask) -> tuple[Served, Ask]:
         """The model that answers, and what it is asked. Raises ApiError for a request that can't be used."""
@@ -59,16 +60,14 @@ class Cascades:
         small = await self._registry.use(name, request)
         exactly = replace(chat, options=replace(chat.options, exactness=Allowed(Exactness.SEED)))
         sure = await self._sure(small, exactly) if await self._is_meant(held, small, large) else 0.0
-        chosen = small if sure >= held.cascade.threshold.least else large
+        chosen = small if sure >= held.certificate.threshold.least else large
         if held.due():
-            task = asyncio.create_task(self._audit(held, chosen, large, exactly))
-            self._audits.add(task)  # the event loop holds no task for us
-            task.add_done_callback(self._audits.discard)
+            self._audits.run(self._audit(held, chosen, large, exactly))
         return chosen, lambda: exactly
 
     async def _is_meant(self, held: HeldCascade, small: Served, large: Served) -> bool:
         """Whether the models are those of the calibration. Their weights are read when this is first asked."""
-        pairs = ((small, held.cascade.small), (large, held.cascade.large))
+        pairs = ((small, held.certificate.small), (large, held.certificate.large))
         for served, binding in pairs:
             own = await asyncio.to_thread(served.engine.llm.gate.binding)
             if (own.weights, own.dtype) != (binding.weights, binding.dtype):
@@ -102,5 +101,4 @@ class Cascades:
             return
         tokenizer = large.engine.llm.tokenizer
         if tokenizer is not None and {given.finish_reason, exact.finish_reason} <= {"stop", "length"}:
-            first, second = (tokenizer.encode(each.text, add_special_tokens=False) for each in (given, exact))
-            await asyncio.to_thread(held.audit, agreement(first, second))
+            await asyncio.to_thread(held.audit, text_agreement(tokenizer, given.text, exact.text))
