@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from parlay.models.resolving import SUFFIX, resolve
+from parlay.models.origin import weight_files
 from parlay.models.user_cache import user_cache, written_whole
 from parlay.processor import cpu_model
 from parlay.router.memory import KeptArm, Memory, NoMemory
@@ -170,9 +170,8 @@ def _machine(spec: RunnerSpec) -> str:
 
 def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
     """What tells a model from others: the ends of its files, and the numbers in which it computes."""
-    found, digest = resolve(model), hashlib.sha256(f"{spec.dtype} {quantize}".encode())
-    files = [found] if found.is_file() else sorted([*found.glob("*.safetensors"), *found.glob(f"*{SUFFIX}")])
-    for path in files:
+    digest = hashlib.sha256(f"{spec.dtype} {quantize}".encode())
+    for path in weight_files(model):
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             digest.update(f"{size} ".encode())

@@ -37,9 +37,9 @@ class Resources:
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
     goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``find_head`` finds trained
     heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
-    ``closing`` runs when the drafter goes: a drafter that writes files registers its last write
-    there. ``rule`` is the accept rule that judges
-    the drafts, and ``nested`` are the strategies that the drafter's own options name, in the order of their text.
+    ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
+    accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
+    order of their text.
     """
 
     vocab_size: int

@@ -17,22 +17,23 @@ def public_name(model: str) -> str:
     return Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else hub.without_address(model)
 
 
+def weight_files(model: str) -> list[Path]:
+    """The files that hold a model's weights: of a folder its safetensors, of a GGUF file in parts all of them."""
+    found = resolve(model)
+    pattern = "*.safetensors" if found.is_dir() else _PART.sub("-*-of-", found.name)
+    return sorted((found if found.is_dir() else found.parent).glob(pattern))
+
+
 def weights_sha256(model: str) -> str:
     """SHA-256 of the file that holds a model's weights; empty where there are several."""
-    found = resolve(model)
-    files = sorted(found.glob("*.safetensors")) if found.is_dir() else [found]
+    files = weight_files(model)
     parts = [path for path in files if "-of-" not in path.stem]
     return hub.hash_of(parts[0]) if len(parts) == len(files) == 1 else ""
 
 
 def weights_fingerprint(model: str) -> str:
     """SHA-256 that stands for all of a model's weights: of their file, or of the hashes of its parts."""
-    found = resolve(model)
-    if found.is_dir():
-        files = sorted(found.glob("*.safetensors"))
-    else:
-        files = sorted(found.parent.glob(_PART.sub("-*-of-", found.name)))
-    hashes = [hub.hash_of(path) for path in files]
+    hashes = [hub.hash_of(path) for path in weight_files(model)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
