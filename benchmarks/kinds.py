@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, metavar="FILE", help="prompts and their kinds, to learn from")
     parser.add_argument("--wrong", action="store_true", help="print what the rules took for something else")
     options = parser.parse_args()
-    with one_line_errors("benchmarks.kinds"):
+    with one_line_errors("kinds"):
         sets = held_out(options.data)
         ways: dict[str, Callable[[str], str]] = {"rules": kind_of}
         if options.train is not None:

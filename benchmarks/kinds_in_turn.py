@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12, metavar="N", help="of new text and edit (default: 12)")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each answer (default: 64)")
     options = parser.parse_args()
-    with one_line_errors("benchmarks.kinds_in_turn"):
+    with one_line_errors("kinds_in_turn"):
         print(report(measure(options.model, requests(options.data, options.pairs), options.tokens), skipped=4))
 
 

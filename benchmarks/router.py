@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags
@@ -56,7 +57,7 @@ def report(results: Results) -> str:
     lines = ["# `auto` against strategies with one drafter", "", about(results.header), "", HOW, ""]
     head = ("model", "text", "at once", "temperature", *(f"`{name}`" for name in (*names, AUTO)), "of the best")
     lines += table(head, [_line(found, cell, names) for cell in autos])
-    lines += [*_verdicts(found, autos, names), *failures(found)]
+    lines += [*(_verdicts(found, autos, names) if autos else []), *failures(found)]
     return "\n".join(lines)
 
 
@@ -84,25 +85,21 @@ def _over_plain(found: Measurements, cell: Cell) -> float:
 def _verdicts(found: Measurements, autos: Sequence[Cell], names: Sequence[str]) -> list[str]:
     shares = [_of_best(found, cell, names) for cell in autos]
     over_plain = [_over_plain(found, cell) for cell in autos]
-    single = {name: _mean(_over_plain(found, replace(cell, strategy=name)) for cell in autos) for name in names}
+    single = {
+        name: geometric_mean(_over_plain(found, replace(cell, strategy=name)) for cell in autos) for name in names
+    }
     over_lone = [_over_plain(found, cell) / _over_plain(found, replace(cell, strategy=LONE)) for cell in autos]
     best = max(single, key=lambda name: single[name])
     return [
-        f"Of the best in hindsight: {_mean(shares):.2f} in geometric mean ({MEAN:g} was the goal), "
+        f"Of the best in hindsight: {geometric_mean(shares):.2f} in geometric mean ({MEAN:g} was the goal), "
         f"{min(shares):.2f} in the least cell ({LEAST:g}).",
         "",
-        f"Over plain decoding: {_mean(over_plain):.2f} in geometric mean, {min(over_plain):.2f} in the least cell "
-        f"({PLAINLY:g}). The best single strategy, `{best}`: {single[best]:.2f}.",
+        f"Over plain decoding: {geometric_mean(over_plain):.2f} in geometric mean, {min(over_plain):.2f} in the least "
+        f"cell ({PLAINLY:g}). The best single strategy, `{best}`: {single[best]:.2f}.",
         "",
-        f"Over `{LONE}`: {_mean(over_lone):.2f} in geometric mean, {min(over_lone):.2f} in the least cell.",
+        f"Over `{LONE}`: {geometric_mean(over_lone):.2f} in geometric mean, {min(over_lone):.2f} in the least cell.",
         "",
     ]
-
-
-def _mean(values: Iterable[float]) -> float:
-    """Geometric."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
