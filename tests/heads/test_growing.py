@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from parlay import threads
+from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY
 from parlay.compiled.library import NotLoaded, load
 from parlay.drafters.heads.dynamic_tree import DynamicTree
@@ -16,6 +17,7 @@ from parlay.drafters.heads.eagle3 import Eagle3
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.llm import LLM
+from parlay.models.compiled.growing import Drafts
 from parlay.models.native import NativeRunner
 from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE
@@ -103,3 +105,8 @@ def test_threads_and_late_ones_change_no_draft(
     with threads.using(3):
         delay(late, 3, 300)
         assert drafts_of(model, strategy, monkeypatch) == expected
+
+
+def test_the_library_is_asked_for_no_more_nodes_than_it_keeps_apart() -> None:
+    with pytest.raises(ValueError, match="1024 at most"):
+        Drafts.of(1, structs.MOST_DRAFT + 1)

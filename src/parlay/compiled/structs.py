@@ -82,6 +82,7 @@ class Growth(Structure):
 
 
 MOST_BEST = 256  # that `noisy_best` finds
+MOST_DRAFT = 1024  # nodes of a draft that `grow` writes
 
 
 def best_room(count: int) -> int:

@@ -43,7 +43,9 @@ class Drafts:
 
     @staticmethod
     def of(segments: int, most: int) -> Drafts:
-        """For so many segments."""
+        """For so many segments. Raises ValueError for more nodes than the library takes."""
+        if most > structs.MOST_DRAFT:
+            raise ValueError(f"a draft of {most} nodes: {structs.MOST_DRAFT} at most")
         whole, real = ctypes.c_int64 * (segments * most), ctypes.c_double * (segments * most)
         return Drafts(whole(), whole(), real(), (ctypes.c_int64 * segments)(), most)
 
