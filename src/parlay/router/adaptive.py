@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from itertools import chain
 
 from parlay import trees
-from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
+from parlay.router.acceptance import STEADY, UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
-from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
+from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which the drafter counts as known
 _TRIAL = 2  # nodes of a trial
 _LOOK = 16  # steps after which a sequence with credit looks at prices again
 _UP = 0.1  # how far the depth per node follows a draft
+_SHORT = 64  # tokens: in pauses up to this long, to keep the states costs less than to have them computed anew
 
 
 class Adaptive(Policy):
@@ -38,14 +39,17 @@ class Adaptive(Policy):
     *Never slower*: each sequence has a `Ledger`, which limits what its drafts may lose. A sequence's first draft has
     `_FIRST` nodes at most, and each accepted draft doubles that limit; once the drafter is known, there is none. While
     nothing is to be drafted, the policy is inactive until the next trial. But for trials, a drafter reads no prompt
-    that takes longer than its drafts can save in the answer.
+    that takes longer than its drafts can save in the answer. A drafter that reads the target's states goes on to see
+    them in a short pause: what it lacked at the next trial, the target would have to compute again.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, which needs
     few observations. Calibration by depth, as static trees use it, would ignore how confident a drafter is.
     """
 
-    def __init__(self, cost: Cost, max_budget: int) -> None:
+    def __init__(self, cost: Cost, max_budget: int, needs: Needs = NOTHING_NEEDED) -> None:
+        """``needs``: the drafter's."""
         self._cost = cost
+        self._reads_states = bool(needs.taps)
         self._max_budget = max_budget
         self._sizes = sizes(max_budget)
         self._calibration = ScoreCalibration()
@@ -69,7 +73,9 @@ class Adaptive(Policy):
         prices = self._current_prices(views, others)
         states = [self._state(view, prices) for view in views]
         nodes = [self._plan(state, prices) for state in states]
-        return Budgets(nodes, 0 if any(nodes) else _inactive(states))
+        watching = [self._watches(state) for state in states] if self._reads_states else ()
+        inactive = 0 if any(nodes) or any(watching) else _inactive(states)
+        return Budgets(nodes, inactive, watching=watching)
 
     def _plan(self, state: _State, prices: Prices) -> int:
         ledger = state.ledger
@@ -78,9 +84,14 @@ class Adaptive(Policy):
         if size and ledger.is_unread and not self._pays_reading(state, prices, size):
             size = 0
         state.is_trial = not size and ledger.wait(1) <= 0
-        state.resumes = not state.budget
+        state.resumes = not (state.budget or state.watches)
         state.budget = min(size or (_TRIAL if state.is_trial else 0), state.limit)
         return state.budget
+
+    def _watches(self, state: _State) -> tuple[int, ...]:
+        """The drafter, if it shall see the step without drafting. What it once missed, it has to catch up with."""
+        state.watches = not (state.budget or state.resumes) and state.ledger.wait(1) <= _SHORT
+        return (0,) if state.watches else ()
 
     def _pays_reading(self, state: _State, prices: Prices, size: int) -> bool:
         """Whether the rest of an answer, as long as it may become, can save the time that reading its prompt takes."""
@@ -217,7 +228,9 @@ class Adaptive(Policy):
         state = self._states.get(view.sequence)
         if state is None:
             limit = self._max_budget if self._calibration.drafts >= _KNOWN else min(_FIRST, self._max_budget)
-            state = _State(view, limit, Record(self._record), Ledger(view, prices.token, self._prompts, self._gains))
+            # what copies fit in one text and fail in the next; what a head guesses is about as good in both
+            record = Record(self._record, STEADY) if self._reads_states else Record(self._record)
+            state = _State(view, limit, record, Ledger(view, prices.token, self._prompts, self._gains))
             self._states[view.sequence] = state
         return state
 
@@ -234,8 +247,10 @@ class _State:
     budget: int = 0
     """As planned for this step."""
     is_trial: bool = False
+    watches: bool = False
+    """Its drafter sees the step without drafting."""
     resumes: bool = True
-    """It did not draft in the step before: its drafter may have to catch up with the text."""
+    """Its drafter did not see the step before, so it may have to catch up with the text."""
 
 
 def _inactive(states: Sequence[_State]) -> int:

@@ -134,7 +134,7 @@ class StrategyCache:
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
-        return make_policy(name, nodes, self._cost)
+        return make_policy(name, nodes, self._cost, drafters[0].needs)
 
     def _remember_all(self, built: _Built) -> None:
         for owner, strategy in [("", built.strategy), *built.apart.items()]:
