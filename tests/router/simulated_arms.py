@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from parlay import trees
 from parlay.router.arms import Arm
+from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.router import Router
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Spent
 from tests.router.views import REQUEST, SequenceView
@@ -85,11 +86,15 @@ class Machine:
     the router chose and nothing else.
     """
 
-    def __init__(self, arms: Sequence[SimulatedArm], cost: Cost | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, arms: Sequence[SimulatedArm], cost: Cost | None = None, seed: int = 0, goal: Goal = THROUGHPUT
+    ) -> None:
         self.arms, self.seed = arms, seed
         self.cost = cost or TableCost()
         self.router = Router(
-            self.cost, [Arm(str(number), arm.most, arm.replayable, arm.domain) for number, arm in enumerate(arms)]
+            self.cost,
+            [Arm(str(number), arm.most, arm.replayable, arm.domain) for number, arm in enumerate(arms)],
+            goal=goal,
         )
         self.run = Run()
         self.pause = 0

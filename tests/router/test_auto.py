@@ -54,6 +54,11 @@ def test_it_chooses_from_what_is_named() -> None:
     assert names(f"auto:of={named}", STAGE.resources) == ["trie-lookahead", "prompt-lookup"]
 
 
+def test_a_goal_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match="strategy auto: goal=speed: choose one of throughput, latency"):
+        parse("auto:goal=speed")
+
+
 @pytest.mark.parametrize("inner", ["none", "auto"])
 def test_what_has_no_drafter_of_its_own_is_refused(inner: str) -> None:
     with pytest.raises(UsageError, match=f"auto: {inner} has no drafter of its own; leave it out"):
@@ -72,11 +77,12 @@ def test_one_that_chooses_from_a_single_drafter_drafts() -> None:
     assert sample.metrics.accepted_tokens > 0
 
 
+@pytest.mark.parametrize("spec", ["auto", "auto:goal=latency"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_are_those_of_plain_decoding_whatever_it_chooses(temperature: float) -> None:
+def test_texts_are_those_of_plain_decoding_whatever_it_chooses(temperature: float, spec: str) -> None:
     """Requests of several strategies in one batch; the second round meets a router that has learned."""
     strategies = StrategyCache(replace(STAGE.resources), Steady())
-    auto = strategies.get("auto")
+    auto = strategies.get(spec)
     params = SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True)
     prompt = tuple(STAGE.expected(StageRequest((1, 2, 3), params)).tokens)
     for _ in range(2):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from parlay import trees
 from parlay.router.acceptance import expected_accepted
 from parlay.router.arms import ArmInSequence
+from parlay.router.goals import Goal, worths
 from parlay.router.ranking import best_of
 from parlay.types import Cost, Draft
 
@@ -24,10 +25,13 @@ class StepPrices:
     those of plain decoding per token.
     """
 
-    def __init__(self, key: tuple[int, ...], cost: Cost, sequences: int, rows: int, context: int) -> None:
-        self.key, self.sequences, self.rows, self.context = key, sequences, rows, context
-        self.plain = cost.forward(rows, context)
-        self.token = self.plain / rows
+    def __init__(self, key: tuple[int, ...], cost: Cost, batch: tuple[int, int], context: int, goal: Goal) -> None:
+        """``batch``: how many sequences, and `rows`."""
+        self.goal = goal
+        self.key, self.context = key, context
+        self.sequences, self.rows = batch
+        self.plain = cost.forward(self.rows, context)
+        self.token = self.plain / self.rows
         self.sizes: dict[tuple[int, float, int, int, float], tuple[int, float, float]] = {}
         """Results of `best_size`."""
         self._cost = cost
@@ -54,13 +58,15 @@ class Offer:
     nodes: Sequence[int] = ()
     path_probs: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
+    worths: Sequence[float] = ()
+    """What that is worth."""
 
 
 class Choice(NamedTuple):
     """``nodes`` of a draft: of ``offer``, if it was proposed already, else of what ``arm`` will propose.
 
-    ``worth``: the tokens that it brings beyond the one that every step commits (``gain``), less what its ``seconds``
-    are worth.
+    ``worth``: what the tokens that it brings beyond the one that every step commits (``gain``) are worth by the goal,
+    less what its ``seconds`` are.
     """
 
     worth: float = 0.0
@@ -74,7 +80,7 @@ class Choice(NamedTuple):
 NOTHING = Choice()
 
 
-def offered(arm: ArmInSequence, draft: Draft, floor: float) -> Offer:
+def offered(arm: ArmInSequence, draft: Draft, floor: float, goal: Goal) -> Offer:
     """The draft with the path probability of each node; nodes below ``floor`` are left out."""
     nodes, path_probs = arm.whole.calibration.candidates(draft, arm.record.odds, floor, 0)
     chained = trees.is_chain(draft.tree)
@@ -83,7 +89,8 @@ def offered(arm: ArmInSequence, draft: Draft, floor: float) -> Offer:
         nodes = nodes[: arm.limit] if chained else best_of((nodes, path_probs), arm.limit)
         path_probs = [likely[node] for node in nodes]
     ranked = path_probs if chained else sorted(path_probs, reverse=True)
-    return Offer(arm, draft, nodes, path_probs, [0.0, *accumulate(ranked)])
+    gains = [0.0, *accumulate(ranked)]
+    return Offer(arm, draft, nodes, path_probs, gains, worths(goal, gains))
 
 
 def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
@@ -91,7 +98,7 @@ def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
     most, worth, nodes = len(offer.path_probs), 0.0, 0
     stride = -(-most // _SLOTS) or 1
     for count in (*range(stride, most, stride), most):
-        value = offer.gains[count] - rate * prices.of_nodes(count)
+        value = offer.worths[count] - rate * prices.of_nodes(count)
         if value > worth:
             worth, nodes = value, count
     return Choice(worth, offer.gains[nodes], prices.of_nodes(nodes), offer.arm, nodes, offer) if nodes else NOTHING
@@ -108,8 +115,9 @@ def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float)
         for size in whole.sizes[1:]:
             gain = expected_accepted(share, min(size, arm.limit) * deep)
             seconds = whole.seconds.of(size) + prices.of_nodes(size)
-            if size <= arm.limit and gain - rate * seconds > worth:
-                worth, found = gain - rate * seconds, (size, gain, seconds)
+            value = prices.goal.worth(gain) - rate * seconds
+            if size <= arm.limit and value > worth:
+                worth, found = value, (size, gain, seconds)
         prices.sizes[key] = found
     size, gain, seconds = found
-    return Choice(gain - rate * seconds, gain, seconds, arm, size) if size else NOTHING
+    return Choice(prices.goal.worth(gain) - rate * seconds, gain, seconds, arm, size) if size else NOTHING

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from parlay.router.arms import ArmInSequence, matched
 from parlay.router.choice import NOTHING, Choice, Offer, StepPrices, best_cut, best_size, offered
+from parlay.router.goals import Goal
 from parlay.router.ledger import TRIALS, Account, Ledger
 from parlay.router.life import Life
 from parlay.router.ranking import best_of, cut_to
@@ -85,14 +86,14 @@ class InSequence:
             self.asked.counts.asked += 1
             self.asked.counts.expected_seconds += self.asked.whole.seconds.of(nodes)
 
-    def take(self, draft: Draft | None, floor: float) -> None:
+    def take(self, draft: Draft | None, floor: float, goal: Goal) -> None:
         """What was proposed; None if the arm failed."""
         if self.asked is None:
             return
         if draft is None:
             self.asked.is_lost = True
         elif len(draft):
-            self.offers.append(offered(self.asked, draft, floor))
+            self.offers.append(offered(self.asked, draft, floor, goal))
 
     # --------------------------------------------------------------------------------------------------------- choices
 

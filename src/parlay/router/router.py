@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
+from parlay.router.goals import THROUGHPUT, Goal, counted
 from parlay.router.in_sequence import InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.memory import NOTHING_KEPT, KeptArm
@@ -15,12 +16,11 @@ from parlay.types import Budgets, Cost, Draft, Policy, RouterRecord, SequenceVie
 
 _LOOK = 16  # steps after which prices are looked at again
 _MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
-_PASSES = 2
 _SLOW = 0.9  # decay of the router's own seconds, per step
 
 
 class Router(Policy):
-    """Chooses a drafter, or none, for each sequence and step, so that the batch decodes most tokens per second.
+    """Chooses a drafter, or none, for each sequence and step, so that the batch decodes best by its `Goal`.
 
     *Asking*: replayable arms are asked first, each where its proposals have lately gained more than they cost, and
     elsewhere so seldom that asking takes a hundredth of the time. A proposal is worth the sum of its path
@@ -36,17 +36,19 @@ class Router(Policy):
     proposal would have gained earns some. Arms that would pay see all steps, so that they need not catch up.
     """
 
-    def __init__(self, cost: Cost, arms: Sequence[Arm], known: Mapping[str, KeptArm] = NOTHING_KEPT) -> None:
+    def __init__(
+        self, cost: Cost, arms: Sequence[Arm], known: Mapping[str, KeptArm] = NOTHING_KEPT, goal: Goal = THROUGHPUT
+    ) -> None:
         """``known``: by name what others have learned of the arms, on the same machine with the same model."""
-        self._cost = cost
+        self._cost, self._goal = cost, goal
         self._arms = [restored(ArmState(arm, number), known.get(arm.name)) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains()
         self._states: dict[int, InSequence] = {}
-        self._prices = StepPrices((), cost, 1, 1, 0)
+        self._prices = StepPrices((), cost, (1, 1), 0, goal)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
-        self._rate = 0.0  # tokens per second that this step is expected to reach
+        self._rate = 0.0  # worth of a second, in tokens, as this step is expected to come out
         self._round = 0  # how many replayable arms had their turn in this step
 
     # ---------------------------------------------------------------------------------------------- before the forward
@@ -65,7 +67,7 @@ class Router(Policy):
     def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         floor = 0.25 * self._prices.of_nodes(8) / 8 / self._prices.token  # a quarter of the cost of a row
         for view, draft in zip(views, drafts, strict=True):
-            self._states[view.sequence].take(draft, floor)
+            self._states[view.sequence].take(draft, floor, self._goal)
         return self._next(views)
 
     def _next(self, views: Sequence[SequenceView]) -> Budgets:
@@ -106,7 +108,7 @@ class Router(Policy):
         return _asking(states, numbers, nodes, self._inactive(states) if idle else 0, watching)
 
     def _best(self, states: Sequence[InSequence]) -> list[Choice]:
-        """For each sequence the choice with which the batch decodes most tokens per second.
+        """For each sequence the choice with which the batch decodes best.
 
         Maximises a ratio of sums by Dinkelbach's method: at the rate of the pass before, each choice has a worth of its
         own. A large batch goes on from the rate of its last step.
@@ -115,10 +117,11 @@ class Router(Policy):
         if len(states) < _MANY or not self._rate:
             self._rate = 1 / prices.token
         chosen: list[Choice] = []
-        for _ in range(_PASSES if len(states) < _MANY else 1):
+        for _ in range(self._goal.passes if len(states) < _MANY else 1):
             chosen = [state.evaluate(prices, self._rate) for state in states]
-            tokens = prices.rows + sum([choice.gain for choice in chosen])
-            self._rate = tokens / (prices.plain + sum([choice.seconds for choice in chosen]))
+            worth = sum([self._goal.worth(choice.gain) for choice in chosen])
+            seconds = prices.plain + sum([choice.seconds for choice in chosen])
+            self._rate = self._goal.rate(prices.rows, worth, seconds)
         return chosen
 
     def _inactive(self, states: Sequence[InSequence]) -> int:
@@ -132,11 +135,13 @@ class Router(Policy):
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         states, prices = [self._states[view.sequence] for view in views], self._prices
         offers = [state.to_verify(prices, self._rate) for state in states]
-        candidates = [NO_CANDIDATES if each is None else (each.nodes, each.path_probs) for each in offers]
-        ranked = sorted([path_prob for _, path_probs in candidates for path_prob in path_probs], reverse=True)
+        shares = self._goal.shares
+        candidates = [NO_CANDIDATES if each is None else (each.nodes, shares(each.path_probs)) for each in offers]
+        ranked = sorted([share for _, shared in candidates for share in shared], reverse=True)
         rows = prices.rows + sum([each.draft.probes for each in offers if each is not None])
         drafting, forward = sum([state.drafting for state in states]), self._cost.forward
-        count = best_count(ranked, prices.rows, lambda count: drafting + forward(rows + count, prices.context))
+        seconds = lambda count: drafting + forward(rows + count, prices.context)  # noqa: E731
+        count = best_count(ranked, prices.rows, seconds, counted(self._goal, prices.rows))
         kept = best(candidates, ranked, count)
         return [state.verified(each, nodes) for state, each, nodes in zip(states, offers, kept, strict=True)]
 
@@ -208,7 +213,7 @@ class Router(Policy):
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         key = len(views), others, self._cost.revision, context.bit_length()
         if self._prices.key != key:
-            self._prices = StepPrices(key, self._cost, len(views), len(views) + others, context)
+            self._prices = StepPrices(key, self._cost, (len(views), len(views) + others), context, self._goal)
             self._rate = 0.0
 
     def _state(self, view: SequenceView) -> InSequence:

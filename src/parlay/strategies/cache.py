@@ -10,13 +10,14 @@ from functools import lru_cache
 
 from parlay.drafters.resources import Resources
 from parlay.router.arms import Arm
+from parlay.router.goals import GOALS, THROUGHPUT, Goal
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import Router
 from parlay.strategies.arms import as_arm, build_all, drafters_of
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
-from parlay.strategies.entry import POLICY, K
+from parlay.strategies.entry import GOAL, POLICY, K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 
@@ -40,6 +41,7 @@ class _Built:
     strategy: Strategy
     closing: ExitStack
     arms: tuple[Arm, ...] = ()
+    goal: Goal = THROUGHPUT
     apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
 
 
@@ -89,7 +91,7 @@ class StrategyCache:
     def _own(self, built: _Built, owner: str) -> Strategy:
         """The strategy with the owner's own router."""
         if owner not in built.apart:
-            router = Router(self._cost, built.arms, self._memory.recall(owner))
+            router = Router(self._cost, built.arms, self._memory.recall(owner), built.goal)
             built.apart[owner] = replace(built.strategy, policy=router)
         built.apart.move_to_end(owner)
         if len(built.apart) > self._kept:
@@ -114,7 +116,7 @@ class StrategyCache:
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
         policy = self._policy(spec, drafters, arms)
-        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms)
+        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms, _goal(spec))
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
@@ -129,7 +131,7 @@ class StrategyCache:
         if not drafters:
             return Plain()
         if arms:
-            return Router(self._cost, arms, self._memory.recall(""))
+            return Router(self._cost, arms, self._memory.recall(""), _goal(spec))
         settings = spec.settings
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
@@ -144,6 +146,11 @@ class StrategyCache:
         """Keeps what a router has learned."""
         if isinstance(strategy.policy, Router):
             self._memory.keep(owner, strategy.policy.kept())
+
+
+def _goal(spec: StrategySpec) -> Goal:
+    """What a strategy that chooses among drafters maximises."""
+    return GOALS[str(spec.settings.get(GOAL, "throughput"))]
 
 
 class RunnerCache:

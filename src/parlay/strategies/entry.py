@@ -11,7 +11,7 @@ from parlay.router.policies import BY_NAME
 from parlay.strategies import accept_rules
 from parlay.types import Exactness
 
-K, POLICY = "k", "policy"
+K, POLICY, GOAL = "k", "policy", "goal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
