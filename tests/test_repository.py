@@ -128,7 +128,10 @@ def tracked_text() -> Iterator[tuple[str, str]]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         path = ROOT / name
-        if path.suffix in {".safetensors", ".zst", ".png"} or path.name in {"tokenizer.json", Path(__file__).name}:
+        if path.suffix in {".safetensors", ".gguf", ".zst", ".png"} or path.name in {
+            "tokenizer.json",
+            Path(__file__).name,
+        }:
             continue
         if path.is_file():
             yield name, path.read_text(encoding="utf-8")

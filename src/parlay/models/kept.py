@@ -77,5 +77,6 @@ def _hub_cache() -> HFCacheInfo | None:
     return scan_cache_dir(constants.HF_HUB_CACHE) if Path(constants.HF_HUB_CACHE).is_dir() else None
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _size(place: Path) -> int:
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files)

@@ -11,7 +11,7 @@ from parlay.options import close_to
 from parlay.types import ParlayError
 
 SUFFIX = ".gguf"
-BUILT_IN = ("parlay-mini", "parlay-mini-draft")
+BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 _TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.safetensors")
@@ -55,7 +55,7 @@ def is_local(model: str) -> bool:
 
 def _find(model: str, wanted: tuple[str, ...]) -> Path:
     if model in BUILT_IN:
-        return _check_config(_CHECKPOINTS / model)
+        return _built_in(_CHECKPOINTS / model)
     path = Path(model).expanduser()
     if path.is_dir():
         return _check_config(path)
@@ -70,6 +70,12 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
     if _is_path(model):
         raise ParlayError(f"no folder or file {model}: name a local folder, a Hub id, {_NAMES}")
     return _from_hub(model, wanted)
+
+
+def _built_in(folder: Path) -> Path:
+    """Its GGUF file, or the folder itself."""
+    file = folder / f"model{SUFFIX}"
+    return file if file.is_file() else _check_config(folder)
 
 
 def _is_path(model: str) -> bool:

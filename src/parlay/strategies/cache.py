@@ -21,7 +21,7 @@ from parlay.strategies.entry import GOAL, POLICY, K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 
-BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft"}
+BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
 """The draft model that goes with a target, where none is named."""
 
 NO_MEMORY = NoMemory()
