@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.planning import ARMS, measure
-from benchmarks.router import STATIC, report
+from benchmarks.router import STATIC
+from benchmarks.router_cells import LARGEST, left_over, settings, spread
+from benchmarks.router_page import report
 from parlay.bench.records import PLAIN, Cell, Results, Row
 
 CELL = Cell(model="m", strategy="auto", workload="prose")
@@ -37,7 +40,7 @@ def page(tmp_path: Path) -> str:
     best = dict.fromkeys(STATIC, 100.0)
     results.add(rows({PLAIN: 100, **best, STATIC[1]: 200, "auto": 180}, "prose"))
     results.add(rows({PLAIN: 100, **best, STATIC[0]: 50, "auto": 90}, "edit"))
-    return report(results)
+    return report(results.header, results.rows, 9)
 
 
 HEADER = {
@@ -55,6 +58,47 @@ def test_auto_is_compared_with_the_best_of_each_setting_plain_decoding_among_the
     assert "Of the best in hindsight: 0.90 in geometric mean" in page
     assert "0.90 in the least cell" in page
     assert f"The best single strategy, `{STATIC[1]}`: 1.41" in page
+
+
+def test_the_page_says_how_many_of_the_cells_were_measured_and_how_often(page: str) -> None:
+    assert "Measured: 2 of 9 cells, rounds of each: 1." in page
+
+
+def test_auto_is_compared_with_the_one_strategy_that_is_best_over_all_cells(page: str) -> None:
+    """1.8 and .9 of plain decoding, against 2 and 1."""
+    assert "`auto` over it: 0.90 in geometric mean" in page
+
+
+def test_a_strategy_that_fails_on_a_model_counts_as_plain_decoding(tmp_path: Path) -> None:
+    results = Results(tmp_path / "router.jsonl", {"command": "test", **HEADER}, fresh=True)
+    results.add(rows({PLAIN: 100, "auto": 100}, "prose"))
+    results.add([Row(cell=replace(CELL, strategy="eagle3"), error="no head")])
+    page = report(results.header, results.rows, 1)
+    assert "Of the best in hindsight: 1.00" in page
+    assert "no head" in page
+
+
+def test_a_page_without_a_measured_cell_says_so() -> None:
+    assert "Measured: 0 of 5 cells" in report({"command": "test", **HEADER}, [], 5)
+
+
+def test_the_first_cells_of_the_order_hold_every_value_about_equally_often() -> None:
+    wanted = settings("ab", "uvwxyz", (1, 4, 16, 64), (0.0, 1.0), (0, 512))
+    order = spread(wanted)
+    assert sorted(order) == sorted(wanted)
+    for place in range(5):
+        counts = Counter(setting[place] for setting in order[:24])
+        assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_cells_with_too_many_tokens_to_feed_are_left_out() -> None:
+    assert {each.concurrency for each in settings("a", "u", (1, 64), (0.0,), (LARGEST,))} == {1}
+
+
+def test_a_run_goes_on_with_what_is_lacking_round_by_round() -> None:
+    one, two = settings("a", "uv", (1,), (0.0,), (0,))
+    done = {one: 1, two: 0}
+    assert list(left_over((one, two), 2, lambda each: done[each])) == [(two, 0), (one, 1), (two, 1)]
 
 
 def test_the_routers_own_work_is_timed_with_and_without_a_head() -> None:
