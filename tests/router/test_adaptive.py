@@ -180,25 +180,19 @@ def test_what_earlier_answers_gained_carries_a_drafter_over_first_misses() -> No
     assert sum(run.tokens for run in later) / sum(run.seconds for run in later) > 1 + 0.7 * (best - 1)
 
 
-@dataclass
-class HeadRun:
-    """Steps of one sequence with a head on the target's states. Seconds are of a forward of one row."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    recomputed: int = 0  # tokens whose states the target computed again
-    watched: int = 0  # steps that the head saw without drafting
+def answers_with_head(needs: Needs, rate: float) -> float:
+    """Speed over 40 answers of 96 tokens with a head whose state must be caught up with after each pause."""
+    policy = Adaptive(TableCost(lambda rows: 1 + 0.08 * (rows - 1)), 16, needs)
+    runs = [decode_with_head(policy, rate, 96, number) for number in range(40)]
+    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
 
 
-def decode_with_head(policy: Policy, rate: float, tokens: int, number: int) -> HeadRun:
-    """As `simulate`: states cost .015 in each step that the head sees, and .25 and .06 a token if computed again."""
-    coin, view, run, inactive, seen = random.Random(number), SequenceView(number), HeadRun(), 0, 0
+def decode_with_head(policy: Policy, rate: float, tokens: int, number: int) -> Run:
+    """As `simulate`: drafting takes .2 of a forward, and after a pause .25 and .06 for each token not seen."""
+    coin, view, run, inactive, seen = random.Random(number), SequenceView(number), Run(), 0, 0
     while run.tokens < tokens:
         asked = inactive == 0
-        plan = policy.plan([view]) if asked else None
-        budget = plan.nodes[0] if plan else 0
-        inactive = plan.inactive if plan else inactive - 1
-        watches = bool(plan and plan.watching and plan.watching[0])
+        (budget,), inactive, *_ = policy.plan([view]) if asked else ([0], inactive - 1)
         lacking = run.tokens - seen if budget else 0
         drafting = 0.2 * bool(budget) + 0.01 * budget + (0.25 + 0.06 * lacking) * bool(lacking)
         draft = policy.trim([view], [trees.chain([0] * budget, "toy", [0.5] * budget)])[0]
@@ -206,40 +200,20 @@ def decode_with_head(policy: Policy, rate: float, tokens: int, number: int) -> H
         while accepted < len(draft) and coin.random() < rate:
             accepted += 1
         view.tokens += [0] * accepted + [1]
-        verifying = 1 + 0.08 * len(draft) + 0.015 * (watches or bool(budget))
+        verifying = 1 + 0.08 * len(draft)
         if asked:
             policy.learn([view], [draft], [accepted], Spent(drafting, verifying, 1 + len(draft), len(view.tokens)))
         run.tokens += accepted + 1
         run.seconds += drafting + verifying
-        run.recomputed += lacking
-        run.watched += watches
-        seen = run.tokens if watches or budget else seen
+        seen = run.tokens if budget else seen
     policy.release(number)
     return run
 
 
-def answers_with_head(needs: Needs, rate: float) -> tuple[float, int, int]:
-    """Speed, tokens computed again, steps only watched, of 40 answers."""
-    policy = Adaptive(TableCost(lambda rows: 1 + 0.08 * (rows - 1)), 16, needs)
-    runs = [decode_with_head(policy, rate, 96, number) for number in range(40)]
-    speed = sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
-    return speed, sum(run.recomputed for run in runs), sum(run.watched for run in runs)
-
-
-@pytest.mark.parametrize("rate", [0.45, 0.5, 0.55])
-def test_a_head_that_hardly_pays_sees_short_pauses_so_that_trials_compute_nothing_again(rate: float) -> None:
-    with_states, recomputed, watched = answers_with_head(Needs(taps=(1,)), rate)
-    without, more_recomputed, never = answers_with_head(Needs(), rate)
-    assert watched > 0
-    assert never == 0, "a drafter that reads no states has nothing to keep"
-    assert recomputed < 0.5 * more_recomputed
-    assert with_states > without
-
-
-def test_a_head_that_is_always_wrong_is_not_watched_for_long() -> None:
-    speed, _, watched = answers_with_head(Needs(taps=(1,)), 0.0)
-    assert speed > 0.97
-    assert watched < 0.7 * 40 * 96
+@pytest.mark.parametrize("rate", [0.45, 0.5])
+def test_a_head_that_hardly_pays_is_not_given_up_for_a_few_misses(rate: float) -> None:
+    """Its guesses are about as good in all texts, so what it did in others says more than the last few steps."""
+    assert answers_with_head(Needs(taps=(1,)), rate) > 1.02 * answers_with_head(Needs(), rate)
 
 
 def test_a_prompt_is_not_read_for_an_answer_too_short_to_save_that_time() -> None:

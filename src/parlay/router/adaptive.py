@@ -19,7 +19,6 @@ _KNOWN = 50  # drafts after which the drafter counts as known
 _TRIAL = 2  # nodes of a trial
 _LOOK = 16  # steps after which a sequence with credit looks at prices again
 _UP = 0.1  # how far the depth per node follows a draft
-_SHORT = 64  # tokens: in pauses up to this long, to keep the states costs less than to have them computed anew
 
 
 class Adaptive(Policy):
@@ -39,8 +38,7 @@ class Adaptive(Policy):
     *Never slower*: each sequence has a `Ledger`, which limits what its drafts may lose. A sequence's first draft has
     `_FIRST` nodes at most, and each accepted draft doubles that limit; once the drafter is known, there is none. While
     nothing is to be drafted, the policy is inactive until the next trial. But for trials, a drafter reads no prompt
-    that takes longer than its drafts can save in the answer. A drafter that reads the target's states goes on to see
-    them in a short pause: what it lacked at the next trial, the target would have to compute again.
+    that takes longer than its drafts can save in the answer.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, which needs
     few observations. Calibration by depth, as static trees use it, would ignore how confident a drafter is.
@@ -73,9 +71,7 @@ class Adaptive(Policy):
         prices = self._current_prices(views, others)
         states = [self._state(view, prices) for view in views]
         nodes = [self._plan(state, prices) for state in states]
-        watching = [self._watches(state) for state in states] if self._reads_states else ()
-        inactive = 0 if any(nodes) or any(watching) else _inactive(states)
-        return Budgets(nodes, inactive, watching=watching)
+        return Budgets(nodes, 0 if any(nodes) else _inactive(states))
 
     def _plan(self, state: _State, prices: Prices) -> int:
         ledger = state.ledger
@@ -84,14 +80,9 @@ class Adaptive(Policy):
         if size and ledger.is_unread and not self._pays_reading(state, prices, size):
             size = 0
         state.is_trial = not size and ledger.wait(1) <= 0
-        state.resumes = not (state.budget or state.watches)
+        state.resumes = not state.budget
         state.budget = min(size or (_TRIAL if state.is_trial else 0), state.limit)
         return state.budget
-
-    def _watches(self, state: _State) -> tuple[int, ...]:
-        """The drafter, if it shall see the step without drafting. What it once missed, it has to catch up with."""
-        state.watches = not (state.budget or state.resumes) and state.ledger.wait(1) <= _SHORT
-        return (0,) if state.watches else ()
 
     def _pays_reading(self, state: _State, prices: Prices, size: int) -> bool:
         """Whether the rest of an answer, as long as it may become, can save the time that reading its prompt takes."""
@@ -247,10 +238,8 @@ class _State:
     budget: int = 0
     """As planned for this step."""
     is_trial: bool = False
-    watches: bool = False
-    """Its drafter sees the step without drafting."""
     resumes: bool = True
-    """Its drafter did not see the step before, so it may have to catch up with the text."""
+    """It did not draft in the step before: its drafter may have to catch up with the text."""
 
 
 def _inactive(states: Sequence[_State]) -> int:
