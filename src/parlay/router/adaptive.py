@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from parlay import trees
@@ -151,7 +152,8 @@ class Adaptive(Policy):
         """How many of the ranked nodes to verify."""
         rows = plain + sum([draft.probes if draft.kind == "point" else len(draft) for draft in drafts])
         drafting, forward = self._drafting(self._proposed, len(drafts)), self._cost.forward
-        return best_count(ranked, plain, lambda count: drafting + forward(rows + count, context))
+        tokens = partial(operator.add, plain)
+        return best_count(ranked, tokens, lambda count: drafting + forward(rows + count, context))
 
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from parlay import trees
 from parlay.router.acceptance import expected_accepted
 from parlay.router.arms import ArmInSequence
-from parlay.router.goals import Goal, worths
+from parlay.router.goals import Goal
 from parlay.router.ranking import best_of
 from parlay.types import Cost, Draft
 
@@ -25,13 +25,12 @@ class StepPrices:
     those of plain decoding per token.
     """
 
-    def __init__(self, key: tuple[int, ...], cost: Cost, batch: tuple[int, int], context: int, goal: Goal) -> None:
-        """``batch``: how many sequences, and `rows`."""
-        self.goal = goal
-        self.key, self.context = key, context
-        self.sequences, self.rows = batch
-        self.plain = cost.forward(self.rows, context)
-        self.token = self.plain / self.rows
+    def __init__(
+        self, key: tuple[int, ...], cost: Cost, sequences: int, rows: int, context: int, *, goal: Goal
+    ) -> None:
+        self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, goal
+        self.plain = cost.forward(rows, context)
+        self.token = self.plain / rows
         self.sizes: dict[tuple[int, float, int, int, float], tuple[int, float, float]] = {}
         """Results of `best_size`."""
         self._cost = cost
@@ -58,8 +57,8 @@ class Offer:
     nodes: Sequence[int] = ()
     path_probs: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
-    worths: Sequence[float] = ()
-    """What that is worth."""
+    worths: list[float] = field(default_factory=list)
+    """What these are worth by the goal."""
 
 
 class Choice(NamedTuple):
@@ -89,8 +88,8 @@ def offered(arm: ArmInSequence, draft: Draft, floor: float, goal: Goal) -> Offer
         nodes = nodes[: arm.limit] if chained else best_of((nodes, path_probs), arm.limit)
         path_probs = [likely[node] for node in nodes]
     ranked = path_probs if chained else sorted(path_probs, reverse=True)
-    gains = [0.0, *accumulate(ranked)]
-    return Offer(arm, draft, nodes, path_probs, gains, worths(goal, gains))
+    gains, worths = [0.0, *accumulate(ranked)], [0.0, *accumulate(goal.shares(ranked))]
+    return Offer(arm, draft, nodes, path_probs, gains, worths)
 
 
 def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:

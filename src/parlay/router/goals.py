@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -80,13 +80,3 @@ class Latency:
 
 THROUGHPUT = Throughput()
 GOALS: Mapping[str, Goal] = MappingProxyType({"throughput": THROUGHPUT, "latency": Latency()})
-
-
-def counted(goal: Goal, rows: int) -> Callable[[float], float]:
-    """`Goal.tokens` of a step with so many plain rows, by the worth of its drafts."""
-    return lambda worth: goal.tokens(rows, worth)
-
-
-def worths(goal: Goal, gains: Sequence[float]) -> Sequence[float]:
-    """By number of nodes, from the tokens that they bring."""
-    return gains if goal is THROUGHPUT else [goal.worth(gain) for gain in gains]

@@ -16,24 +16,18 @@ NO_CANDIDATES: Candidates = ((), [])
 _STRIDES = 16  # about so many counts are compared
 
 
-def best_count(
-    ranked: Sequence[float],
-    plain: int,
-    seconds: Callable[[int], float],
-    tokens: Callable[[float], float] | None = None,
-) -> int:
+def best_count(ranked: Sequence[float], tokens: Callable[[float], float], seconds: Callable[[int], float]) -> int:
     """How many nodes to verify for the most tokens per second; of equals the fewest.
 
-    ``ranked``: path probabilities, highest first. ``plain``: tokens that the step commits without any node.
-    ``seconds``: of the step, by the number of nodes that it verifies. ``tokens``: what the step counts for, by the sum
-    of ``ranked`` for these nodes; None: that sum and ``plain``.
+    ``ranked``: what each node adds, most first. ``tokens``: of the step, by the sum of ``ranked`` for the nodes that it
+    verifies. ``seconds``: of the step, by their number.
     """
     gains = [0.0, *accumulate(ranked)]
     stride = -(-len(ranked) // _STRIDES) or 1
     counts: list[int] = [*range(0, len(ranked), stride), len(ranked)]
 
     def rate(count: int) -> float:
-        return (plain + gains[count] if tokens is None else tokens(gains[count])) / seconds(count)
+        return tokens(gains[count]) / seconds(count)
 
     return max(counts, key=rate)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
-from parlay.router.goals import THROUGHPUT, Goal, counted
+from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.in_sequence import InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.memory import NOTHING_KEPT, KeptArm
@@ -45,7 +46,7 @@ class Router(Policy):
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains()
         self._states: dict[int, InSequence] = {}
-        self._prices = StepPrices((), cost, (1, 1), 0, goal)
+        self._prices = StepPrices((), cost, 1, 1, 0, goal=goal)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
         self._rate = 0.0  # worth of a second, in tokens, as this step is expected to come out
@@ -140,8 +141,8 @@ class Router(Policy):
         ranked = sorted([share for _, shared in candidates for share in shared], reverse=True)
         rows = prices.rows + sum([each.draft.probes for each in offers if each is not None])
         drafting, forward = sum([state.drafting for state in states]), self._cost.forward
-        seconds = lambda count: drafting + forward(rows + count, prices.context)  # noqa: E731
-        count = best_count(ranked, prices.rows, seconds, counted(self._goal, prices.rows))
+        tokens = partial(self._goal.tokens, prices.rows)
+        count = best_count(ranked, tokens, lambda count: drafting + forward(rows + count, prices.context))
         kept = best(candidates, ranked, count)
         return [state.verified(each, nodes) for state, each, nodes in zip(states, offers, kept, strict=True)]
 
@@ -213,7 +214,7 @@ class Router(Policy):
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         key = len(views), others, self._cost.revision, context.bit_length()
         if self._prices.key != key:
-            self._prices = StepPrices(key, self._cost, (len(views), len(views) + others), context, self._goal)
+            self._prices = StepPrices(key, self._cost, len(views), len(views) + others, context, goal=self._goal)
             self._rate = 0.0
 
     def _state(self, view: SequenceView) -> InSequence:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from parlay.drafters.resources import Resources
 from parlay.router.arms import Arm
-from parlay.router.goals import GOALS, THROUGHPUT, Goal
+from parlay.router.goals import GOALS
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import Router
@@ -41,7 +41,6 @@ class _Built:
     strategy: Strategy
     closing: ExitStack
     arms: tuple[Arm, ...] = ()
-    goal: Goal = THROUGHPUT
     apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
 
 
@@ -86,13 +85,12 @@ class StrategyCache:
         if len(self._built) > self._kept:
             self._forget(self._in_use())
         built = self._built[spec]
-        return self._own(built, owner) if owner and self._memory.apart and built.arms else built.strategy
+        return self._own(spec, built, owner) if owner and self._memory.apart and built.arms else built.strategy
 
-    def _own(self, built: _Built, owner: str) -> Strategy:
+    def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
         """The strategy with the owner's own router."""
         if owner not in built.apart:
-            router = Router(self._cost, built.arms, self._memory.recall(owner), built.goal)
-            built.apart[owner] = replace(built.strategy, policy=router)
+            built.apart[owner] = replace(built.strategy, policy=self._router(spec, built.arms, owner))
         built.apart.move_to_end(owner)
         if len(built.apart) > self._kept:
             self._remember(*built.apart.popitem(last=False))
@@ -116,7 +114,7 @@ class StrategyCache:
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
         policy = self._policy(spec, drafters, arms)
-        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms, _goal(spec))
+        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
@@ -131,12 +129,15 @@ class StrategyCache:
         if not drafters:
             return Plain()
         if arms:
-            return Router(self._cost, arms, self._memory.recall(""), _goal(spec))
+            return self._router(spec, arms, "")
         settings = spec.settings
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
         return make_policy(name, nodes, self._cost, drafters[0].needs)
+
+    def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Router:
+        return Router(self._cost, arms, self._memory.recall(owner), GOALS[str(spec.settings[GOAL])])
 
     def _remember_all(self, built: _Built) -> None:
         for owner, strategy in [("", built.strategy), *built.apart.items()]:
@@ -146,11 +147,6 @@ class StrategyCache:
         """Keeps what a router has learned."""
         if isinstance(strategy.policy, Router):
             self._memory.keep(owner, strategy.policy.kept())
-
-
-def _goal(spec: StrategySpec) -> Goal:
-    """What a strategy that chooses among drafters maximises."""
-    return GOALS[str(spec.settings.get(GOAL, "throughput"))]
 
 
 class RunnerCache:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parlay.options import Option, Options, option, options_of
+from parlay.router.goals import GOALS
 from parlay.router.policies import BY_NAME
 from parlay.strategies import accept_rules
 from parlay.types import Exactness
@@ -23,6 +24,21 @@ class BudgetOptions(Options):
         "adaptive",
         "budget policy: adaptive drafts what pays, fixed always k nodes, the others follow papers' rules",
         choices=tuple(BY_NAME),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingOptions(Options):
+    """Which drafters there are to choose from, and what for. The router reads these options."""
+
+    of: tuple[str, ...] = option(
+        (), "the drafters to choose from, joined by +; empty: those that exist for the target", strategies=True
+    )
+    goal: str = option(
+        "throughput",
+        "throughput: most tokens per second of all requests together; latency: fewest seconds per token, in the mean "
+        "over requests",
+        choices=tuple(GOALS),
     )
 
 

@@ -12,21 +12,6 @@ CS_DRAFTING = "cs-drafting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoOptions(Options):
-    """Which drafters there are to choose from, and what for."""
-
-    of: tuple[str, ...] = option(
-        (), "the drafters to choose from, joined by +; empty: those that exist for the target", strategies=True
-    )
-    goal: str = option(
-        "throughput",
-        "throughput: most tokens per second of all requests together; latency: fewest seconds per token, in the mean "
-        "over requests",
-        choices=("throughput", "latency"),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeOptions(Options):
     """Which levels there are, and when the last one stops."""
 

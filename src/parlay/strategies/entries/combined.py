@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from parlay.drafters.combined import union
-from parlay.drafters.combined.options import AutoOptions
-from parlay.strategies.entry import StrategyEntry
+from parlay.strategies.entry import RoutingOptions, StrategyEntry
 
 ENTRIES = (
     StrategyEntry(
@@ -27,7 +26,7 @@ ENTRIES = (
         summary="Chooses for each request and step the drafter that pays most, how many nodes it drafts, or none.",
         when="it is not known which drafter suits the text, or that changes within it",
         reference="goodput: Liu et al. 2024, arXiv:2406.14066; scoring all drafters: HedgeSpec, arXiv:2510.20064",
-        options=AutoOptions,
+        options=RoutingOptions,
         routes=True,
         toys=("of=prompt-lookup+suffix-decoding+draft-model", "of=token-recycling+eagle3(min_p=0)+lookahead"),
     ),
