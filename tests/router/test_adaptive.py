@@ -10,7 +10,7 @@ import pytest
 
 from parlay import trees
 from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
-from parlay.types import NO_DRAFT, Draft, Needs, Policy, SamplingParams, Spent, Tree
+from parlay.types import NO_DRAFT, Draft, Policy, SamplingParams, Spent, Tree
 from tests.router.views import REQUEST, SequenceView
 
 Forward = Callable[[int], float]
@@ -64,8 +64,6 @@ class Drafting:
     right_at: frozenset[int] | None = None  # output tokens at which it is right, instead of by chance
     step_seconds: float = 0.0  # of each step that drafts
     opening_seconds: float = 0.0  # of a sequence's first draft besides: the drafter reads the prompt
-    resuming_seconds: float = 0.0  # of a draft after a pause besides
-    missed_seconds: float = 0.0  # the same for each token of the pause
 
     def right(self, place: int, coin: random.Random) -> bool:
         return coin.random() < self.rate if self.right_at is None else place in self.right_at
@@ -97,7 +95,7 @@ def simulate(
     coin = random.Random(seed)
     view = view or SequenceView(0)
     run = Run()
-    inactive, opened, seen = 0, False, 0
+    inactive, opened = 0, False
     while run.tokens < tokens:
         asked = inactive == 0
         (budget,), inactive, *_ = policy.plan([view]) if asked else ([0], inactive - 1)
@@ -110,15 +108,12 @@ def simulate(
         view.tokens += [0] * accepted + [1]
         draft_seconds = budget * drafting.node_seconds + bool(budget) * drafting.step_seconds
         draft_seconds += drafting.opening_seconds if budget and not opened else 0.0
-        missed = run.tokens - seen if budget else 0
-        draft_seconds += drafting.resuming_seconds * bool(missed) + drafting.missed_seconds * missed
         opened |= bool(budget)
         seconds = forward(1 + len(draft))
         if asked:
             policy.learn([view], [draft], [accepted], Spent(draft_seconds, seconds, 1 + len(draft), len(view.tokens)))
         run.asked += asked
         run.tokens += accepted + 1
-        seen = run.tokens if budget else seen
         run.steps += 1
         run.seconds += draft_seconds + seconds
         run.sizes.append(len(draft))
@@ -183,30 +178,6 @@ def test_what_earlier_answers_gained_carries_a_drafter_over_first_misses() -> No
     later = runs[20:]
     best = max(goodput(0.5, lambda rows: forward(rows) + 0.2, size) for size in range(1, 5))
     assert sum(run.tokens for run in later) / sum(run.seconds for run in later) > 1 + 0.7 * (best - 1)
-
-
-def answers_with_head(needs: Needs, rate: float) -> float:
-    """Speed over 40 answers of 96 tokens. After a pause the target computes the states of all tokens in it again."""
-
-    def forward(rows: int) -> float:
-        return 1 + 0.08 * (rows - 1)
-
-    policy = Adaptive(TableCost(forward), 16, needs)
-    head = Drafting(
-        rate=rate, score=0.5, step_seconds=0.2, node_seconds=0.01, resuming_seconds=0.25, missed_seconds=0.06
-    )
-    total = Run()
-    for number in range(40):
-        run = simulate(policy, head, forward, 96, view=SequenceView(number), seed=number)
-        policy.release(number)
-        total.tokens, total.seconds = total.tokens + run.tokens, total.seconds + run.seconds
-    return total.speed
-
-
-@pytest.mark.parametrize("rate", [0.45, 0.5])
-def test_a_head_that_hardly_pays_is_not_given_up_for_a_few_misses(rate: float) -> None:
-    """Its guesses are about as good in all texts, so what it did in others says more than the last few steps."""
-    assert answers_with_head(Needs(taps=(1,)), rate) > 1.02 * answers_with_head(Needs(), rate)
 
 
 def test_a_prompt_is_not_read_for_an_answer_too_short_to_save_that_time() -> None:

@@ -18,7 +18,6 @@ _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  
 UNSCORED = 0.7  # score of a node whose drafter gives none
 _LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
-STEADY = 8.0  # levels that all sequences count as in the record of one, for a drafter whose luck varies little
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
 _SEQUENCES_DIFFER = 0.2  # that by which sequences differ from their kind
@@ -179,9 +178,8 @@ class Record:
     of both decays. Between the two may stand the record of sequences of one kind (`of_kind`).
     """
 
-    def __init__(self, whole: Record | None = None, weight: float = _WEIGHT) -> None:
-        """``weight``: levels that ``whole`` counts as."""
-        self._whole, self._weight = whole, weight
+    def __init__(self, whole: Record | None = None) -> None:
+        self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
         self._levels = _WEIGHT if whole is None else 0.0
         self._right_levels = self._levels * UNSCORED
@@ -222,8 +220,7 @@ class Record:
         """The share of reached levels at which a node was accepted."""
         if self._whole is None:
             return self._right_levels / self._levels
-        usual = self._weight * self._whole.share
-        return (self._right_levels + usual) / (self._levels + self._weight)
+        return (self._right_levels + _WEIGHT * self._whole.share) / (self._levels + _WEIGHT)
 
     @property
     def odds(self) -> float:

@@ -9,11 +9,11 @@ from functools import partial
 from itertools import chain
 
 from parlay import trees
-from parlay.router.acceptance import STEADY, UNSCORED, Outcome, Record, ScoreCalibration, walk
+from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
-from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
+from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which the drafter counts as known
@@ -45,10 +45,8 @@ class Adaptive(Policy):
     few observations. Calibration by depth, as static trees use it, would ignore how confident a drafter is.
     """
 
-    def __init__(self, cost: Cost, max_budget: int, needs: Needs = NOTHING_NEEDED) -> None:
-        """``needs``: the drafter's."""
+    def __init__(self, cost: Cost, max_budget: int) -> None:
         self._cost = cost
-        self._reads_states = bool(needs.taps)
         self._max_budget = max_budget
         self._sizes = sizes(max_budget)
         self._calibration = ScoreCalibration()
@@ -221,9 +219,7 @@ class Adaptive(Policy):
         state = self._states.get(view.sequence)
         if state is None:
             limit = self._max_budget if self._calibration.drafts >= _KNOWN else min(_FIRST, self._max_budget)
-            # what copies fit in one text and fail in the next; what a head guesses is about as good in both
-            record = Record(self._record, STEADY) if self._reads_states else Record(self._record)
-            state = _State(view, limit, record, Ledger(view, prices.token, self._prompts, self._gains))
+            state = _State(view, limit, Record(self._record), Ledger(view, prices.token, self._prompts, self._gains))
             self._states[view.sequence] = state
         return state
 

@@ -134,7 +134,7 @@ class StrategyCache:
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
-        return make_policy(name, nodes, self._cost, drafters[0].needs)
+        return make_policy(name, nodes, self._cost)
 
     def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Router:
         return Router(self._cost, arms, self._memory.recall(owner), GOALS[str(spec.settings[GOAL])])

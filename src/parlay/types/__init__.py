@@ -27,7 +27,6 @@ from parlay.types.results import (
 )
 from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
-    NOTHING_NEEDED,
     NOTHING_SPENT,
     AcceptRule,
     Budgets,
@@ -44,7 +43,6 @@ from parlay.types.tokenizer import Tokenizer
 
 __all__ = [
     "NOTHING_COMMITTED",
-    "NOTHING_NEEDED",
     "NOTHING_SPENT",
     "NO_DRAFT",
     "NO_SKIP",

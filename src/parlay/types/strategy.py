@@ -32,10 +32,6 @@ class Needs:
     outcomes: bool = True
 
 
-NOTHING_NEEDED = Needs(outcomes=False)
-"""Those of a drafter that reads the committed tokens alone."""
-
-
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What a drafter sees after a step of one of its sequences, when the tokens are already committed.
