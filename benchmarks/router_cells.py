@@ -1,42 +1,25 @@
-"""The cells of `benchmarks.router`, and an order of which every beginning is a fair sample of them."""
+"""The settings of `benchmarks.router`, and an order of which every beginning is a fair sample of them."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, combinations, product
-from typing import NamedTuple
+from itertools import chain, combinations
 
-from parlay.bench.records import Cell
+from parlay.bench.runner import BenchPlan, BenchSetting
 
 LARGEST = 32_768
 """Tokens of context of all requests of a cell; above, feeding prompts would take minutes and most of the memory."""
 
-
-class Setting(NamedTuple):
-    """The conditions under which strategies are compared."""
-
-    model: str
-    workload: str
-    concurrency: int
-    temperature: float
-    context: int
-
-    def cell(self, strategy: str) -> Cell:
-        return Cell(strategy=strategy, **self._asdict())
+Setting = tuple[str, BenchSetting]
+"""A model, and the conditions under which strategies are compared on it."""
 
 
-def settings(
-    models: Sequence[str],
-    kinds: Sequence[str],
-    concurrency: Sequence[int],
-    temperatures: Sequence[float],
-    contexts: Sequence[int],
-) -> list[Setting]:
-    """All combinations whose prompts have at most `LARGEST` tokens together."""
-    found = (Setting(*each) for each in product(models, kinds, concurrency, temperatures, contexts))
-    return [each for each in found if each.concurrency * each.context <= LARGEST]
+def settings(plans: Sequence[BenchPlan]) -> list[Setting]:
+    """All of these plans, but those whose prompts have more than `LARGEST` tokens together."""
+    found = ((plan.model, setting) for plan in plans for setting in plan.settings())
+    return [each for each in found if each[1].concurrency * each[1].context <= LARGEST]
 
 
 def spread(wanted: Sequence[Setting], seed: int = 0) -> list[Setting]:
@@ -57,14 +40,16 @@ def spread(wanted: Sequence[Setting], seed: int = 0) -> list[Setting]:
 
 def _parts(setting: Setting) -> list[tuple[tuple[int, ...], tuple[object, ...]]]:
     """Each value and each pair of values, with their places."""
-    places = range(len(setting))
+    model, conditions = setting
+    values = (model, *conditions)
+    places = range(len(values))
     chosen = [*combinations(places, 1), *combinations(places, 2)]
-    return [(where, tuple(setting[place] for place in where)) for where in chosen]
+    return [(where, tuple(values[place] for place in where)) for where in chosen]
 
 
-def left_over(order: Sequence[Setting], rounds: int, done: Callable[[Setting], int]) -> Iterator[tuple[Setting, int]]:
-    """The rounds that settings lack, with their numbers: the first round of all, then the second."""
+def left_over(order: Sequence[Setting], rounds: int, done: Callable[[Setting], int]) -> Iterator[Setting]:
+    """What lacks rounds: first what lacks the first, then, all of it once more, what lacks the second."""
     for number in range(rounds):
         for setting in order:
             if done(setting) <= number:
-                yield setting, number
+                yield setting

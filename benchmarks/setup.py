@@ -15,6 +15,7 @@ from parlay.bench.workloads import Workload
 from parlay.llm import LLM
 from parlay.models.loading import weight_files
 from parlay.models.resolving import resolve
+from parlay.strategies.cache import BUILT_IN_DRAFTS
 from parlay.testing.dense_copy import save_dense
 from parlay.testing.widen import widen
 
@@ -73,9 +74,10 @@ class Setup:
         return made[model]() if model in made else resolve(model)
 
     def llm(self, model: str) -> LLM:
-        """The model with everything at its defaults."""
-        draft = DRAFT if model == WIDE else None
-        return LLM(str(self.directory(model)), draft_model=draft, router_memory="off")
+        """The model with everything at its defaults. One that is made of another has the same draft model."""
+        drafts = {WIDE: DRAFT, SMOLLM2_BF16: BUILT_IN_DRAFTS[SMOLLM2]}
+        name = str(self.directory(model)) if model in drafts else model
+        return LLM(name, draft_model=drafts.get(model), router_memory="off")
 
     def workloads(self, model: str, kinds: Sequence[str] = tuple(KINDS)) -> tuple[Workload, ...]:
         """So many prompts of each kind as the scale wants for that model, by preference those whose text lasts.

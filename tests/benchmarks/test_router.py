@@ -13,6 +13,8 @@ from benchmarks.router import STATIC
 from benchmarks.router_cells import LARGEST, left_over, settings, spread
 from benchmarks.router_page import report
 from parlay.bench.records import PLAIN, Cell, Results, Row
+from parlay.bench.runner import BenchPlan
+from parlay.bench.workloads import Workload
 
 CELL = Cell(model="m", strategy="auto", workload="prose")
 
@@ -82,23 +84,41 @@ def test_a_page_without_a_measured_cell_says_so() -> None:
     assert "Measured: 0 of 5 cells" in report({"command": "test", **HEADER}, [], 5)
 
 
+def plan(
+    model: str,
+    kinds: str,
+    concurrency: tuple[int, ...] = (1,),
+    temperatures: tuple[float, ...] = (0.0,),
+    contexts: tuple[int, ...] = (0,),
+) -> BenchPlan:
+    return BenchPlan(
+        model=model,
+        strategies=(),
+        workloads=tuple(Workload(kind, ()) for kind in kinds),
+        concurrency=concurrency,
+        temperatures=temperatures,
+        contexts=contexts,
+    )
+
+
 def test_the_first_cells_of_the_order_hold_every_value_about_equally_often() -> None:
-    wanted = settings("ab", "uvwxyz", (1, 4, 16, 64), (0.0, 1.0), (0, 512))
+    wanted = settings([plan(model, "uvwxyz", (1, 4, 16, 64), (0.0, 1.0), (0, 512)) for model in "ab"])
     order = spread(wanted)
     assert sorted(order) == sorted(wanted)
     for place in range(5):
-        counts = Counter(setting[place] for setting in order[:24])
+        counts = Counter((model, *conditions)[place] for model, conditions in order[:24])
         assert max(counts.values()) - min(counts.values()) <= 2
 
 
 def test_cells_with_too_many_tokens_to_feed_are_left_out() -> None:
-    assert {each.concurrency for each in settings("a", "u", (1, 64), (0.0,), (LARGEST,))} == {1}
+    found = settings([plan("a", "u", (1, 64), (0.0,), (LARGEST,))])
+    assert {conditions.concurrency for _, conditions in found} == {1}
 
 
 def test_a_run_goes_on_with_what_is_lacking_round_by_round() -> None:
-    one, two = settings("a", "uv", (1,), (0.0,), (0,))
+    one, two = settings([plan("a", "uv")])
     done = {one: 1, two: 0}
-    assert list(left_over((one, two), 2, lambda each: done[each])) == [(two, 0), (one, 1), (two, 1)]
+    assert list(left_over((one, two), 2, lambda each: done[each])) == [two, one, two]
 
 
 def test_the_routers_own_work_is_timed_with_and_without_a_head() -> None:

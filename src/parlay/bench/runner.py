@@ -131,11 +131,15 @@ class Bench:
     def run_round(self, tell: Callable[[int], object] = bool) -> None:
         """Measure one round more of each setting that lacks some."""
         for setting in self._plan.settings():
-            cells = self._lacking(setting)
-            if cells:
-                rows = self._measure(setting, self._next_round(cells[0]), cells)
-                self._results.add(rows)
-                tell(len(rows))
+            self.run_setting(setting, tell)
+
+    def run_setting(self, setting: BenchSetting, tell: Callable[[int], object] = bool) -> None:
+        """Measure one round more of this setting, if it lacks some."""
+        cells = self._lacking(setting)
+        if cells:
+            rows = self._measure(setting, self._next_round(cells[0]), cells)
+            self._results.add(rows)
+            tell(len(rows))
 
     def _lacking(self, setting: BenchSetting, turns: int = 0) -> list[Cell]:
         """The cells that still lack rounds after so many more turns, with plain decoding first."""
