@@ -20,7 +20,7 @@ from benchmarks.commands import begin, one_line_errors, open_results, results_pa
 from benchmarks.options import add_run_flags
 from benchmarks.router_cells import Setting, left_over, settings, spread
 from benchmarks.router_page import AUTO, report
-from benchmarks.setup import DRAWN, FULL, MINI, SMOLLM2, SMOLLM2_BF16, Setup
+from benchmarks.setup import FULL, MINI, SMOLLM2, SMOLLM2_BF16, Setup
 from parlay.bench import records, workloads
 from parlay.bench.prepare import lasting
 from parlay.bench.records import Cell, Results
@@ -39,6 +39,9 @@ STATIC = (
 """What `auto` is compared with beside plain decoding."""
 PUBLISHED = ("editeval", "bfcl-simple", "spec-bench")
 """Sets of prompts that are measured where there is ``--data``; Spec-Bench is 13 kinds of text."""
+
+TRIED = 2
+"""Prompts looked at for each one wanted: the text of some loops at once. To look takes as long as to measure."""
 
 
 class Measurement:
@@ -101,7 +104,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def plans_of(options: argparse.Namespace) -> list[BenchPlan]:
     """What is measured on each model. Of each prompt that is wanted several are looked at."""
     names = options.workloads or (PUBLISHED if options.data else workloads.BUILT_IN)
-    drawn = workloads.load(names, DRAWN * options.prompts, options.data)
+    drawn = workloads.load(names, TRIED * options.prompts, options.data)
     return [
         BenchPlan(
             model=model,
