@@ -198,10 +198,16 @@ class ArmInSequence:
         tested = min(_PRIOR, known.record.weight)
         return ArmInSequence(whole, known, whole.first_limit, known.record.of_sequence(), known.gain, tested=tested)
 
-    def open(self) -> bool:
-        """Whether it was never asked here before; it is now."""
-        is_first, self.is_open = not self.is_open, True
-        return is_first
+    def charge(self, seconds: float, length: int) -> int:
+        """Count the seconds that a proposal took. Returns how many of the sequence's tokens it read for the first time.
+
+        The first proposal reads all of them.
+        """
+        self.counts.seconds += seconds
+        if self.is_open:
+            return 0
+        self.is_open = True
+        return length
 
     def learn(self, outcome: Outcome, expected: float) -> None:
         """Learn from a proposal and what was committed instead or because of it."""

@@ -16,6 +16,9 @@ from parlay.types import Cost, Draft
 
 _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
+_Size = tuple[int, float, float]
+"""Nodes to ask an arm for, tokens that they are expected to bring, and the seconds that they cost."""
+_Sizes = dict[tuple[int, float, int, int], _Size]
 
 
 class StepPrices:
@@ -31,8 +34,8 @@ class StepPrices:
         self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, goal
         self.plain = cost.forward(rows, context)
         self.token = self.plain / rows
-        self.sizes: dict[tuple[int, float, int, int, float], tuple[int, float, float]] = {}
-        """Results of `best_size`."""
+        self._sizes: dict[float, _Sizes] = {}
+        self._rate, self._latest = 0.0, self._sizes.setdefault(0.0, {})
         self._cost = cost
         self._rows = {0: 0.0}
 
@@ -43,6 +46,12 @@ class StepPrices:
             more = self._cost.forward(self.rows + nodes * self.sequences, self.context) - self.plain
             seconds = self._rows[nodes] = more / self.sequences
         return seconds
+
+    def sizes(self, rate: float) -> _Sizes:
+        """Results of `best_size` while a second is worth about ``rate`` tokens; for all sequences of a step the same."""
+        if rate != self._rate:
+            self._rate, self._latest = rate, self._sizes.setdefault(round(rate * self.plain, 2), {})
+        return self._latest
 
 
 @dataclass(slots=True, eq=False)
@@ -106,17 +115,19 @@ def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
 def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float) -> Choice:
     """The size that is worth most of the drafts that an arm could be asked for, if this share of levels is right."""
     whole = arm.whole
-    key = whole.number, round(share, 2), arm.limit, whole.seconds.revision, round(rate * prices.plain, 2)
-    found = prices.sizes.get(key)
+    key, known = (whole.number, round(share, 2), arm.limit, whole.seconds.revision), prices.sizes(rate)
+    found = known.get(key)
     if found is None:
         found = 0, 0.0, 0.0
         worth, deep = _MARGIN, whole.depth_per_node
         for size in whole.sizes[1:]:
-            gain = expected_accepted(share, min(size, arm.limit) * deep)
+            if size > arm.limit:
+                break
+            gain = expected_accepted(share, size * deep)
             seconds = whole.seconds.of(size) + prices.of_nodes(size)
             value = prices.goal.worth(gain) - rate * seconds
-            if size <= arm.limit and value > worth:
+            if value > worth:
                 worth, found = value, (size, gain, seconds)
-        prices.sizes[key] = found
+        known[key] = found
     size, gain, seconds = found
     return Choice(prices.goal.worth(gain) - rate * seconds, gain, seconds, arm, size) if size else NOTHING

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from parlay.router.arms import ArmInSequence, matched
 from parlay.router.choice import NOTHING, Choice, Offer, StepPrices, best_cut, best_size, offered
@@ -24,6 +25,7 @@ NOT_WORTH = "not worth its cost"
 NO_CREDIT = "no credit after losses"
 NOT_OPEN = "prompt not read yet"
 PAUSED = "paused"
+_worth = attrgetter("worth")  # of a choice
 _BONUS = 0.5  # how far the share of a drafter that was hardly tested may be better than it seems
 
 
@@ -39,8 +41,6 @@ class InSequence:
     steps: int = 0
     length: int = 0
     """Tokens before the step."""
-    left: int = 0
-    """Tokens that the answer may still have."""
     committed: Sequence[int] = ()
     """Tokens of the step."""
     offers: list[Offer] = field(default_factory=list)
@@ -48,6 +48,8 @@ class InSequence:
     """Whoever is being asked."""
     asked_for: dict[int, int] = field(default_factory=dict)
     """Nodes that each arm was asked for in this step, by number."""
+    asking: float = 0.0
+    """Seconds that these proposals usually take, as was known before them."""
     watching: tuple[int, ...] = ()
     choice: Choice = NOTHING
     is_trial: bool = False
@@ -72,28 +74,26 @@ class InSequence:
         self.ledger.earn()
         self.catch_up(view)
         self.steps += 1
-        self.left = (view.request.params.max_tokens or _UNBOUNDED) + view.prompt_length - self.length
-        self.offers, self.options, self.asked_for = [], [], {}
+        self.offers, self.options, self.asked_for, self.asking = [], [], {}, 0.0
         self.asked, self.choice, self.is_trial, self.forgone, self.watching = None, NOTHING, False, 0.0, ()
         self.verifying, self.expected = None, 0.0
 
-    def ask(self, arm: int, nodes: int) -> None:
-        """Note who is asked for how many nodes; 0: nobody."""
-        self.asked = self.arms[arm] if nodes else None
-        if self.asked is not None:
-            self.asked_for[arm] = nodes
-            self.asked.asked_at = self.length
-            self.asked.counts.asked += 1
-            self.asked.counts.expected_seconds += self.asked.whole.seconds.of(nodes)
+    def ask(self, number: int, nodes: int) -> None:
+        """Note who is asked for how many nodes."""
+        self.asked = arm = self.arms[number]
+        self.asked_for[number] = nodes
+        arm.asked_at = self.length
+        seconds = arm.whole.seconds.of(nodes)
+        arm.counts.asked += 1
+        arm.counts.expected_seconds += seconds
+        self.asking += seconds
 
-    def take(self, draft: Draft | None, floor: float, goal: Goal) -> None:
-        """What was proposed; None if the arm failed."""
-        if self.asked is None:
-            return
+    def take(self, arm: ArmInSequence, draft: Draft | None, floor: float, goal: Goal) -> None:
+        """What the arm that was asked has proposed; None if it failed."""
         if draft is None:
-            self.asked.is_lost = True
+            arm.is_lost = True
         elif len(draft):
-            self.offers.append(offered(self.asked, draft, floor, goal))
+            self.offers.append(offered(arm, draft, floor, goal))
 
     # --------------------------------------------------------------------------------------------------------- choices
 
@@ -125,7 +125,8 @@ class InSequence:
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
         """Whether the arm may read the prompt: the rest of the answer must be able to save the time that it takes."""
-        saved = self.left * wanted.worth * prices.token / (1 + wanted.gain)
+        left = (self.view.request.params.max_tokens or _UNBOUNDED) + self.view.prompt_length - self.length
+        saved = left * wanted.worth * prices.token / (1 + wanted.gain)
         seconds = prices.token * prices.sequences
         return saved >= arm.whole.reading.of(self.length) and arm.whole.may_open(seconds, pays=True)
 
@@ -158,7 +159,10 @@ class InSequence:
         if not self.asked_for:
             return
         worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
-        known = max([0.0, *(worth for number, worth in worths.items() if number not in self.asked_for)])
+        known = 0.0
+        for number, worth in worths.items():
+            if number not in self.asked_for and worth > known:
+                known = worth
         for number in self.asked_for:
             worth = max(known, worths.get(number, 0.0))
             self.arms[number].learn_gain(worth - known)
@@ -185,13 +189,14 @@ class InSequence:
 
     @property
     def drafting(self) -> float:
-        """Seconds that the proposals of this step usually take."""
+        """Seconds that the proposals of this step usually take, as is known after them."""
         return sum([self.arms[number].whole.seconds.of(nodes) for number, nodes in self.asked_for.items()])
 
     def book(self, nodes: int, right: int, prices: StepPrices) -> None:
         """Book what the verified draft cost and gained, or what one of a replayable arm would have gained."""
         token = prices.token
-        self.explored.earn(len(self.committed) * token)
+        if self.explored.debt:
+            self.explored.earn(len(self.committed) * token)
         self._live(nodes)
         if nodes and self.verifying is not None:
             counts = self.verifying.counts
@@ -230,7 +235,3 @@ class InSequence:
             return 0.0
         _, path, _ = matched(wanted.offer.draft, self.committed)
         return min(len(path), wanted.nodes) * prices.token - prices.of_nodes(wanted.nodes)
-
-
-def _worth(choice: Choice) -> float:
-    return choice.worth

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from parlay.router.acceptance import Outcome
 from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
 from parlay.router.goals import THROUGHPUT, Goal
@@ -68,7 +69,9 @@ class Router(Policy):
     def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         floor = 0.25 * self._prices.of_nodes(8) / 8 / self._prices.token  # a quarter of the cost of a row
         for view, draft in zip(views, drafts, strict=True):
-            self._states[view.sequence].take(draft, floor, self._goal)
+            state = self._states[view.sequence]
+            if state.asked is not None:
+                state.take(state.asked, draft, floor, self._goal)
         return self._next(views)
 
     def _next(self, views: Sequence[SequenceView]) -> Budgets:
@@ -76,7 +79,7 @@ class Router(Policy):
         states = [self._states[view.sequence] for view in views]
         for arm in self._copying[self._round :]:
             self._round += 1
-            nodes = [arm.arm.most if self._wait(state, arm) <= 0 else 0 for state in states]
+            nodes = [arm.arm.most if wait <= 0 else 0 for wait in self._waits(states, arm)]
             if any(nodes):
                 return _asking(states, [arm.number] * len(states), nodes)
         if self._round > len(self._copying):
@@ -84,16 +87,15 @@ class Router(Policy):
         self._round += 1
         return self._choose(states)
 
-    def _wait(self, state: InSequence, arm: ArmState) -> int:
-        """Tokens to decode before a replayable arm is asked."""
-        local, prices = state.arms[arm.number], self._prices
-        if local.is_lost:
-            return _LOOK
-        price = arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying)
-        if local.gain * prices.token > price:
-            return 0
-        every = math.ceil(price * prices.sequences / (TRIALS * prices.plain))
-        return local.asked_at + every - state.length
+    def _waits(self, states: Sequence[InSequence], arm: ArmState) -> list[int]:
+        """For each sequence the tokens to decode there before a replayable arm is asked."""
+        token, price = self._prices.token, arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying)
+        every = math.ceil(price * self._prices.sequences / (TRIALS * self._prices.plain))
+        local = [state.arms[arm.number] for state in states]
+        return [
+            _LOOK if here.is_lost else 0 if here.gain * token > price else here.asked_at + every - state.length
+            for here, state in zip(local, states, strict=True)
+        ]
 
     def _choose(self, states: Sequence[InSequence]) -> Budgets:
         """The best choice of each sequence; arms that have proposed nothing yet are asked now."""
@@ -128,9 +130,10 @@ class Router(Policy):
     def _inactive(self, states: Sequence[InSequence]) -> int:
         """Steps until an arm is due again, or the next trial."""
         waits = [_LOOK]
-        for state in states:
-            waits += [self._wait(state, arm) for arm in self._copying]
-            waits += [state.ledger.wait(len(states))] if len(self._copying) < len(self._arms) else []
+        for arm in self._copying:
+            waits += self._waits(states, arm)
+        if len(self._copying) < len(self._arms):
+            waits += [state.ledger.wait(len(states)) for state in states]
         return max(0, min(waits) - 1)
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
@@ -140,7 +143,7 @@ class Router(Policy):
         candidates = [NO_CANDIDATES if each is None else (each.nodes, shares(each.path_probs)) for each in offers]
         ranked = sorted([share for _, shared in candidates for share in shared], reverse=True)
         rows = prices.rows + sum([each.draft.probes for each in offers if each is not None])
-        drafting, forward = sum([state.drafting for state in states]), self._cost.forward
+        drafting, forward = sum([state.asking for state in states]), self._cost.forward
         tokens = partial(self._goal.tokens, prices.rows)
         count = best_count(ranked, tokens, lambda count: drafting + forward(rows + count, prices.context))
         kept = best(candidates, ranked, count)
@@ -151,28 +154,31 @@ class Router(Policy):
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        rows = len(views) + sum(map(len, drafts))
-        self._others_seen = (self._others_seen[1], max(0, spent.rows - rows))
+        nodes = list(map(len, drafts))
+        self._others_seen = (self._others_seen[1], max(0, spent.rows - len(views) - sum(nodes)))
         known = [place for place, view in enumerate(views) if view.sequence in self._states]
         states = [self._states[views[place].sequence] for place in known]
         for place, state in zip(known, states, strict=True):
             state.committed = views[place].tokens[state.length :]
         self._learn_seconds(states, spent)
         for place, state in zip(known, states, strict=True):
-            state.book(len(drafts[place]), accepted[place], self._prices)
+            state.book(nodes[place], accepted[place], self._prices)
         decoded = sum([len(state.committed) for state in states]) * self._prices.token
         for arm in self._arms:
             arm.prompts.earn(decoded)
-            self._learn_outcomes(arm, states)
+        self._learn_outcomes(states)
 
-    def _learn_outcomes(self, arm: ArmState, states: Sequence[InSequence]) -> None:
-        """What came of an arm's proposals, verified or not."""
-        told = [(state, offer) for state in states for offer in state.offers if offer.arm.whole is arm]
-        if not told:
-            return
-        outcomes = [matched(offer.draft, state.committed) for state, offer in told]
-        for (_, offer), outcome, tested in zip(told, outcomes, arm.calibration.learn(outcomes), strict=True):
-            offer.arm.learn(outcome, tested)
+    def _learn_outcomes(self, states: Sequence[InSequence]) -> None:
+        """What came of each arm's proposals, verified or not."""
+        told: dict[ArmState, tuple[list[ArmInSequence], list[Outcome]]] = {}
+        for state in states:
+            for offer in state.offers:
+                local, outcomes = told.setdefault(offer.arm.whole, ([], []))
+                local.append(offer.arm)
+                outcomes.append(matched(offer.draft, state.committed))
+        for whole, (local, outcomes) in told.items():
+            for arm, outcome, tested in zip(local, outcomes, whole.calibration.learn(outcomes), strict=True):
+                arm.learn(outcome, tested)
 
     def _learn_seconds(self, states: Sequence[InSequence], spent: Spent) -> None:
         """What proposals and the router itself take."""
@@ -182,10 +188,10 @@ class Router(Policy):
             asked = {state: state.asked_for[arm.number] for state in states if arm.number in state.asked_for}
             if asked:
                 nodes = sum(asked.values()) / len(asked)
-                read = max([state.length if state.arms[arm.number].open() else 0 for state in asked])
+                each, read = seconds / len(asked), 0
                 for state in asked:
-                    state.arms[arm.number].counts.seconds += seconds / len(asked)
-                arm.learn_seconds(nodes, seconds / len(asked), slowdown, forward / len(asked), read=read)
+                    read = max(read, state.arms[arm.number].charge(each, state.length))
+                arm.learn_seconds(nodes, each, slowdown, forward / len(asked), read=read)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
             own = min(own, 4 * self._own_seconds or own)
@@ -238,5 +244,8 @@ def _asking(
 ) -> Budgets:
     """So many nodes of the arms of these numbers."""
     for state, arm, count in zip(states, arms, nodes, strict=True):
-        state.ask(arm, count)
+        if count:
+            state.ask(arm, count)
+        else:
+            state.asked = None
     return Budgets(nodes, inactive, arms, watching)
