@@ -48,7 +48,7 @@ class StepPrices:
         return seconds
 
     def sizes(self, rate: float) -> _Sizes:
-        """Results of `best_size` while a second is worth about ``rate`` tokens; for all sequences of a step the same."""
+        """Results of `best_size` while a second is worth about ``rate`` tokens; a step has one rate."""
         if rate != self._rate:
             self._rate, self._latest = rate, self._sizes.setdefault(round(rate * self.plain, 2), {})
         return self._latest
