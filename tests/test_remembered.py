@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +47,7 @@ def learned(*arms: SimulatedArm) -> dict[str, KeptArm]:
 def remember(owner: str = "", model: str = "parlay-mini", spec: RunnerSpec = SPEC) -> RouterMemory:
     memory = RouterMemory(model, spec, "")
     memory.keep(owner, learned())
+    memory.write()
     return memory
 
 
@@ -97,7 +104,8 @@ def test_a_file_that_can_not_be_used_is_left_out_with_one_line_and_written_anew(
     assert len(caplog.records) == 1
     assert "\n" not in caplog.records[0].getMessage()
     memory.keep("", learned())
-    assert memory.recall("") == learned()
+    memory.write()
+    assert RouterMemory("parlay-mini", SPEC, "").recall("") == learned()
 
 
 def test_any_changed_byte_is_noticed() -> None:
@@ -128,20 +136,56 @@ def test_it_stays_small_and_holds_no_text_and_no_key() -> None:
     memory, arms = RouterMemory("parlay-mini", SPEC, ""), learned()
     for number in range(70):
         memory.keep(f"key-{number}", arms)
+        memory.write()
     assert len(entries()) == 64
     assert place().stat().st_size < 400_000
     assert "key-" not in place().read_text()
     assert place().stat().st_mode & 0o077 == 0, "nobody else may read it"
 
 
-def test_one_that_can_not_be_written_costs_a_line_in_the_log(
+def test_one_that_can_not_be_written_costs_one_line_in_the_log_and_is_written_as_soon_as_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """As on a disk that is full, or read-only."""
     file = tmp_path / "file"
     file.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    remember()
-    assert "can't be written" in caplog.text
+    memory = remember()
+    memory.write()
+    memory.keep("another", learned(POOR))
+    memory.write()
+    assert [record.getMessage() for record in caplog.records if "can't be written" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+    file.unlink()
+    memory.write()
+    assert len(entries()) == 2
+
+
+def test_it_is_written_while_the_model_is_in_use_but_not_for_each_request() -> None:
+    memory = RouterMemory("parlay-mini", SPEC, "", every=0.01)
+    memory.keep("", learned())
+    deadline = time.monotonic() + 10
+    while not place().exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert RouterMemory("parlay-mini", SPEC, "").recall("") == learned()
+    memory = RouterMemory("parlay-mini", SPEC, "")
+    before = place().read_bytes()
+    memory.keep("", learned(POOR))
+    assert place().read_bytes() == before
+    assert memory.recall("") == learned(POOR), "what is not written yet is known all the same"
+    memory.write()
+
+
+def test_two_models_that_close_together_lose_nothing() -> None:
+    memories = [RouterMemory("parlay-mini", replace(SPEC, dtype=f"type{number}"), "") for number in range(8)]
+    for memory in memories:
+        memory.keep("", learned())
+    threads = [threading.Thread(target=memory.write) for memory in memories]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(entries()) == 8
 
 
 def test_it_can_be_forgotten_by_model() -> None:
@@ -209,3 +253,25 @@ def test_an_llm_begins_with_what_the_last_one_learned() -> None:
     with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="off") as llm:
         decode(llm, "")
     assert entries() == [entry]
+
+
+LEARNS = """
+import os, signal, sys
+from parlay import LLM, SamplingParams
+from parlay.remembered import place
+llm = LLM("parlay-mini", strategy="auto:of=prompt-lookup")
+llm._strategies._memory._every = float(sys.argv[2])
+text = "one two three one two three one two three one two"
+llm.generate(text, SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True))
+while sys.argv[1] == "killed" and not place().exists():
+    pass
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("end", "every"), [("killed", 0.05), ("forgets to close", 3600.0)])
+def test_a_program_that_is_killed_or_does_not_close_its_model_keeps_what_it_learned(end: str, every: float) -> None:
+    code = subprocess.run([sys.executable, "-c", LEARNS, end, str(every)], env=dict(os.environ), timeout=120).returncode
+    assert code == (-signal.SIGKILL if end == "killed" else 0)
+    assert [list(entry.arms) for entry in entries()] == [["prompt-lookup"]]

@@ -60,8 +60,8 @@ class LLM:
     models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
     the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
-    ``router_memory``: the numbers that strategies learn which choose among drafters are kept on this machine when this
-    is closed: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
+    ``router_memory``: the numbers that strategies learn which choose among drafters are kept on this machine, from
+    minute to minute: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
     ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
     floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM are taken if they ask
     for what is so anyway, with a warning if they have no effect here. A call waits while another thread's is under way.

@@ -1,15 +1,18 @@
 """The file that keeps what routers have learned from one process to the next: numbers by machine, model and owner.
 
 It holds no text, no token, no name of a person and no key. A file that is damaged, or of another version, is left out
-with one line in the log, and the next one takes its place.
+with one line in the log, and the next one takes its place. It is written at most once in `EVERY` seconds, in a thread
+of its own, and when a model is closed or the program ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,9 +30,13 @@ REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
 """What is learned from the requests of all owners together, of each apart, or not kept."""
 FORMAT = 1
 """Version of the file, and of the numbers in it."""
+EVERY = 60.0
+"""Seconds from the first thing that was learned to when the file has it: a process that is killed loses no more."""
 _MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS = 64, 32, 16
 _MOST_BYTES = 4 << 20
 _END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_changing = threading.Lock()  # the models of a process share the file
 _log = logging.getLogger(__name__)
 
 
@@ -64,7 +71,7 @@ def entries() -> list[Entry]:
         return _read(place())
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _UNUSABLE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         _log.warning("%s can't be used (%s): what routers had learned is left out and learned anew", place(), reason)
         return []
@@ -72,38 +79,90 @@ def entries() -> list[Entry]:
 
 def forget(model: str = "") -> int:
     """Forget all, or what was learned of one model. Returns how many entries that were. Raises OSError."""
-    held = entries()
-    kept = [each for each in held if model and each.model != model]
-    if kept:
-        _write(kept)
-    else:
-        place().unlink(missing_ok=True)
+    with _changing:
+        held = entries()
+        kept = [each for each in held if model and each.model != model]
+        if kept:
+            _write(kept)
+        else:
+            place().unlink(missing_ok=True)
     return len(held) - len(kept)
 
 
 class RouterMemory:
-    """A `Memory` in that file."""
+    """A `Memory` in that file. Any thread may call it."""
 
-    def __init__(self, model: str, spec: RunnerSpec, quantize: str, *, apart: bool = False) -> None:
+    def __init__(
+        self, model: str, spec: RunnerSpec, quantize: str, *, apart: bool = False, every: float = EVERY
+    ) -> None:
         """``model`` is what was loaded, as ``spec`` says and with ``quantize``. Raises OSError."""
         self.apart = apart
         self._empty = Entry(machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={})
+        self._every = every
+        self._lock = threading.Lock()
+        self._news: dict[str, Mapping[str, KeptArm]] = {}  # what the file lacks, by owner
+        self._timer: threading.Timer | None = None
+        self._has_warned = False
 
     def recall(self, owner: str) -> Mapping[str, KeptArm]:
         mine = self._of(owner)
-        return next((each.arms for each in entries() if each.key == mine.key), {})
+        written = next((each.arms for each in entries() if each.key == mine.key), {})
+        with self._lock:
+            return {**written, **self._news.get(owner, {})}
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
         if not arms:
             return
-        mine, held = self._of(owner), entries()
-        before = next((each.arms for each in held if each.key == mine.key), {})
-        merged = dict([*arms.items(), *(pair for pair in before.items() if pair[0] not in arms)][:_MOST_ARMS])
-        mine = replace(mine, saved=time.time(), arms=merged)
-        try:
-            _write([mine, *(each for each in held if each.key != mine.key)])
-        except OSError as error:
-            _log.warning("%s can't be written (%s): what a router has learned is lost", place(), error.strerror)
+        with self._lock:
+            self._news[owner] = {**self._news.get(owner, {}), **arms}
+            if self._timer is None:
+                self._timer = threading.Timer(self._every, self.write)
+                self._timer.daemon = True
+                self._timer.start()
+                atexit.register(self.write)  # daemons do not live to see the end
+
+    def write(self) -> None:
+        with _changing:  # whoever closes waits for a write that is under way
+            news = self._taken()
+            try:
+                if news:
+                    _write(self._joined(news, _quietly()))
+                    self._has_warned = False
+            except OSError as error:
+                self._put_back(news)
+                self._warn(error)
+
+    def _taken(self) -> Mapping[str, Mapping[str, KeptArm]]:
+        """The news, for whoever writes them."""
+        with self._lock:
+            news, self._news = self._news, {}
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+                atexit.unregister(self.write)
+        return news
+
+    def _put_back(self, news: Mapping[str, Mapping[str, KeptArm]]) -> None:
+        """For the next time."""
+        with self._lock:
+            for owner, arms in news.items():
+                self._news[owner] = {**arms, **self._news.get(owner, {})}
+
+    def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], held: Sequence[Entry]) -> list[Entry]:
+        """What the file held, with the news in it."""
+        by_key = {each.key: each for each in held}
+        for owner, arms in news.items():
+            mine = self._of(owner)
+            before = by_key[mine.key].arms if mine.key in by_key else {}
+            merged = [*arms.items(), *(pair for pair in before.items() if pair[0] not in arms)][:_MOST_ARMS]
+            by_key[mine.key] = replace(mine, saved=time.time(), arms=dict(merged))
+        return list(by_key.values())
+
+    def _warn(self, error: OSError) -> None:
+        """Once, until it can be written again."""
+        if not self._has_warned:
+            _log.warning("%s can't be written (%s): what routers learn is not kept", place(), error.strerror)
+        self._has_warned = True
 
     def _of(self, owner: str) -> Entry:
         """The owner is known by a hash of a hash, so that the file says nothing of keys."""
@@ -124,8 +183,18 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
     return RouterMemory(model, spec, quantize, apart=apart)
 
 
+def _quietly() -> list[Entry]:
+    """As `entries`, which has said what is wrong with the file when the process began to use it."""
+    try:
+        return _read(place())
+    except _UNUSABLE:
+        return []
+
+
 def _read(path: Path) -> list[Entry]:
     """Raises OSError or an error that says what is wrong with the file."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError("it is too large")
     said = json.loads(path.read_text(encoding="utf-8"))
@@ -149,7 +218,8 @@ def _digest(said: object) -> str:
 
 
 def _entry(said: Mapping[str, Any]) -> Entry:
-    return Entry(**{**said, "arms": {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}})
+    arms = {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}
+    return Entry(**{**said, "saved": float(said["saved"]), "arms": arms})
 
 
 def _arm(said: Mapping[str, Any]) -> KeptArm:

@@ -40,7 +40,11 @@ class Memory(Protocol):
         ...
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
-        """In place of what was kept of these drafters before. Never raises."""
+        """In place of what was kept of these drafters before. Never raises, and waits for no disk."""
+        ...
+
+    def write(self) -> None:
+        """Make sure now that it outlives the process. Never raises."""
         ...
 
 
@@ -55,3 +59,6 @@ class NoMemory:
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
         """They are lost."""
+
+    def write(self) -> None:
+        """There is nothing to write."""

@@ -13,7 +13,7 @@ from parlay.router.arms import Arm
 from parlay.router.goals import GOALS
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
-from parlay.router.router import Router
+from parlay.router.remembering import RememberingRouter
 from parlay.strategies.arms import as_arm, build_all, drafters_of
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
@@ -50,8 +50,8 @@ class StrategyCache:
     If there are more than ``kept``, the one that was longest without a request is dropped. What it has learned is lost,
     except for what it keeps in files. Those whose names are ``in_use`` stay.
 
-    What routers learn is kept in ``memory``. If owners are apart there, each has routers of its own; drafters, which go
-    by tenants, are shared.
+    What routers learn is handed to ``memory`` after each request. If owners are apart there, each has routers of its
+    own; drafters, which go by tenants, are shared.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class StrategyCache:
             built.apart[owner] = replace(built.strategy, policy=self._router(spec, built.arms, owner))
         built.apart.move_to_end(owner)
         if len(built.apart) > self._kept:
-            self._remember(*built.apart.popitem(last=False))
+            built.apart.popitem(last=False)
         return built.apart[owner]
 
     def close(self) -> None:
-        """Drops all strategies; their drafters write what they keep in files."""
+        """Drops all strategies; they write what they keep in files."""
         with ExitStack() as closing:  # all of them, whatever one raises
+            closing.callback(self._memory.write)
             for built in self._built.values():
                 closing.push(built.closing)
-                closing.callback(self._remember_all, built)
         self._built.clear()
 
     def _build(self, spec: StrategySpec) -> _Built:
@@ -121,9 +121,7 @@ class StrategyCache:
         *older, _ = self._built
         idle = [spec for spec in older if self._built[spec].strategy.name not in in_use]
         for spec in idle[: len(self._built) - self._kept]:
-            built = self._built.pop(spec)
-            self._remember_all(built)
-            built.closing.close()
+            self._built.pop(spec).closing.close()
 
     def _policy(self, spec: StrategySpec, drafters: Sequence[Drafter], arms: Sequence[Arm]) -> Policy:
         if not drafters:
@@ -136,17 +134,8 @@ class StrategyCache:
         assert isinstance(nodes, int)
         return make_policy(name, nodes, self._cost)
 
-    def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Router:
-        return Router(self._cost, arms, self._memory.recall(owner), GOALS[str(spec.settings[GOAL])])
-
-    def _remember_all(self, built: _Built) -> None:
-        for owner, strategy in [("", built.strategy), *built.apart.items()]:
-            self._remember(owner, strategy)
-
-    def _remember(self, owner: str, strategy: Strategy) -> None:
-        """Keeps what a router has learned."""
-        if isinstance(strategy.policy, Router):
-            self._memory.keep(owner, strategy.policy.kept())
+    def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Policy:
+        return RememberingRouter(self._memory, owner, self._cost, arms, GOALS[str(spec.settings[GOAL])])
 
 
 class RunnerCache:
