@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from parlay import LLM, SamplingParams
@@ -17,7 +19,7 @@ from parlay.cli import main
 from parlay.quality.agreement import SCORE
 from parlay.quality.allowed import Floor
 from parlay.quality.cascade import Cascade, Threshold, sureness
-from parlay.quality.certificate import Claim, Sampling, write
+from parlay.quality.certificate import Certificate, Certified, Claim, Sampling, write
 from parlay.serve.app import create_app
 from parlay.serve.cascades import Link
 from tests.serve.conftest import Shared
@@ -89,8 +91,50 @@ def test_a_stream_comes_from_the_model_that_is_named_in_it(served: Served) -> No
 def test_audits_revoke_a_cascade_whose_answers_are_not_those_of_the_large_model(served: Served) -> None:
     with served(0.0, share=1.0) as client:
         by = [answered_by(client, **FLOOR) for _ in range(30)]
+        text = client.get("/metrics").text
     assert by[0] == "small"
     assert by[-1] == "large"
+    told = metrics_of(text, "large", "cascade:small")
+    assert (told["floor"], told["revoked"]) == (0.9, 1)
+    assert told["total"] == told["disagreed_total"] > 0
+
+
+def metrics_of(text: str, model: str, gate: str) -> dict[str, float]:
+    """What /metrics says of the audits of one gate."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {
+        sample.name.removeprefix("parlay_audits_"): sample.value
+        for sample in samples
+        if sample.name.startswith("parlay_audits_") and sample.labels == {"model": model, "gate": gate}
+    }
+
+
+def test_metrics_tell_of_the_audits_of_each_certified_strategy(tmp_path: Path) -> None:
+    path = certificate(tmp_path)
+    llm = LLM("parlay-mini", certificates=[path], audit_share=1)
+    with TestClient(create_app({"mini": AsyncLLM(llm)})) as client:
+        assert metrics_of(client.get("/metrics").text, "mini", STRATEGY) == QUIET
+        body = {"model": "mini", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, **FLOOR}
+        assert client.post("/v1/completions", json=body).json()["parlay"]["exactness"] == "lossy"
+        deadline = time.monotonic() + 60
+        while (told := metrics_of(client.get("/metrics").text, "mini", STRATEGY)) == QUIET:
+            assert time.monotonic() < deadline
+    assert told == {**QUIET, "total": 1.0}
+
+
+STRATEGY = "prompt-lookup:rule=typical"
+QUIET = {"total": 0.0, "disagreed_total": 0.0, "floor": 0.9, "revoked": 0.0}
+
+
+def certificate(folder: Path) -> Path:
+    """For a lossy strategy whose greedy answers are the exact ones."""
+    with LLM("parlay-mini") as llm:
+        binding = llm.gate.binding()
+    claim = Claim(answers=100, prompts="", max_tokens=8, floor=0.9, score=SCORE, agreement=1.0, confidence=0.95)
+    path = folder / "certificate.json"
+    certified = Certified(strategy=STRATEGY, good=100, speed=1.5)
+    write(Certificate(binding, Sampling.of(GREEDY), claim, (certified,)), path)
+    return path
 
 
 def test_a_calibration_finds_the_threshold_below_which_answers_go_wrong() -> None:

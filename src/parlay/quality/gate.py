@@ -13,7 +13,7 @@ from parlay.models.origin import weights_fingerprint
 from parlay.quality.agreement import agreement
 from parlay.quality.allowed import Allowed, Floor
 from parlay.quality.certificate import Binding, Certificate, Certified, Sampling, read
-from parlay.quality.held import Held
+from parlay.quality.held import Audited, Held
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec, parse
@@ -72,6 +72,11 @@ class Gate:
             if any(held.certificate.sampling == other.sampling for other in seen):
                 raise ParlayError(f"{held.path} covers the same sampling as another certificate: leave one of them out")
             seen.append(held.certificate)
+
+    def audited(self) -> list[Audited]:
+        """All that is certified here, by strategy; one may stand in several certificates. Any thread may call."""
+        certificates = [held.certificate for held in self._held]
+        return [Audited(one.strategy, each.claim, one) for each in certificates for one in each.strategies]
 
     def choose(
         self,

@@ -6,10 +6,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from parlay.quality.certificate import Evidence, write
+from parlay.quality.certificate import Claim, Evidence, write
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What is certified of one gate, a strategy or a cascade, and what calibration and audits have shown of it."""
+
+    gate: str
+    claim: Claim
+    evidence: Evidence
 
 
 class Held(Generic[C]):

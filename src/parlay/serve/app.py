@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from parlay import __version__
 from parlay.aio import AsyncLLM
 from parlay.serve import errors
+from parlay.serve.audit_metrics import Audits
 from parlay.serve.auth import Guard
 from parlay.serve.bodies.extras import HEADER
 from parlay.serve.cascades import Cascades, Link
@@ -70,13 +71,13 @@ def create_app(
     app = _application()
     app.state.registry = registry
     app.state.settings = settings
-    app.state.recorder = Recorder(registry)
+    app.state.cascades = Cascades(registry, settings, CHAT_NAMES, cascades or {})
+    app.state.recorder = Recorder(registry, Audits(registry, app.state.cascades))
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)
     app.state.ignored_before = set()
     app.state.kept_responses = KeptResponses(settings.responses_kept)
     app.state.workers = Workers(settings.retry_after)
-    app.state.cascades = Cascades(registry, settings, CHAT_NAMES, cascades or {})
     _add_routes(app, None if pulled is None else Puller(registry, pulled))
     _add_middleware(app, settings)
     errors.install(app, settings.retry_after)

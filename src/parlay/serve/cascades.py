@@ -16,6 +16,7 @@ from parlay.outputs import CompletionOutput
 from parlay.quality.agreement import text_agreement
 from parlay.quality.allowed import AUDIT_SHARE, Allowed
 from parlay.quality.cascade import PROBE, HeldCascade, sureness
+from parlay.quality.held import Audited
 from parlay.serve.chat.job import chat_job
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
@@ -47,6 +48,14 @@ class Cascades:
         held = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
         self._links = {large: (link.small, held[large]) for large, link in links.items()}
         self._audits = Background()
+
+    def audited(self) -> dict[str, Audited]:
+        """By the large model's name what is certified of its cascade."""
+        certificates = {large: (small, held.certificate) for large, (small, held) in self._links.items()}
+        return {
+            large: Audited(f"cascade:{small}", cascade.claim, cascade.threshold)
+            for large, (small, cascade) in certificates.items()
+        }
 
     async def route(self, large: Served, request: Request, ask: Ask) -> tuple[Served, Ask]:
         """The model that answers, and what it is asked. Raises ApiError for a request that can't be used."""

@@ -57,7 +57,8 @@ _HISTOGRAMS = {
 class Recorder:
     """Counts requests as they finish. `render` reads what is running from the engines."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Registry, *others: Collector) -> None:
+        """``others`` are asked when it renders."""
         self._registry = CollectorRegistry()
         self._counters = {
             name: Counter(name, text, (*_WHOSE, *labels), registry=self._registry)
@@ -69,7 +70,8 @@ class Recorder:
         }
         self._vllm = VllmNames(self._registry)
         self.http = HttpRequests(self._registry)
-        self._registry.register(_Engines(models))
+        for collector in (_Engines(models), *others):
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
     def finished(self, request: Finished) -> None:
