@@ -19,6 +19,7 @@ MISTAKES = {
     ),
     "folder without the set": (["--preset", "spec-bench", "--data", "."], "wants spec-bench/question.jsonl"),
     "unknown strategy": (["--strategies", "none,prompt-lokup"], "did you mean prompt-lookup"),
+    "effort for nobody": (["--effort", "low", "--strategies", "none,prompt-lookup"], "none, prompt-lookup do not"),
     "unknown parameter": (["--strategies", "prompt-lookup:k=3,gramm=2"], "gramm"),
     "unknown preset": (["--preset", "huge"], "quick, standard, readme"),
     "no rounds": (["--rounds", "0"], "at least 1"),

@@ -36,6 +36,17 @@ MISTAKES = {
     "parameter out of range": (["generate", "x", "--strategy", "prompt-lookup:k=-1"], "at least 0"),
     "parameter without value": (["generate", "x", "--strategy", "prompt-lookup:k"], "key=value"),
     "draft model for nobody": (["generate", "x", "--draft-model", "parlay-mini-draft"], "--strategy"),
+    "effort for nobody": (["generate", "x", "--effort", "high"], "--effort high is for strategies that choose"),
+    "effort of one that chooses nothing": (
+        ["generate", "x", "--effort", "low", "--strategy", "prompt-lookup"],
+        "--effort low is for strategies that choose among drafters, as auto does: strategy prompt-lookup does not",
+    ),
+    "two efforts": (
+        ["generate", "x", "--effort", "low", "--strategy", "auto:effort=high"],
+        "strategy auto:effort=high says high itself",
+    ),
+    "unknown effort": (["generate", "x", "--strategy", "auto:effort=some"], "choose one of low, medium, high"),
+    "effort of a server without one": (["serve", "--effort", "low", "--strategy", "none"], "strategy none does not"),
     "training without data": (["train", "lm"], "--data"),
     "training of what": (["train", "everything", "--data", "."], "everything"),
 }

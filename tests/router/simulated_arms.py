@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from parlay import trees
 from parlay.router.arms import Arm
+from parlay.router.effort import MEDIUM, Effort
 from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.router import Router
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Spent
@@ -87,7 +88,12 @@ class Machine:
     """
 
     def __init__(
-        self, arms: Sequence[SimulatedArm], cost: Cost | None = None, seed: int = 0, goal: Goal = THROUGHPUT
+        self,
+        arms: Sequence[SimulatedArm],
+        cost: Cost | None = None,
+        seed: int = 0,
+        goal: Goal = THROUGHPUT,
+        effort: Effort = MEDIUM,
     ) -> None:
         self.arms, self.seed = arms, seed
         self.cost = cost or TableCost()
@@ -95,6 +101,7 @@ class Machine:
             self.cost,
             [Arm(str(number), arm.most, arm.replayable, arm.domain) for number, arm in enumerate(arms)],
             goal=goal,
+            effort=effort,
         )
         self.run = Run()
         self.pause = 0

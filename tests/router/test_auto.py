@@ -8,9 +8,11 @@ import pytest
 
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
+from parlay.router.effort import EFFORTS
 from parlay.strategies.arms import arms, as_arm
 from parlay.strategies.cache import StrategyCache
 from parlay.strategies.catalogue import catalogue
+from parlay.strategies.effort import all_with_effort, with_effort
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady, decode
 from parlay.testing.conformance.stages import toy_stage
@@ -54,6 +56,18 @@ def test_it_chooses_from_what_is_named() -> None:
     assert names(f"auto:of={named}", STAGE.resources) == ["trie-lookahead", "prompt-lookup"]
 
 
+def test_its_effort_sets_how_much_drafters_draft_but_where_that_is_named() -> None:
+    usual, named = parse("suffix-decoding"), parse("suffix-decoding:k=6")
+    low, medium, high = (as_arm(usual, effort.size).most for effort in EFFORTS.values())
+    assert low < medium < high
+    assert as_arm(named, EFFORTS["high"].size).most == 6
+
+
+def test_the_flag_is_the_parameter() -> None:
+    assert str(with_effort(parse("auto:goal=latency"), "high")) == "auto:effort=high,goal=latency"
+    assert all_with_effort(["none", "auto"], "low") == ("none", "auto:effort=low")
+
+
 def test_a_goal_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UsageError, match="strategy auto: goal=speed: choose one of throughput, latency"):
         parse("auto:goal=speed")
@@ -77,7 +91,7 @@ def test_one_that_chooses_from_a_single_drafter_drafts() -> None:
     assert sample.metrics.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("spec", ["auto", "auto:goal=latency"])
+@pytest.mark.parametrize("spec", ["auto", "auto:goal=latency", "auto:effort=high"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_those_of_plain_decoding_whatever_it_chooses(temperature: float, spec: str) -> None:
     """Requests of several strategies in one batch; the second round meets a router that has learned."""

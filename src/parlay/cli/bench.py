@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from parlay.cli import FAILURE, INTERRUPTED, bench_replay, bench_report
-from parlay.cli.flags import USUAL, add_model_flags, options_from
+from parlay.cli.flags import USUAL, add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="joined by commas; parlay strategies lists them; all: those that need no files or models of yours",
     )
+    add_effort_flag(parser)
     parser.add_argument(
         "--against",
         choices=["transformers"],
@@ -137,10 +138,13 @@ def _measure(options: argparse.Namespace) -> int:
     from parlay.bench import workloads  # here, because these load torch and transformers
     from parlay.bench.presets import strategies
     from parlay.models.pulled import usual
+    from parlay.strategies.effort import all_with_effort
 
     preset = _preset(options.preset)
     _check_against(options, preset)
     chosen = strategies(options.strategies or ",".join(preset.strategies))
+    if options.effort is not None:
+        chosen = all_with_effort(chosen, options.effort)
     names = options.workloads.split(",") if options.workloads else preset.workloads
     found = workloads.load(names, options.prompts or preset.prompts, options.data)
     options.model = options.model or usual()

@@ -31,6 +31,7 @@ MEANINGLESS = {
     "keep_loops": False,
     "price_per_hour": None,
     "draft_model": None,
+    "effort": None,
     "forwards": False,
 }
 """Flags that a replay has no use for, and what they are where nobody gives them."""

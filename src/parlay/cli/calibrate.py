@@ -72,7 +72,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
     if bool(options.strategies) == (options.small is not None):
         raise ValueError("name lossy strategies with --strategy, or a model with --small")
-    options.strategy = options.strategies[0] if options.strategies else None
     from parlay.bench.recommend import read_prompts
     from parlay.calibration import calibrate
     from parlay.quality.certificate import write
@@ -80,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     workload = read_prompts(options.prompts, options.most)
     if options.small is not None:
         return _cascade(options, workload.items, floor, params)
-    with open_llm(options) as llm:
+    with open_llm(options, options.strategies[0]) as llm:
         result = calibrate(llm, [_ids(llm, item) for item in workload.items], options.strategies, floor, params)
     _tell(result, floor)
     if result.certificate is None:
@@ -97,7 +96,7 @@ def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, p
     from parlay.quality.certificate import write
 
     load = options_from(LoadOptions, options)
-    with open_llm(options) as large, LLM(options.small, load=load, router_memory="off") as small:
+    with open_llm(options, None) as large, LLM(options.small, load=load, router_memory="off") as small:
         prompts = [(_ids(small, item), _ids(large, item)) for item in items]
         cascade = calibrate_cascade(small, large, prompts, floor, params)
     if cascade is None:

@@ -16,6 +16,7 @@ from parlay.cli.flags import (
     add_sampling_flags,
     add_strategy_flags,
     add_tokenizer_flag,
+    chosen_strategy,
     sampling_params,
 )
 from parlay.cli.opening import open_llm
@@ -23,6 +24,7 @@ from parlay.terminal import Tint
 
 if TYPE_CHECKING:
     from parlay.chat.commands import State
+    from parlay.strategies.spelling import StrategySpec
 
 DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
 """Where the model's makers recommend nothing."""
@@ -46,6 +48,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    strategy = chosen_strategy(options)
     from parlay.chat.commands import State
     from parlay.chat.conversation import ChatSettings, Conversation, read_conversation
     from parlay.models.pulled import usual
@@ -59,16 +62,16 @@ def run(options: argparse.Namespace) -> int:
     conversation = read_conversation(options.load) if options.load else Conversation()
     if options.system:
         conversation.system = options.system
-    _talk(options, State(conversation, settings))
+    _talk(options, strategy, State(conversation, settings))
     return 0
 
 
-def _talk(options: argparse.Namespace, state: State) -> None:
+def _talk(options: argparse.Namespace, strategy: StrategySpec | None, state: State) -> None:
     from parlay.chat.loop import Chat, read_line
 
     if sys.stdin.isatty():
         import readline  # noqa: F401 (line editing and history)
-    with open_llm(options) as llm:
+    with open_llm(options, strategy) as llm:
         if llm.tokenizer is None or not llm.tokenizer.chat_template:
             raise ValueError(
                 f"{options.model} has no chat template: use parlay generate, or name a tokenizer that has one with "

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
 from parlay.quality.allowed import Allowed
@@ -78,9 +78,34 @@ def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
-    """How to decode. A wrong name is an error before anything is loaded."""
+    """How to decode, for `chosen_strategy`. A wrong name is an error before anything is loaded."""
     parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    add_effort_flag(parser)
+
+
+def add_effort_flag(parser: argparse._ActionsContainer) -> None:
+    """How hard strategies try that choose among drafters. Help loads no router, so the words stand here."""
+    parser.add_argument(
+        "--effort",
+        choices=("low", "medium", "high"),
+        help="how hard a strategy that chooses among drafters, as auto does, looks for drafts that pay; the same as "
+        "its parameter effort",
+    )
+
+
+def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
+    """What ``--strategy`` and ``--effort`` say; None: the default strategy.
+
+    Raises UsageError where the strategy has no effort.
+    """
+    if options.effort is None:
+        return cast("StrategySpec | None", options.strategy)
+    from parlay.strategies.effort import with_effort
+
+    if options.strategy is None:
+        raise UsageError(f"--effort {options.effort} is for strategies that choose among drafters: add --strategy auto")
+    return with_effort(options.strategy, options.effort)
 
 
 def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = False) -> None:

@@ -20,6 +20,7 @@ from parlay.cli.flags import (
     add_sampling_flags,
     add_strategy_flags,
     add_tokenizer_flag,
+    chosen_strategy,
     sampling_params,
 )
 from parlay.cli.opening import open_llm
@@ -87,10 +88,10 @@ def run(options: argparse.Namespace) -> int:
         "prediction": None if options.prediction is None else read_text(options.prediction, "prediction"),
     }
     tint = Tint(sys.stdout)
-    with open_llm(options) as llm, Interrupt() as interrupt:
+    with open_llm(options, strategy := chosen_strategy(options)) as llm, Interrupt() as interrupt:
         _check_template(options, llm, prompt)
         with naming_the_schema(options):
-            stream = llm.stream(prompt, params, strategy=options.strategy, store=options.store, **given)
+            stream = llm.stream(prompt, params, strategy=strategy, store=options.store, **given)
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
         room = llm.engine.longest - sample.metrics.prompt_tokens

@@ -13,6 +13,7 @@ from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
     from parlay.llm import LLM
+    from parlay.strategies.spelling import StrategySpec
 
 
 @contextmanager
@@ -26,12 +27,12 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
 
 
-def open_llm(options: argparse.Namespace) -> LLM:
-    """What the flags for model, tokenizer and strategy name.
+def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
+    """What the flags for model and tokenizer name. ``strategy`` None: the default.
 
     Raises ValueError for a draft model that nothing uses, before the model is loaded where that can be told.
     """
-    if options.strategy is None and options.draft_model is not None:
+    if strategy is None and options.draft_model is not None:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
     from parlay.models.resolving import resolve
 
@@ -43,11 +44,11 @@ def open_llm(options: argparse.Namespace) -> LLM:
         options.model,
         tokenizer=options.tokenizer,
         load=options_from(LoadOptions, options),
-        strategy=options.strategy or DEFAULT_STRATEGY,
+        strategy=strategy or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
         router_memory=options.router_memory,
         certificates=options.certificates,
     )
     if options.draft_model is not None and options.draft_model not in llm.draft_models:
-        raise ValueError(f"strategy {options.strategy} drafts without a model: leave out --draft-model")
+        raise ValueError(f"strategy {strategy} drafts without a model: leave out --draft-model")
     return llm

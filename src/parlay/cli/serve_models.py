@@ -16,6 +16,7 @@ from parlay.cli.flags import (
     add_router_memory_flag,
     add_strategy_flags,
     add_tokenizer_flag,
+    chosen_strategy,
     options_from,
 )
 from parlay.options import LoadOptions
@@ -181,6 +182,7 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
     """Raises ValueError for flags that do not go together."""
     if options.tokenizer is not None and (models > 1 or options.allow_pull):
         raise ValueError("--tokenizer goes with one model: serve it by itself, and without --allow-pull")
+    chosen_strategy(options)
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
@@ -262,7 +264,7 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         model,
         tokenizer=vocabularies.get(files) or options.tokenizer,
         load=options_from(LoadOptions, options),
-        strategy=options.strategy or DEFAULT_STRATEGY,
+        strategy=chosen_strategy(options) or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
         certificates=_certificates(model, options),
         audit_share=options.audit_share,

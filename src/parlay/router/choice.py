@@ -10,7 +10,7 @@ from typing import NamedTuple
 from parlay import trees
 from parlay.router.acceptance import expected_accepted
 from parlay.router.arms import ArmInSequence
-from parlay.router.goals import Goal
+from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.ranking import best_of
 from parlay.types import Cost, Draft
 
@@ -25,18 +25,26 @@ class StepPrices:
     """What rows cost in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
 
     ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
-    those of plain decoding per token.
+    those of plain decoding per token. What drafts add counts ``factor`` times.
     """
 
     def __init__(
-        self, key: tuple[int, ...], cost: Cost, sequences: int, rows: int, context: int, *, goal: Goal
+        self,
+        key: tuple[int, ...],
+        cost: Cost,
+        sequences: int,
+        rows: int,
+        context: int,
+        *,
+        goal: Goal = THROUGHPUT,
+        factor: float = 1.0,
     ) -> None:
         self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, goal
         self.plain = cost.forward(rows, context)
         self.token = self.plain / rows
         self._sizes: dict[float, _Sizes] = {}
         self._rate, self._latest = 0.0, self._sizes.setdefault(0.0, {})
-        self._cost = cost
+        self._cost, self._factor = cost, factor
         self._rows = {0: 0.0}
 
     def of_nodes(self, nodes: int) -> float:
@@ -44,8 +52,16 @@ class StepPrices:
         seconds = self._rows.get(nodes)
         if seconds is None:
             more = self._cost.forward(self.rows + nodes * self.sequences, self.context) - self.plain
-            seconds = self._rows[nodes] = more / self.sequences
+            seconds = self._rows[nodes] = self._factor * more / self.sequences
         return seconds
+
+    def of_drafting(self, seconds: float) -> float:
+        """What so many seconds of drafting count for."""
+        return self._factor * seconds
+
+    def of_step(self, drafting: float, rows: int) -> float:
+        """What a step counts for: so many seconds of drafting, and a forward of so many rows."""
+        return self.plain + self._factor * (drafting + self._cost.forward(rows, self.context) - self.plain)
 
     def sizes(self, rate: float) -> _Sizes:
         """Results of `best_size` while a second is worth about ``rate`` tokens; a step has one rate."""
@@ -124,7 +140,7 @@ def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float)
             if size > arm.limit:
                 break
             gain = expected_accepted(share, size * deep)
-            seconds = whole.seconds.of(size) + prices.of_nodes(size)
+            seconds = prices.of_drafting(whole.seconds.of(size)) + prices.of_nodes(size)
             value = prices.goal.worth(gain) - rate * seconds
             if value > worth:
                 worth, found = value, (size, gain, seconds)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from parlay.router.arms import ArmInSequence, matched
 from parlay.router.choice import NOTHING, Choice, Offer, StepPrices, best_cut, best_size, offered
 from parlay.router.goals import Goal
-from parlay.router.ledger import TRIALS, Account, Ledger
+from parlay.router.ledger import Account, Ledger
 from parlay.router.life import Life
 from parlay.router.ranking import best_of, cut_to
 from parlay.types import NO_DRAFT, Draft, SequenceView
@@ -38,6 +38,8 @@ class InSequence:
     arms: list[ArmInSequence]
     priced: list[ArmInSequence]
     """Those of them that are not replayable."""
+    explored: Account
+    """Pays for trials of one arm where another would have been drafted."""
     steps: int = 0
     length: int = 0
     """Tokens before the step."""
@@ -55,8 +57,6 @@ class InSequence:
     is_trial: bool = False
     forgone: float = 0.0
     """Seconds that a trial gave up, because something else would have been drafted in its place."""
-    explored: Account = field(default_factory=lambda: Account(TRIALS))
-    """Pays for trials of one arm where another would have been drafted."""
     options: list[Choice] = field(default_factory=list)
     """The best that each arm could draft."""
     verifying: ArmInSequence | None = None
@@ -128,7 +128,7 @@ class InSequence:
         left = (self.view.request.params.max_tokens or _UNBOUNDED) + self.view.prompt_length - self.length
         saved = left * wanted.worth * prices.token / (1 + wanted.gain)
         seconds = prices.token * prices.sequences
-        return saved >= arm.whole.reading.of(self.length) and arm.whole.may_open(seconds, pays=True)
+        return saved >= prices.of_drafting(arm.whole.reading.of(self.length)) and arm.whole.may_open(seconds, pays=True)
 
     def _why_nothing(self, wanted: Choice, may: bool) -> str:
         if wanted.arm is None:
@@ -205,7 +205,7 @@ class InSequence:
             counts.expected += self.expected
             counts.accepted += right
         if nodes or self.is_trial:
-            loss = self.drafting + prices.of_nodes(nodes) - right * token
+            loss = prices.of_drafting(self.drafting) + prices.of_nodes(nodes) - right * token
             self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=nodes > 0)
             if self.is_trial:
                 self.explored.debt = max(0.0, loss + self.forgone)

@@ -11,6 +11,8 @@ TRIALS = 0.01  # share of the decoding time that trials may lose
 PROMPTS = 0.05  # share of the decoding time for which drafters may read prompts where drafts are not expected to pay
 LENT = 4.0  # tokens: most of what other sequences have gained that a sequence without credit may lose
 FIRST_WAIT = 8  # tokens without a draft before the first trial
+GROWTH = 2.0  # by which factor the wait grows after each trial that loses
+_NEVER = 1 << 40  # tokens
 
 
 class Account:
@@ -27,8 +29,8 @@ class Account:
         self.debt = max(0.0, self.debt - self.share * seconds)
 
     def tokens_left(self, seconds: float) -> int:
-        """Tokens to decode, each of so many seconds, until the debt is paid off."""
-        return math.ceil(self.debt / (self.share * seconds))
+        """Tokens to decode, each of so many seconds, until the debt is paid off; without a share it never is."""
+        return math.ceil(self.debt / (self.share * seconds)) if self.share else _NEVER
 
 
 class Gains:
@@ -52,14 +54,34 @@ class Ledger:
 
     ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain, and where
     there is none, the `Gains` of all sequences do. Without either, or if no draft is expected to gain, only trials are
-    drafted. Each trial that loses at least doubles the debt that must be paid off before the next. A sequence's first
-    proposal reads its prompt: that is charged to ``prompts``, which the sequences of a strategy share.
+    drafted. Each trial that loses multiplies the debt that must be paid off before the next, at least by ``growth``. A
+    sequence's first proposal reads its prompt: that is charged to ``prompts``, which the sequences of a strategy share.
     """
 
-    __slots__ = ("_counted", "_gains", "_price", "_prompts", "_token", "_trials", "_view", "credit", "is_unread")
+    __slots__ = (
+        "_counted",
+        "_gains",
+        "_growth",
+        "_price",
+        "_prompts",
+        "_token",
+        "_trials",
+        "_view",
+        "credit",
+        "is_unread",
+    )
 
-    def __init__(self, view: SequenceView, token: float, prompts: Account, gains: Gains) -> None:
-        """``token``: seconds that plain decoding takes for one token of this sequence."""
+    def __init__(
+        self,
+        view: SequenceView,
+        token: float,
+        prompts: Account,
+        gains: Gains,
+        *,
+        trials: float = TRIALS,
+        growth: float = GROWTH,
+    ) -> None:
+        """``token``: seconds that plain decoding takes for one token of this sequence. ``trials``: their share."""
         self._gains = gains
         self.credit = START * token
         self.is_unread = True
@@ -67,8 +89,8 @@ class Ledger:
         self._counted = len(view.tokens)
         self._token = token
         self._prompts = prompts
-        self._trials = Account(TRIALS)
-        self._trials.debt = self._price = FIRST_WAIT * TRIALS * token  # of the next trial
+        self._trials, self._growth = Account(trials), growth
+        self._trials.debt = self._price = FIRST_WAIT * trials * token  # of the next trial
 
     @property
     def is_funded(self) -> bool:
@@ -98,9 +120,9 @@ class Ledger:
         self._token = token
         self.credit = max(0.0, self.credit - loss)
         self._gains.book(loss, token)
-        least = FIRST_WAIT * TRIALS * token
+        least = FIRST_WAIT * self._trials.share * token
         if trial:
-            self._price = max(2 * self._price if tested else least, loss) if loss > 0 else least
+            self._price = max(self._growth * self._price if tested else least, loss) if loss > 0 else least
         if trial or tested:
             self._trials.debt = self._price
 

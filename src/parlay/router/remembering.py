@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay.router.arms import Arm
+from parlay.router.effort import MEDIUM, Effort
 from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.memory import Memory
 from parlay.router.router import Router
@@ -17,8 +18,17 @@ class RememberingRouter(Router):
     That takes some 15 microseconds, so no request waits for it and a process that is killed has lost little.
     """
 
-    def __init__(self, memory: Memory, owner: str, cost: Cost, arms: Sequence[Arm], goal: Goal = THROUGHPUT) -> None:
-        super().__init__(cost, arms, memory.recall(owner), goal)
+    def __init__(
+        self,
+        memory: Memory,
+        owner: str,
+        cost: Cost,
+        arms: Sequence[Arm],
+        *,
+        goal: Goal = THROUGHPUT,
+        effort: Effort = MEDIUM,
+    ) -> None:
+        super().__init__(cost, arms, memory.recall(owner), goal=goal, effort=effort)
         self._memory, self._owner, self._told = memory, owner, self.kept()
 
     def release(self, sequence: int) -> None:

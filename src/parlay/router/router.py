@@ -9,6 +9,7 @@ from functools import partial
 from parlay.router.acceptance import Outcome
 from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
+from parlay.router.effort import MEDIUM, Effort
 from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.in_sequence import InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
@@ -39,15 +40,21 @@ class Router(Policy):
     """
 
     def __init__(
-        self, cost: Cost, arms: Sequence[Arm], known: Mapping[str, KeptArm] = NOTHING_KEPT, goal: Goal = THROUGHPUT
+        self,
+        cost: Cost,
+        arms: Sequence[Arm],
+        known: Mapping[str, KeptArm] = NOTHING_KEPT,
+        *,
+        goal: Goal = THROUGHPUT,
+        effort: Effort = MEDIUM,
     ) -> None:
         """``known``: by name what others have learned of the arms, on the same machine with the same model."""
-        self._cost, self._goal = cost, goal
+        self._cost, self._goal, self._effort = cost, goal, effort
         self._arms = [restored(ArmState(arm, number), known.get(arm.name)) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains()
         self._states: dict[int, InSequence] = {}
-        self._prices = StepPrices((), cost, 1, 1, 0, goal=goal)
+        self._prices = self._priced((), 1, 1, 0)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
         self._rate = 0.0  # worth of a second, in tokens, as this step is expected to come out
@@ -89,8 +96,10 @@ class Router(Policy):
 
     def _waits(self, states: Sequence[InSequence], arm: ArmState) -> list[int]:
         """For each sequence the tokens to decode there before a replayable arm is asked."""
-        token, price = self._prices.token, arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying)
-        every = math.ceil(price * self._prices.sequences / (TRIALS * self._prices.plain))
+        prices = self._prices
+        token, own = prices.token, self._own_seconds / len(self._copying)
+        price = prices.of_drafting(arm.seconds.of(arm.arm.most) + own)
+        every = math.ceil(price * prices.sequences / (TRIALS * prices.plain))
         local = [state.arms[arm.number] for state in states]
         return [
             _LOOK if here.is_lost else 0 if here.gain * token > price else here.asked_at + every - state.length
@@ -143,9 +152,8 @@ class Router(Policy):
         candidates = [NO_CANDIDATES if each is None else (each.nodes, shares(each.path_probs)) for each in offers]
         ranked = sorted([share for _, shared in candidates for share in shared], reverse=True)
         rows = prices.rows + sum([each.draft.probes for each in offers if each is not None])
-        drafting, forward = sum([state.asking for state in states]), self._cost.forward
-        tokens = partial(self._goal.tokens, prices.rows)
-        count = best_count(ranked, tokens, lambda count: drafting + forward(rows + count, prices.context))
+        drafting, tokens = sum([state.asking for state in states]), partial(self._goal.tokens, prices.rows)
+        count = best_count(ranked, tokens, lambda count: prices.of_step(drafting, rows + count))
         kept = best(candidates, ranked, count)
         return [state.verified(each, nodes) for state, each, nodes in zip(states, offers, kept, strict=True)]
 
@@ -220,18 +228,21 @@ class Router(Policy):
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         key = len(views), others, self._cost.revision, context.bit_length()
         if self._prices.key != key:
-            self._prices = StepPrices(key, self._cost, len(views), len(views) + others, context, goal=self._goal)
-            self._rate = 0.0
+            self._prices, self._rate = self._priced(key, len(views), len(views) + others, context), 0.0
+
+    def _priced(self, key: tuple[int, ...], sequences: int, rows: int, context: int) -> StepPrices:
+        return StepPrices(key, self._cost, sequences, rows, context, goal=self._goal, factor=self._effort.price)
 
     def _state(self, view: SequenceView) -> InSequence:
         state = self._states.get(view.sequence)
         if state is None:
-            ledger = Ledger(view, self._prices.token, Account(TRIALS), self._gains)
+            trials, growth = self._effort.trials, self._effort.growth
+            ledger = Ledger(view, self._prices.token, Account(TRIALS), self._gains, trials=trials, growth=growth)
             ledger.read_prompt(0.0)  # the arms have accounts of their own for that
             arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
             suiting = [arm for arm in arms if arm.whole.arm.suits(view.request.kind)]
             priced = [arm for arm in suiting if not arm.whole.arm.replayable]
-            state = self._states[view.sequence] = InSequence(view, ledger, arms, priced)
+            state = self._states[view.sequence] = InSequence(view, ledger, arms, priced, Account(trials))
         return state
 
 

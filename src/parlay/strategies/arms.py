@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from parlay.drafters.resources import Resources
@@ -57,9 +58,11 @@ def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[Strategy
         yield from [each for each in specials if works(str(each), resources)]
 
 
-def as_arm(spec: StrategySpec) -> Arm:
-    """The drafter as a router is told of it."""
+def as_arm(spec: StrategySpec, size: float = 1.0) -> Arm:
+    """The drafter as a router is told of it, with ``size`` times the most nodes unless the spec sets them."""
     most = spec.settings[K]
     assert isinstance(most, int)
+    if K not in dict(spec.parameters):
+        most = math.ceil(most * size)
     head = spec.settings.get(HEAD)
     return Arm(str(spec), most, find(spec.name).replayable, str(head) if head in KINDS else "")

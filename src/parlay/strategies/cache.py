@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from parlay.drafters.resources import Resources
 from parlay.router.arms import Arm
+from parlay.router.effort import EFFORTS, Effort
 from parlay.router.goals import GOALS
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
@@ -17,7 +18,7 @@ from parlay.router.remembering import RememberingRouter
 from parlay.strategies.arms import as_arm, build_all, drafters_of
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
-from parlay.strategies.entry import GOAL, POLICY, K
+from parlay.strategies.entry import EFFORT, GOAL, POLICY, K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Drafter, Policy, Runner, Strategy
 
@@ -109,7 +110,7 @@ class StrategyCache:
         resources = replace(self._resources, closing=closing)
         wanted = drafters_of(spec, resources)
         drafters = build_all(wanted, resources)
-        arms = tuple([as_arm(each) for each in wanted]) if find(spec.name).routes else ()
+        arms = tuple([as_arm(each, _effort(spec).size) for each in wanted]) if find(spec.name).routes else ()
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
@@ -135,7 +136,13 @@ class StrategyCache:
         return make_policy(name, nodes, self._cost)
 
     def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Policy:
-        return RememberingRouter(self._memory, owner, self._cost, arms, GOALS[str(spec.settings[GOAL])])
+        goal = GOALS[str(spec.settings[GOAL])]
+        return RememberingRouter(self._memory, owner, self._cost, arms, goal=goal, effort=_effort(spec))
+
+
+def _effort(spec: StrategySpec) -> Effort:
+    """That of a strategy which chooses among drafters."""
+    return EFFORTS[str(spec.settings[EFFORT])]
 
 
 class RunnerCache:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parlay.options import Option, Options, option, options_of
+from parlay.router.effort import EFFORTS
 from parlay.router.goals import GOALS
 from parlay.router.policies import BY_NAME
 from parlay.strategies import accept_rules
 from parlay.types import Exactness
 
-K, POLICY, GOAL = "k", "policy", "goal"
+K, POLICY, GOAL, EFFORT = "k", "policy", "goal", "effort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,12 @@ class RoutingOptions(Options):
         "throughput: most tokens per second of all requests together; latency: fewest seconds per token, in the mean "
         "over requests",
         choices=tuple(GOALS),
+    )
+    effort: str = option(
+        "medium",
+        "how hard to look for drafts that pay. low: no trials, smaller drafts, only what surely pays; high: more "
+        "trials, larger drafts",
+        choices=tuple(EFFORTS),
     )
 
 
