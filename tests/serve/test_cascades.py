@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -81,11 +82,52 @@ def test_whoever_does_not_allow_it_or_asks_otherwise_gets_the_large_model(served
     assert answered_by(served(0.0), **fields) == "large"  # type: ignore[arg-type]
 
 
-def test_a_stream_comes_from_the_model_that_is_named_in_it(served: Served) -> None:
-    body = {"model": "large", **ASKED, **FLOOR, "stream": True}
-    lines = served(0.0).post("/v1/chat/completions", json=body).text.splitlines()
+TEXT = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8}
+SHAPES = [("/v1/chat/completions", ASKED), ("/v1/completions", TEXT)]
+
+
+@pytest.mark.parametrize(("path", "asked"), SHAPES)
+@pytest.mark.parametrize(("least", "name"), [(0.0, "small"), (1.0, "large")])
+def test_a_stream_comes_whole_from_the_model_that_is_named_in_it(
+    served: Served, path: str, asked: dict[str, object], least: float, name: str
+) -> None:
+    """Its text and its usage are those of the same request to that model alone: nothing was sent and taken back."""
+    client = served(least)
+    alone = client.post(path, json={"model": name, **asked}).json()
+    assert client.post(path, json={"model": "large", **asked, **FLOOR}).json()["choices"] == alone["choices"]
+    body = {"model": "large", **asked, **FLOOR, "stream": True, "stream_options": {"include_usage": True}}
+    lines = client.post(path, json=body).text.splitlines()
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    assert {chunk["model"] for chunk in chunks} == {"small"}
+    assert {chunk["model"] for chunk in chunks} == {name}
+    text = "".join(piece_of(choice) for chunk in chunks for choice in chunk["choices"])
+    assert text == piece_of(alone["choices"][0])
+    for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert chunks[-1]["usage"][key] == alone["usage"][key]
+
+
+def piece_of(choice: dict[str, Any]) -> str:
+    """The text of a choice of either protocol, or of a chunk of one."""
+    told = choice.get("message") or choice.get("delta") or {"content": choice.get("text")}
+    return told.get("content") or ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [1, 2, 3]},
+        {"prompt": ["One", "Two"]},
+        {"suffix": " the end."},
+        {"echo": True},
+        {"best_of": 2},
+        {"response_format": {"type": "json_object"}},
+        {"exactness": "seed"},
+    ],
+)
+def test_a_completion_that_only_one_model_can_read_or_that_has_several_answers_is_not_for_the_small_one(
+    served: Served, fields: dict[str, object]
+) -> None:
+    reply = served(0.0).post("/v1/completions", json={"model": "large", **TEXT, **FLOOR, **fields}).json()
+    assert reply.get("model", reply.get("error", {}).get("param")) in ("large", "suffix")
 
 
 def test_audits_revoke_a_cascade_whose_answers_are_not_those_of_the_large_model(served: Served) -> None:

@@ -42,7 +42,6 @@ from parlay.serve.routes import (
     tokens,
 )
 from parlay.serve.settings import Settings
-from parlay.serve.translate.chat import NAMES as CHAT_NAMES
 from parlay.serve.workers import Workers
 
 
@@ -57,7 +56,8 @@ def create_app(
 
     A model that comes as a `Loader` is loaded when a request first names it. ``observers`` are called with each
     finished request. ``pulled`` loads models that requests download to this machine; None: requests may not.
-    ``cascades`` say by a model's name which other one may answer for it in ``/v1/chat/completions``.
+    ``cascades`` say by a model's name which other one may answer for it in ``/v1/chat/completions``
+    and ``/v1/completions``.
     ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate``, ``cascades`` and ``workers``.
     Raises ValueError for no models.
     """
@@ -71,7 +71,7 @@ def create_app(
     app = _application()
     app.state.registry = registry
     app.state.settings = settings
-    app.state.cascades = Cascades(registry, settings, CHAT_NAMES, cascades or {})
+    app.state.cascades = Cascades(registry, cascades or {})
     app.state.recorder = Recorder(registry, Audits(registry, app.state.cascades))
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)

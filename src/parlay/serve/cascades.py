@@ -7,28 +7,51 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, Self, TypeVar
 
 from fastapi import Request
 
 from parlay.aio import Busy, Closed
 from parlay.aio.background import Background
+from parlay.jobs import Job
 from parlay.outputs import CompletionOutput
 from parlay.quality.agreement import text_agreement
 from parlay.quality.allowed import AUDIT_SHARE, Allowed
 from parlay.quality.cascade import PROBE, HeldCascade, sureness
 from parlay.quality.held import Audited
-from parlay.serve.chat.job import chat_job
-from parlay.serve.chat.request import ChatRequest
+from parlay.requests import RequestOptions
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
-from parlay.serve.jobs import FieldNames
 from parlay.serve.registry import Registry
-from parlay.serve.settings import Settings
-from parlay.types import Exactness, ParlayError
+from parlay.types import Exactness, ParlayError, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-Ask = Callable[[], ChatRequest]
+
+class Question(Protocol):
+    """A request of either protocol, read, which may be put to any model."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def options(self) -> RequestOptions: ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether it has one prompt, which any model can read, and asks for nothing but text."""
+        ...
+
+    def but(self, params: SamplingParams, options: RequestOptions) -> Self:
+        """The same with these in place of its own."""
+        ...
+
+    def job(self, served: Served) -> Job:
+        """Made ready to run. Raises ApiError for what the model can't take."""
+        ...
+
+
+Q = TypeVar("Q", bound=Question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +66,8 @@ class Link:
 class Cascades:
     """``links`` by the large model's name. Lives in one event loop. Raises ParlayError for a file of another kind."""
 
-    def __init__(self, registry: Registry, settings: Settings, names: FieldNames, links: Mapping[str, Link]) -> None:
-        self._registry, self._settings, self._names = registry, settings, names
+    def __init__(self, registry: Registry, links: Mapping[str, Link]) -> None:
+        self._registry = registry
         held = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
         self._links = {large: (link.small, held[large]) for large, link in links.items()}
         self._audits = Background()
@@ -57,17 +80,20 @@ class Cascades:
             for large, (small, cascade) in certificates.items()
         }
 
-    async def route(self, large: Served, request: Request, ask: Ask) -> tuple[Served, Ask]:
-        """The model that answers, and what it is asked. Raises ApiError for a request that can't be used."""
+    async def route(self, large: Served, request: Request, ask: Callable[[], Q]) -> tuple[Served, Callable[[], Q]]:
+        """The model that answers, and what it is asked. Raises ApiError for a request that can't be used.
+
+        Nothing has been sent until then, so nothing is taken back.
+        """
         if large.name not in self._links:
             return large, ask
-        chat = await asyncio.to_thread(ask)
+        asked = await asyncio.to_thread(ask)
         name, held = self._links[large.name]
-        allowed, free = chat.options.exactness, not (chat.functions or chat.answer_schema or chat.options.strategy)
-        if not (isinstance(allowed, Allowed) and free and held.opens(allowed.floor, chat.params)):
-            return large, lambda: chat
+        allowed, free = asked.options.exactness, asked.plain and not asked.options.strategy
+        if not (isinstance(allowed, Allowed) and free and held.opens(allowed.floor, asked.params)):
+            return large, lambda: asked
         small = await self._registry.use(name, request)
-        exactly = replace(chat, options=replace(chat.options, exactness=Allowed(Exactness.SEED)))
+        exactly = asked.but(asked.params, replace(asked.options, exactness=Allowed(Exactness.SEED)))
         sure = await self._sure(small, exactly) if await self._is_meant(held, small, large) else 0.0
         chosen = small if sure >= held.certificate.threshold.least else large
         if held.due():
@@ -84,23 +110,24 @@ class Cascades:
                 return False
         return True
 
-    async def _sure(self, small: Served, chat: ChatRequest) -> float:
+    async def _sure(self, small: Served, asked: Question) -> float:
         """How sure the small model is of the beginning of its answer; 0 where it can't take the prompt."""
-        most = min(PROBE, chat.params.max_tokens or PROBE)
+        begun = replace(asked.params, max_tokens=min(PROBE, asked.params.max_tokens or PROBE), logprobs=0)
         try:
-            answer = await self._answer(small, replace(chat, params=replace(chat.params, max_tokens=most, logprobs=0)))
+            answer = await self._answer(small, asked.but(begun, asked.options))
         except ApiError:
             return 0.0
         return sureness([entry.logprob for entry in answer.logprobs.entries] if answer.logprobs else [])
 
-    async def _answer(self, served: Served, chat: ChatRequest) -> CompletionOutput:
-        alone = replace(chat, params=replace(chat.params, n=1))
-        job = await asyncio.to_thread(lambda: chat_job(served, alone, self._settings, self._names).job)
+    async def _answer(self, served: Served, asked: Question) -> CompletionOutput:
+        alone = asked.but(replace(asked.params, n=1), asked.options)
+        job = await asyncio.to_thread(alone.job, served)
         return (await (await served.engine.submit(job, whole=True)).wait()).outputs[0]
 
-    async def _audit(self, held: HeldCascade, chosen: Served, large: Served, chat: ChatRequest) -> None:
+    async def _audit(self, held: HeldCascade, chosen: Served, large: Served, asked: Question) -> None:
         """Compare the answer that was given with the large model's. Not where there is no room."""
-        later = replace(chat, options=replace(chat.options, priority=chat.options.priority + 1, store=False))
+        options = asked.options
+        later = asked.but(asked.params, replace(options, priority=options.priority + 1, store=False))
         try:
             given, exact = await self._answer(chosen, later), await self._answer(large, later)
         except (Busy, Closed, ApiError):

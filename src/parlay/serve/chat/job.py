@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 from parlay.jobs import Job
 from parlay.reasoning import END, reasons, template_text
-from parlay.requests import ChatOptions
+from parlay.requests import ChatOptions, RequestOptions
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.forms import answer_form
 from parlay.serve.chat.prompting import conversation
@@ -15,6 +16,7 @@ from parlay.serve.chat.variables import template_variables
 from parlay.serve.hosted import Served
 from parlay.serve.jobs import FieldNames, prepare
 from parlay.serve.settings import Settings
+from parlay.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,37 @@ class ChatJob:
     answers: AnswerShape
     names: FieldNames
     unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatQuestion:
+    """A chat request that may be put to any model; see `parlay.serve.cascades.Question`."""
+
+    chat: ChatRequest
+    settings: Settings
+    names: FieldNames
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.chat.params
+
+    @property
+    def options(self) -> RequestOptions:
+        return self.chat.options
+
+    @property
+    def plain(self) -> bool:
+        return not self.chat.functions and self.chat.answer_schema is None
+
+    def but(self, params: SamplingParams, options: RequestOptions) -> Self:
+        return replace(self, chat=replace(self.chat, params=params, options=options))
+
+    def ready(self, served: Served) -> ChatJob:
+        """Raises ApiError for what the model can't take."""
+        return chat_job(served, self.chat, self.settings, self.names)
+
+    def job(self, served: Served) -> Job:
+        return self.ready(served).job
 
 
 def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: FieldNames) -> ChatJob:

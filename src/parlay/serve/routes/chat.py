@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -9,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from parlay.serve.bodies.chat import ChatBody
 from parlay.serve.bodies.extras import note_ignored
-from parlay.serve.cascades import Ask, Cascades
-from parlay.serve.chat.job import ChatJob, chat_job
+from parlay.serve.cascades import Cascades
+from parlay.serve.chat.job import ChatJob, ChatQuestion
 from parlay.serve.hosted import Served
 from parlay.serve.reading import BodyRoute
 from parlay.serve.registry import Registry
@@ -35,8 +36,11 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
 
+        def read() -> ChatQuestion:
+            return ChatQuestion(chat_request(body, request, settings), settings, NAMES)
+
         cascades: Cascades = request.app.state.cascades
-        served, ask = await cascades.route(served, request, lambda: chat_request(body, request, settings))
+        served, ask = await cascades.route(served, request, read)
         prepare = partial(_prepare, served, body, ask, request, settings)
         chat, shape = await in_thread(request, prepare, heavy=body.structured)
         run = make_run(served, [chat.job], chat.names, request, settings)
@@ -49,10 +53,10 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
 
 def _prepare(
-    served: Served, body: ChatBody, ask: Ask, request: Request, settings: Settings
+    served: Served, body: ChatBody, ask: Callable[[], ChatQuestion], request: Request, settings: Settings
 ) -> tuple[ChatJob, ChatShape]:
     """Raises ApiError for a request that can't be used."""
-    chat = chat_job(served, ask(), settings, NAMES)
+    chat = ask().ready(served)
     note_ignored(request, settings, chat.unused)
     return chat, _shape(served, body, chat)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from parlay.jobs import Job
 from parlay.prompts import Prompt, TokensPrompt
+from parlay.requests import RequestOptions
 from parlay.serve.bodies.completions import CompletionBody
 from parlay.serve.bodies.extras import heed_extras
+from parlay.serve.cascades import Cascades
 from parlay.serve.hosted import Served
 from parlay.serve.infill import infill_prompt
 from parlay.serve.jobs import FieldNames, body_options, check_count, check_length, prepare, sampling_params
@@ -40,7 +43,9 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        jobs, shape = await in_thread(request, lambda: _prepare(served, body, request, settings), heavy=body.structured)
+        cascades: Cascades = request.app.state.cascades
+        served, ask = await cascades.route(served, request, lambda: _read(body, request, settings))
+        jobs, shape = await in_thread(request, lambda: _prepare(served, ask()), heavy=body.structured)
         run = make_run(served, jobs, _names(body, "prompt"), request, settings)
         if body.stream:
             chunks = CompletionChunks(jobs, shape, StreamUsage(body.wants_usage, body.running_usage))
@@ -50,19 +55,47 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     return routes
 
 
-def _prepare(
-    served: Served, body: CompletionBody, request: Request, settings: Settings
-) -> tuple[list[Job], CompletionShape]:
-    """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
+@dataclass(frozen=True, slots=True)
+class CompletionQuestion:
+    """A body read, which may be put to any model; see `parlay.serve.cascades.Question`."""
+
+    body: CompletionBody
+    params: SamplingParams
+    options: RequestOptions
+    settings: Settings
+
+    @property
+    def plain(self) -> bool:
+        """Ids are those of one model's vocabulary, and so are the marks around a gap."""
+        texts, more = self.body.prompts, (self.body.suffix, self.body.best_of, self.body.response_format)
+        return len(texts) == 1 and isinstance(texts[0], str) and not self.body.echo and more == (None, None, None)
+
+    def but(self, params: SamplingParams, options: RequestOptions) -> Self:
+        return replace(self, params=params, options=options)
+
+    def jobs(self, served: Served) -> list[Job]:
+        """One for each prompt. Raises ApiError for what the model can't take."""
+        check_count(len(self.body.prompts), self.params.n, served)
+        return [
+            prepare(served, prompt, self.params, self.options, settings=self.settings, names=names)
+            for names, prompt in _prompts(served, self.body, self.settings)
+        ]
+
+    def job(self, served: Served) -> Job:
+        """That of the first prompt."""
+        return self.jobs(served)[0]
+
+
+def _read(body: CompletionBody, request: Request, settings: Settings) -> CompletionQuestion:
+    """Raises ApiError for a body that can't be used."""
     heed_extras(body, request, settings)
     body.check()
-    params = _params(body, settings)
-    check_count(len(body.prompts), params.n, served)
-    options = body_options(body, request)
-    jobs = [
-        prepare(served, prompt, params, options, settings=settings, names=names)
-        for names, prompt in _prompts(served, body, settings)
-    ]
+    return CompletionQuestion(body, _params(body, settings), body_options(body, request), settings)
+
+
+def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], CompletionShape]:
+    """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
+    body, params, jobs = asked.body, asked.params, asked.jobs(served)
     shape = CompletionShape(
         model=served.name,
         tokenizer=served.engine.llm.tokenizer,
