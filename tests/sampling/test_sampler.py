@@ -104,6 +104,20 @@ def test_a_row_draws_the_reference_token_whatever_is_beside_it(size: int, dtype:
         assert reference.draw(process(logits_RV[row], along, ()), along) == together[row]
 
 
+@pytest.mark.parametrize("size", [24, 4096])
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.5, 0.95, 1 - 1e-15])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0], ids=["flat", "wide", "peaked"])
+def test_top_p_draws_the_reference_token(size: int, top_p: float, spread: float, view: MakeView) -> None:
+    """Whether or not the token with the best noise stays, where logits are equal, and where the last that stays hangs
+    on rounding: 0.3 of flat rows."""
+    logits_RV = spread * torch.randn(16, size, generator=torch.Generator().manual_seed(size))
+    logits_RV[::2] = logits_RV[::2].round()
+    logits_RV[1::4, 10:] = -torch.inf
+    views = [view(SamplingParams(top_p=top_p), seed=seed) for seed in range(16)]
+    drawn = sample(logits_RV, views, [()] * 16)
+    assert drawn == [reference.draw(process(row_V, one, ()), one) for row_V, one in zip(logits_RV, views, strict=True)]
+
+
 def test_noise_depends_on_seed_sample_and_position_but_not_on_how_the_text_is_cut(view: MakeView) -> None:
     logits_RV = torch.zeros(1, 1000)
     text = view(SamplingParams(), prompt=[1, 2], output=[3], seed=9)

@@ -12,6 +12,8 @@ from parlay.sampling import noise, select, truncation
 from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
 from parlay.types import Fault, ParlayError, SamplingParams, SequenceView
 
+_TRIES = 8  # tokens of which one mostly stays after top-p
+
 
 def sample(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
     """One token per row: row r comes after the tokens of ``views[r]`` and then the token ids ``paths[r]``.
@@ -120,7 +122,7 @@ def is_plain_greedy(view: SequenceView, path: Sequence[int]) -> bool:
 
 
 def goes_together(view: SequenceView, path: Sequence[int]) -> bool:
-    """Whether the row can be truncated together with others, which is much cheaper than alone."""
+    """Whether the row can be truncated together with others, which is cheaper than alone."""
     return (
         truncation.goes_together(view.request.params) and view.request.params.temperature > 0 and not edits(view, path)
     )
@@ -173,12 +175,25 @@ def _drawn(scores_RV: Tensor, params: SamplingParams, streams: Sequence[int]) ->
     """A token of each row. All have the same truncation."""
     if not truncation.truncates(params):
         return noise.draw(scores_RV, streams)
+    if params.top_k == 0 and scores_RV.is_cpu:
+        return [_by_top_p(scores_V, params, state) for scores_V, state in zip(scores_RV, streams, strict=True)]
     ids_RC, stay_RC, sure_R = truncation.eligible_rows(scores_RV, params)
     tokens = noise.draw_among_rows(scores_RV, ids_RC, stay_RC, streams)
     for row, sure in enumerate(sure_R.tolist()):
         if not sure:
             tokens[row] = noise.draw_among(scores_RV[row], truncation.eligible(scores_RV[row], params), streams[row])
     return tokens
+
+
+def _by_top_p(scores_V: Tensor, params: SamplingParams, state: int) -> int:
+    """The token of a row that only top-p truncates.
+
+    Of all tokens, noise included, the best that stays is the one. That is mostly the first, so no order of the row and
+    no other noise is needed.
+    """
+    (leading,) = noise.best(scores_V[None], [state], _TRIES)
+    token = truncation.first_kept(scores_V, leading, params.top_p)
+    return noise.draw_among(scores_V, truncation.eligible(scores_V, params), state) if token is None else token
 
 
 def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int | Fault:
@@ -190,8 +205,8 @@ def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int
         return Fault(str(error))
     if params.greedy:
         return int(select.argmax(scores_V[None])[1])
-    if not truncation.truncates(params):
-        return noise.draw(scores_V[None], [_stream(view, path)])[0]
+    if not truncation.truncates(params) or (params.top_k == 0 and truncation.goes_together(params)):
+        return _drawn(scores_V[None], params, [_stream(view, path)])[0]
     ids = truncation.eligible(scores_V, params)
     return noise.draw_among(scores_V, ids, _stream(view, path))
 

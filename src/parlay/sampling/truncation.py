@@ -7,8 +7,9 @@ stay, rising too. Other suffixes: R rows, C candidates of a row, V the vocabular
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from parlay.types import SamplingParams
 
 _FIRST_GUESS = 64
 _GROWTH = 8
+_ROUNDING = 1e-9  # far more than what sums of weights in two orders differ by, as a share of them
 
 
 def truncates(params: SamplingParams) -> bool:
@@ -60,6 +62,26 @@ def eligible_rows(logits_RV: Tensor, params: SamplingParams) -> tuple[Tensor, Te
     ranked_RC = torch.arange(count, device=ids_RC.device) < needed_R1
     stay_RC = torch.empty_like(ranked_RC).scatter_(1, order_RC, ranked_RC)
     return ids_RC, stay_RC, sure_R & (needed_R1[:, 0] <= count)
+
+
+def first_kept(logits_V: Tensor, tokens: Sequence[int], top_p: float) -> int | None:
+    """The first of the tokens that top-p alone keeps, without ordering the row, on a CPU. Logits are as for `eligible`.
+
+    None if it keeps none of them, or if it depends on rounding whether it does; `eligible` must then decide. A token
+    stays if those that come before it weigh less than ``top_p`` of all.
+    """
+    if tokens[0] == int(select.argmax(logits_V[None])[1]):
+        return tokens[0]
+    row_V, weights_V = logits_V.numpy(), _weights(logits_V)
+    goal, weight_V = top_p * weights_V.sum().item(), weights_V.numpy()
+    for token in tokens:
+        equal = np.flatnonzero(row_V[:token] == row_V[token])
+        before = np.dot(weight_V, row_V > row_V[token]) + weight_V[equal].sum()
+        if before < goal * (1 - _ROUNDING):
+            return token
+        if before <= goal * (1 + _ROUNDING):
+            return None
+    return None
 
 
 def _mass(logits_V: Tensor) -> Tensor:
