@@ -92,28 +92,53 @@ def test_another_model_or_machine_has_a_memory_of_its_own() -> None:
         b'{"format": 2, "sha256": "", "entries": []}',
         b'{"format": 1, "sha256": "x", "entries": []}',
         b"[" * 100_000,
+        b" " * (5 << 20),
     ],
 )
 def test_a_file_that_can_not_be_used_is_left_out_with_one_line_and_written_anew(
     content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory = remember()
+    place().parent.mkdir()
     place().write_bytes(content)
+    check_left_out_and_written_anew(caplog)
+
+
+def check_left_out_and_written_anew(caplog: pytest.LogCaptureFixture) -> None:
+    memory = RouterMemory("parlay-mini", SPEC, "")
     with caplog.at_level(logging.WARNING):
         assert memory.recall("") == {}
+        assert memory.recall("another") == {}
+        memory.keep("", learned())
+        memory.write()
     assert len(caplog.records) == 1
     assert "\n" not in caplog.records[0].getMessage()
-    memory.keep("", learned())
-    memory.write()
     assert RouterMemory("parlay-mini", SPEC, "").recall("") == learned()
 
 
+def test_a_pipe_in_place_of_the_file_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    place().parent.mkdir()
+    os.mkfifo(place())
+    check_left_out_and_written_anew(caplog)
+
+
+def test_a_folder_in_place_of_the_file_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """It can't be replaced either: a line says so."""
+    place().mkdir(parents=True)
+    memory = RouterMemory("parlay-mini", SPEC, "")
+    for _ in range(2):
+        assert memory.recall("") in ({}, learned())
+        memory.keep("", learned())
+        memory.write()
+    assert ["can't be used" in each.getMessage() for each in caplog.records] == [True, False]
+    assert "can't be written" in caplog.records[1].getMessage()
+
+
 def test_any_changed_byte_is_noticed() -> None:
-    memory = remember()
+    remember()
     whole = place().read_bytes()
     for at in range(0, len(whole), 97):
         place().write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        assert memory.recall("") in ({}, learned())
+        assert RouterMemory("parlay-mini", SPEC, "").recall("") in ({}, learned())
 
 
 def test_numbers_that_no_router_learned_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,6 +166,15 @@ def test_it_stays_small_and_holds_no_text_and_no_key() -> None:
     assert place().stat().st_size < 400_000
     assert "key-" not in place().read_text()
     assert place().stat().st_mode & 0o077 == 0, "nobody else may read it"
+
+
+@pytest.mark.parametrize("owner", ["../../evil", "/evil", "..", "a" * 5000, "\0"])
+def test_an_owner_whatever_it_is_called_is_no_path(owner: str, tmp_path: Path) -> None:
+    remember(owner)
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("parlay"), Path("parlay/router.json")]
+    assert owner not in place().read_text()
+    assert RouterMemory("parlay-mini", SPEC, "").recall(owner) == learned()
+    assert RouterMemory("parlay-mini", SPEC, "").recall("") == {}
 
 
 def test_one_that_can_not_be_written_costs_one_line_in_the_log_and_is_written_as_soon_as_it_can_be(

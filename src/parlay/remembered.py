@@ -100,21 +100,24 @@ class RouterMemory:
         self._empty = Entry(machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={})
         self._every = every
         self._lock = threading.Lock()
-        self._news: dict[str, Mapping[str, KeptArm]] = {}  # what the file lacks, by owner
+        self._found: list[Entry] | None = None  # in the file, when it was first asked
+        self._learned: dict[str, Mapping[str, KeptArm]] = {}  # since then, by owner
+        self._unwritten: set[str] = set()  # the owners of whom the file lacks something
         self._timer: threading.Timer | None = None
         self._has_warned = False
 
     def recall(self, owner: str) -> Mapping[str, KeptArm]:
-        mine = self._of(owner)
-        written = next((each.arms for each in entries() if each.key == mine.key), {})
         with self._lock:
-            return {**written, **self._news.get(owner, {})}
+            if self._found is None:
+                self._found = entries()
+            return {**_arms_of(self._of(owner), self._found), **self._learned.get(owner, {})}
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
         if not arms:
             return
         with self._lock:
-            self._news[owner] = {**self._news.get(owner, {}), **arms}
+            self._learned[owner] = {**self._learned.get(owner, {}), **arms}
+            self._unwritten.add(owner)
             if self._timer is None:
                 self._timer = threading.Timer(self._every, self.write)
                 self._timer.daemon = True
@@ -129,33 +132,29 @@ class RouterMemory:
                     _write(self._joined(news, _quietly()))
                     self._has_warned = False
             except OSError as error:
-                self._put_back(news)
+                with self._lock:
+                    self._unwritten |= news.keys()
                 self._warn(error)
 
     def _taken(self) -> Mapping[str, Mapping[str, KeptArm]]:
-        """The news, for whoever writes them."""
+        """By owner what the file lacks, for whoever writes it."""
         with self._lock:
-            news, self._news = self._news, {}
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
                 atexit.unregister(self.write)
+            news = {owner: self._learned[owner] for owner in self._unwritten}
+            self._unwritten.clear()
         return news
-
-    def _put_back(self, news: Mapping[str, Mapping[str, KeptArm]]) -> None:
-        """For the next time."""
-        with self._lock:
-            for owner, arms in news.items():
-                self._news[owner] = {**arms, **self._news.get(owner, {})}
 
     def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], held: Sequence[Entry]) -> list[Entry]:
         """What the file held, with the news in it."""
-        by_key = {each.key: each for each in held}
+        now, by_key = time.time(), {each.key: each for each in held}
         for owner, arms in news.items():
             mine = self._of(owner)
-            before = by_key[mine.key].arms if mine.key in by_key else {}
+            before = _arms_of(mine, held)
             merged = [*arms.items(), *(pair for pair in before.items() if pair[0] not in arms)][:_MOST_ARMS]
-            by_key[mine.key] = replace(mine, saved=time.time(), arms=dict(merged))
+            by_key[mine.key] = replace(mine, saved=now, arms=dict(merged))
         return list(by_key.values())
 
     def _warn(self, error: OSError) -> None:
@@ -181,6 +180,11 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
     if wanted == "off" or not isinstance(model, str):
         return NoMemory(apart)
     return RouterMemory(model, spec, quantize, apart=apart)
+
+
+def _arms_of(mine: Entry, held: Sequence[Entry]) -> Mapping[str, KeptArm]:
+    """What is held of the same machine, model and owner."""
+    return next((each.arms for each in held if each.key == mine.key), {})
 
 
 def _quietly() -> list[Entry]:
