@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
-from parlay.serve.auth import OPEN, tenant
+from parlay import LLM
+from parlay.aio import AsyncLLM
+from parlay.remembered import entries, place
+from parlay.serve.app import create_app
+from parlay.serve.auth import OPEN, digest, tenant
 from parlay.serve.settings import Settings
 
 MakeApp = Callable[..., FastAPI]
@@ -120,6 +125,26 @@ def test_without_keys_all_are_one_tenant(make_app: MakeApp) -> None:
         return tenant(request)
 
     assert TestClient(app).get("/tenant").json() == TestClient(app).get("/tenant", headers=bearer("x")).json() == ""
+
+
+def test_what_a_router_learns_of_one_key_stays_with_it_and_names_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys may be called like paths: they make no file, and a request's salt makes nobody another key's owner."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keys = ("../../one", "/etc/two")
+    body = {"prompt": "one two three " * 8, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    llm = LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="per-key")
+    with TestClient(create_app({"mini": AsyncLLM(llm)}, Settings(keys=keys))) as client:
+        for _ in range(3):
+            assert client.post("/v1/completions", json=body, headers=bearer(keys[0])).status_code == 200
+        forged = {**body, "cache_salt": digest(keys[0])}
+        assert client.post("/v1/completions", json=forged, headers=bearer(keys[1])).status_code == 200
+    drafts = sorted(entry.arms["prompt-lookup"].calibration[-1] for entry in entries())
+    assert len(drafts) == 2
+    assert drafts[1] > 2 * drafts[0], "the second key's router began with nothing"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["router.json"]
+    assert not any(secret in place().read_text() for key in keys for secret in (key, digest(key)))
 
 
 # --------------------------------------------------------------------------------------------------------- other sites

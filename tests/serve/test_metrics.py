@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
@@ -251,7 +252,7 @@ def of_vllm(told: Samples, name: str, **labels: str) -> float:
 def test_every_panel_of_the_dashboards_finds_its_numbers(make_app: Callable[..., FastAPI]) -> None:
     """After a few requests to a server, some with a draft."""
     with TestClient(make_app()) as client:
-        body = {"prompt": "one two three one two three one two", "max_tokens": 24, "ignore_eos": True}
+        body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
         for _ in range(3):
             assert client.post("/v1/completions", json=body).status_code == 200
         told = samples(client.get("/metrics").text)
@@ -277,6 +278,16 @@ def test_prompt_tokens_are_told_by_source_and_states_by_label(recorder: Recorder
     assert of_vllm(told, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 4
     assert of_vllm(told, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
     assert of_vllm(told, "vllm:engine_sleep_state", sleep_state="awake") == 1
+
+
+def test_a_clock_that_goes_back_makes_no_time_negative(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone_back = SimpleNamespace(monotonic=lambda: -1e6)
+    monkeypatch.setattr("parlay.serve.running.time", gone_back)
+    monkeypatch.setattr("parlay.serve.http_metrics.time", SimpleNamespace(monotonic=iter((0.0, -5.0)).__next__))
+    assert client.post("/v1/completions", json={"prompt": "One", "max_tokens": 4}).status_code == 200
+    monkeypatch.undo()
+    told = samples(client.get("/metrics").text)
+    assert all(count >= 0 for (name, _), count in told.items() if "seconds" in name)
 
 
 def test_requests_are_counted_by_route_and_kind_of_status(client: TestClient) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from parlay.engine.admission import DraftAdmission
 from parlay.engine.constrained import drafters_part
+from parlay.engine.elapsed import since
 from parlay.engine.isolation import isolated
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler
@@ -62,14 +63,14 @@ class Drafting:
                 break
             now = time.perf_counter()
             offers = self._asked(strategy, asks)
-            asking += time.perf_counter() - now
+            asking += since(now)
             proposed |= {turn: draft for turn, draft in offers.items() if draft is not None}
             asks = self._told(partial(_weighed, policy, turns, offers), turns)
         if any(map(len, proposed.values())):
             isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
         watching = [turn for turn in turns if turn.watching]
         for turn in watching:
-            turn.planning_seconds = (time.perf_counter() - began - asking) / len(watching)
+            turn.planning_seconds = max(0.0, since(began) - asking) / len(watching)
 
     def _told(self, say: Callable[[list[Sequence]], Budgets], turns: list[Turn]) -> list[tuple[Turn, int]]:
         """The drafters to ask now, by the policy's word, and whether it will be inactive afterwards."""
@@ -104,7 +105,7 @@ class Drafting:
             self._layers.reclaim()
             offers |= {turn: turn.draft for turn in ready}
             offers |= {turn: None for turn in group if number in turn.sequence.lost}
-            charge([(turn, number) for turn in group], time.perf_counter() - began)
+            charge([(turn, number) for turn in group], since(began))
         return offers
 
     def _lent(self, turns: list[Turn], needs: Needs) -> list[Turn]:
@@ -153,7 +154,7 @@ class Drafting:
         for (number, _), group in groups.items():
             began = time.perf_counter()
             isolated(partial(_observe, number), group, partial(_drop, number), again=False)
-            charge([(turn, number) for turn in group], time.perf_counter() - began)
+            charge([(turn, number) for turn in group], since(began))
 
 
 def _leave_out(turn: Turn, error: Exception) -> None:

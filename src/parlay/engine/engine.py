@@ -11,6 +11,7 @@ from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
+from parlay.engine.elapsed import plausible, since
 from parlay.engine.isolation import isolated, named
 from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler
@@ -49,7 +50,7 @@ class _Clock:
 
     @property
     def overhead(self) -> float:
-        return time.perf_counter() - self.began - self.draft - self.verify
+        return max(0.0, since(self.began) - self.draft - self.verify)
 
     def count(self, turns: list[Turn], verified: list[Turn]) -> None:
         """Record the end of draft and verify. ``verified``: the turns without a fault."""
@@ -173,13 +174,13 @@ class Engine:
     def _propose(self, turns: list[Turn], clock: _Clock) -> None:
         began = time.perf_counter()
         self._drafting.propose(turns)
-        clock.draft = time.perf_counter() - began
+        clock.draft = since(began)
 
     def _verify(self, turns: list[Turn], clock: _Clock) -> None:
         """Run the turns without a fault; a turn with which the target fails gets a fault."""
         began = time.perf_counter()
-        tapping = verify(self.runner, due := _without_fault(turns))
-        clock.verify = time.perf_counter() - began - tapping
+        tapping = plausible(verify(self.runner, due := _without_fault(turns)))
+        clock.verify = max(0.0, since(began) - tapping)
         clock.draft += tapping
         clock.count(due, _without_fault(due))
 
@@ -190,7 +191,7 @@ class Engine:
         if curious := [turn for turn in due if turn.fault is None and turn.curious]:
             began = time.perf_counter()
             isolated(rank, curious, Turn.drop_policy)
-            seconds = time.perf_counter() - began
+            seconds = since(began)
             charge([(turn, drafter) for turn in curious for drafter in turn.curious], seconds)
             clock.draft += seconds
 
@@ -223,12 +224,12 @@ class Engine:
         """Report the step to drafters, and to policies with its cost."""
         began = time.perf_counter()
         self._drafting.observe(_without_fault(turns))
-        clock.draft += time.perf_counter() - began
+        clock.draft += since(began)
         self._drafting.learn(turns, clock.spent)
 
     def _count_seconds(self, turns: list[Turn], clock: _Clock) -> None:
         overhead, spent = clock.overhead, clock.spent
-        if clock.whole:  # drafts lengthen commits too, so that time is part of the cost of rows
+        if clock.whole and clock.verify:  # drafts lengthen commits too, so that time is part of the cost of rows
             self.cost.record(spent.rows, spent.context, clock.verify + overhead)
         for turn in turns:
             turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)

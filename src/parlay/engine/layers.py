@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from parlay import trees
+from parlay.engine.elapsed import since
 from parlay.engine.sequence import Sequence
 from parlay.types import NO_SKIP, Features, OutOfRoom, Output, Runner, Segment, SequenceView, Skip
 
@@ -101,7 +102,7 @@ class TargetLayers:
             loan.written = []  # they count only if the forward succeeds
         began = time.perf_counter()
         out = self._runner.forward(segments, taps, skip)
-        seconds = time.perf_counter() - began
+        seconds = since(began)
         for loan, segment in zip(loans, segments, strict=True):
             loan.sequence.tally.count_layers(segment.rows, seconds)
             if segment.base >= 0:  # rows computed without these sub-layers can't be used by another call
@@ -146,7 +147,7 @@ class TargetLayers:
             return
         began = time.perf_counter()
         out = self._runner.forward([reading.segment for reading in readings if reading.segment], taps)
-        seconds = time.perf_counter() - began
+        seconds = since(began)
         end = 0
         for reading in readings:
             assert reading.segment is not None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from parlay.engine.elapsed import plausible
 from parlay.engine.paces import Paces
 from parlay.engine.sequence import Sequence
 from parlay.types import Cost
@@ -93,7 +94,7 @@ class Shares:
         owner has the same sequences running, one step in `_LOOK` is timed.
         """
         if self._step.watched:
-            self._learn(ordered, now - self._began)
+            self._learn(ordered, plausible(now - self._began))
         self._began = now
         self._steps += 1
         if ordered and ordered == self._one_owners and self._steps % _LOOK:

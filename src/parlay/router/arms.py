@@ -127,7 +127,7 @@ class ArmState:
         own = self.seconds.own_work(nodes, seconds, slowdown, forward)
         self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0
         if self._slow >= _SLOWER:
-            self.seconds, own, self._slow = DraftSeconds(), seconds / slowdown, 0
+            self.seconds, own, self._slow = DraftSeconds(self.seconds.revision), seconds / slowdown, 0
         self.seconds.learn(nodes, own, forward)
 
     def learn_shape(self, draft: Draft) -> None:

@@ -26,8 +26,8 @@ class DraftSeconds:
     level, and later ones that took longer than expected count less.
     """
 
-    def __init__(self) -> None:
-        self.revision = 0
+    def __init__(self, revision: int = 0) -> None:
+        self.revision = revision
         """Raised whenever estimates have moved by more than a tenth, and by `FREE` of a forward."""
         self._fixed = self._per_node = 0.0
         self._watched = (0.0, 0.0)  # both times at the last revision

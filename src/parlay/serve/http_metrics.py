@@ -55,7 +55,7 @@ class HttpMetrics:
             await self._app(scope, receive, watch)
         finally:
             if status:
-                self._requests.answered(*_route(scope), status, time.monotonic() - began)
+                self._requests.answered(*_route(scope), status, max(0.0, time.monotonic() - began))
 
 
 def _route(scope: Scope) -> tuple[str, str]:

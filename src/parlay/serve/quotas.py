@@ -60,4 +60,4 @@ class Quotas:
 
     def _tokens(self, owner: str, limit: int) -> float:
         used, when = self._used.get(owner, (0.0, 0.0))
-        return max(0.0, used - (time.monotonic() - when) * limit / 60)
+        return max(0.0, used - max(0.0, time.monotonic() - when) * limit / 60)

@@ -106,7 +106,7 @@ class Run:
     def heed(self, place: int, event: StreamEvent) -> None:
         """Note an event before it is sent. Raises ApiError for a sample that failed or was ended early."""
         if place not in self._firsts and event.token_ids:
-            self._firsts[place] = time.monotonic() - self.began
+            self._firsts[place] = self._seconds
         if event.finish_reason is not None:
             self._check(place, event.index, self._streams[place])
         if event.output is not None:
@@ -120,11 +120,16 @@ class Run:
             if job.finished and place not in self._recorded:
                 self._record(place, job.output())
 
+    @property
+    def _seconds(self) -> float:
+        """Since it began; a clock that goes back makes none of them negative."""
+        return max(0.0, time.monotonic() - self.began)
+
     def _record(self, place: int, output: RequestOutput) -> None:
         if place in self._recorded:
             return
         self._recorded.add(place)
-        seconds = time.monotonic() - self.began
+        seconds = self._seconds
         # Where no events were read, the first token came as long before the last as decoding took.
         decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
         first = self._firsts.get(place, max(0.0, seconds - decoding))
