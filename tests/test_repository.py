@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "router": CORE | {"sampling"},
     "template_sandbox": frozenset(),
     "terminal": frozenset(),
+    "power": frozenset({"types", "options", "cost", "energy"}),
     "demo_prompts": frozenset(),
     "text": frozenset({"types"}),
     "pictures": frozenset(),
@@ -79,7 +80,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "llm": TEXT
     | {"options", "cache", "cost", "models", "heads", "drafters", "strategies", "engine"}
     | {"vocabulary", "quality", "jobs", "requests", "one_call", "progress", "beam_search", "vllm_arguments"}
-    | {"router", "remembered"},
+    | {"router", "remembered", "power"},
     "__init__": frozenset({"types", "outputs", "prompts", "beam_search", "llm", "aio"}),
     "transformers": RUN | {"cost", "models", "drafters", "engine"},
     "testing": CORE | {"options", "sampling", "models", "heads", "drafters", "strategies", "router", "engine"},

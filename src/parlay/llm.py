@@ -6,7 +6,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from parlay import models, vllm_arguments
@@ -25,6 +24,7 @@ from parlay.models.sampling_defaults import usual_params
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
+from parlay.power import power_of
 from parlay.progress import Progress, advance, bar
 from parlay.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
 from parlay.quality.allowed import AUDIT_SHARE, Allowed
@@ -105,11 +105,11 @@ class LLM:
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        self.engine = Engine(self.runner, calibrate(self.runner), limits)
+        self.engine = Engine(self.runner, cost := calibrate(self.runner), limits)
         self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
-        self._resources = self._find_resources(model, draft_model)
+        self._resources, power = self._find_resources(model, draft_model), partial(power_of, self.runner, cost)
         kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
-        self._strategies = StrategyCache(self._resources, self.engine.cost, in_use=self.engine.strategies, memory=kept)
+        self._strategies = StrategyCache(self._resources, cost, in_use=self.engine.strategies, memory=kept, power=power)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(
             self.vocabulary,
@@ -338,9 +338,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # ----------------------------------------------------------------------------------------------------- requests

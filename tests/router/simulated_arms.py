@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from parlay import trees
+from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import Arm
-from parlay.router.effort import MEDIUM, Effort
-from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.router import Router
-from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Spent
+from parlay.types import NO_DRAFT, Budgets, Cost, Draft, PowerModel, Spent
 from tests.router.views import REQUEST, SequenceView
 
 RIGHT, WRONG = 0, 1
@@ -69,6 +68,9 @@ class Run:
     tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
+    joules: float = 0.0
+    watts: list[float] = field(default_factory=list)
+    """Of each forward, in the mean."""
     asked: list[dict[int, int]] = field(default_factory=list)
     """In each step: how often each arm was asked, over all sequences."""
     verified: Counter[str] = field(default_factory=Counter)
@@ -92,16 +94,14 @@ class Machine:
         arms: Sequence[SimulatedArm],
         cost: Cost | None = None,
         seed: int = 0,
-        goal: Goal = THROUGHPUT,
-        effort: Effort = MEDIUM,
+        aim: Aim = USUAL,
     ) -> None:
-        self.arms, self.seed = arms, seed
+        self.arms, self.seed, self._power = arms, seed, aim.power or PowerModel(1.0, 0.0, "measured: watts of 1")
         self.cost = cost or TableCost()
         self.router = Router(
             self.cost,
             [Arm(str(number), arm.most, arm.replayable, arm.domain) for number, arm in enumerate(arms)],
-            goal=goal,
-            effort=effort,
+            aim=aim,
         )
         self.run = Run()
         self.pause = 0
@@ -203,3 +203,5 @@ class Machine:
         self.run.steps += 1
         self.run.tokens += sum(accepted) + len(views)
         self.run.seconds += seconds + sum(spent)
+        self.run.joules += self._power.watts * (seconds + sum(spent)) + self._power.row_joules * rows
+        self.run.watts.append(self._power.mean(rows, seconds))

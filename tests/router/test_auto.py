@@ -17,7 +17,7 @@ from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady, decode
 from parlay.testing.conformance.stages import toy_stage
 from parlay.testing.conformance.universal import CAPACITY, agree
-from parlay.types import SamplingParams
+from parlay.types import PowerModel, SamplingParams
 
 STAGE = toy_stage("toy")
 BARE = Resources(vocab_size=STAGE.vocab_size, open_runner=STAGE.resources.open_runner)
@@ -69,7 +69,7 @@ def test_the_flag_is_the_parameter() -> None:
 
 
 def test_a_goal_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(UsageError, match="strategy auto: goal=speed: choose one of throughput, latency"):
+    with pytest.raises(UsageError, match="strategy auto: goal=speed: choose one of throughput, latency, energy"):
         parse("auto:goal=speed")
 
 
@@ -84,6 +84,31 @@ def test_one_that_is_named_and_can_not_be_had_is_refused() -> None:
         StrategyCache(BARE, Steady()).get("auto:of=prompt-lookup+draft-model")
 
 
+@pytest.mark.parametrize("spec", ["auto:goal=energy", "auto:power=60"])
+def test_joules_and_watts_are_refused_where_nobody_knows_what_is_drawn(spec: str) -> None:
+    with pytest.raises(UsageError, match="leave out goal=energy and power"):
+        StrategyCache(BARE, Steady()).get(spec)
+
+
+def test_what_is_drawn_is_asked_once_and_told_with_each_request() -> None:
+    asked: list[PowerModel] = []
+
+    def power() -> PowerModel:
+        asked.append(PowerModel(50.0, 0.1, "modelled from a guess"))
+        return asked[-1]
+
+    strategies = StrategyCache(BARE, Steady(), power=power)
+    strategies.get("auto")
+    assert not asked
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    for spec in ("auto:goal=energy", "auto:power=80,goal=energy"):
+        request = StageRequest((1, 2, 3) * 8, params)
+        (sample,) = decode(STAGE.open_runner(CAPACITY), [(request, strategies.get(spec))], None)
+        assert sample.metrics.router is not None
+        assert sample.metrics.router.power == "50 W and 100 mJ a row, modelled from a guess"
+    assert len(asked) == 1
+
+
 def test_one_that_chooses_from_a_single_drafter_drafts() -> None:
     auto = StrategyCache(BARE, Steady()).get("auto")
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -91,11 +116,12 @@ def test_one_that_chooses_from_a_single_drafter_drafts() -> None:
     assert sample.metrics.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("spec", ["auto", "auto:goal=latency", "auto:effort=high"])
+@pytest.mark.parametrize("spec", ["auto", "auto:goal=latency", "auto:effort=high", "auto:goal=energy,power=60"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_texts_are_those_of_plain_decoding_whatever_it_chooses(temperature: float, spec: str) -> None:
     """Requests of several strategies in one batch; the second round meets a router that has learned."""
-    strategies = StrategyCache(replace(STAGE.resources), Steady())
+    power = PowerModel(50.0, 1.0, "measured: as the test says")
+    strategies = StrategyCache(replace(STAGE.resources), Steady(), power=lambda: power)
     auto = strategies.get(spec)
     params = SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True)
     prompt = tuple(STAGE.expected(StageRequest((1, 2, 3), params)).tokens)

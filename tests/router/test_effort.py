@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from parlay.router.aim import Aim
 from parlay.router.effort import EFFORTS
 from tests.router.simulated_arms import Machine, Run, SimulatedArm
 
@@ -18,7 +19,7 @@ WRONG = replace(HEAD, rate=lambda length: 0.0)
 
 
 def decoded(effort: str, arm: SimulatedArm) -> Run:
-    return Machine((arm,), effort=EFFORTS[effort]).decode(TOKENS)
+    return Machine((arm,), aim=Aim(effort=EFFORTS[effort])).decode(TOKENS)
 
 
 def found(effort: str, begins: int) -> int:

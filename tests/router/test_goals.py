@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parlay.router.aim import Aim
 from parlay.router.goals import GOALS
 from parlay.types import NO_DRAFT, Draft
 from tests.router.simulated_arms import Machine, SimulatedArm
@@ -28,7 +29,7 @@ class OneDrafts(Machine):
 
 def decoded(goal: str, sequences: int, arm: SimulatedArm = COPY) -> tuple[float, float]:
     """Tokens per second of all sequences, and seconds per token in their mean."""
-    machine = OneDrafts((arm,), goal=GOALS[goal])
+    machine = OneDrafts((arm,), aim=Aim(goal=GOALS[goal]))
     views = [SequenceView(number) for number in range(sequences)]
     for _ in range(300):
         machine.step(views)

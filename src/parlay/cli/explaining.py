@@ -21,7 +21,8 @@ def explained(metrics: Metrics) -> str:
         return f"{metrics.strategy} has one drafter or none: there was nothing to choose"
     steps = ", ".join(f"{count} {reason}" for reason, count in _most_first(record.reasons))
     kind = [f"taken for a request of the kind: {record.kind}"] if record.kind else []
-    return "\n".join([*kind, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life)])
+    power = [f"power: {record.power}"] if record.power else []
+    return "\n".join([*kind, *power, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life)])
 
 
 def as_data(metrics: Metrics) -> dict[str, object] | None:

@@ -1,19 +1,24 @@
 """Known devices by their makers' figures, for machines that are not at hand. Nothing here was measured by us.
 
 Rates are dense ones (makers like to quote twice that, for weights half of which are zero) with sums in float32, in
-TFLOP/s; memory bandwidth in GB/s. Sources: the makers' data sheets and architecture papers, named beside each group.
+TFLOP/s; memory bandwidth in GB/s; power in watts. Sources: the makers' data sheets and architecture papers, named
+beside each group.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from parlay.cost.roofline import Machine, Overheads
+from parlay.types import PowerModel
 
 BANDWIDTH_SHARE, RATE_SHARE = 0.75, 0.6
 """Assumed: the share of the maker's figures that good kernels reach."""
+DECODING_SHARE = 0.6
+"""Assumed: the share of its power that a board draws while memory limits it; all of it while arithmetic does."""
 _LAUNCH_SECONDS = 5e-6
 _LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
 """Assumed: operators that are started one by one, without graphs, per layer, per sequence in a layer, per forward."""
@@ -25,37 +30,56 @@ _WIDE = "float32", "float64"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s."""
+    """``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s.
+
+    ``watts`` is the most that the board draws, ``called`` are the words by which drivers name it.
+    """
 
     bandwidth: float
     half_rate: float
     single_rate: float
+    watts: float
+    called: tuple[str, ...]
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         # NVIDIA Blackwell: DGX B200 data sheet (per GPU), GeForce RTX Blackwell architecture paper.
-        "b200": Device(8000, 2250, 80),
-        "rtx-5090": Device(1792, 209.5, 104.8),
+        "b200": Device(8000, 2250, 80, 1000, ("B200",)),
+        "rtx-5090": Device(1792, 209.5, 104.8, 575, ("RTX 5090",)),
         # NVIDIA Hopper: H200 and H100 data sheets.
-        "h200": Device(4800, 989, 67),
-        "h100-sxm": Device(3350, 989, 67),
-        "h100-pcie": Device(2000, 756, 51),
+        "h200": Device(4800, 989, 67, 700, ("H200",)),
+        "h100-sxm": Device(3350, 989, 67, 700, ("H100 80GB HBM3",)),
+        "h100-pcie": Device(2000, 756, 51, 350, ("H100 PCIe",)),
         # NVIDIA Ada: L40S and L4 data sheets, Ada GPU architecture paper.
-        "l40s": Device(864, 362, 91.6),
-        "l4": Device(300, 121, 30.3),
-        "rtx-4090": Device(1008, 165.2, 82.6),
+        "l40s": Device(864, 362, 91.6, 350, ("L40S",)),
+        "l4": Device(300, 121, 30.3, 72, ("L4",)),
+        "rtx-4090": Device(1008, 165.2, 82.6, 450, ("RTX 4090",)),
         # NVIDIA Ampere: A100 and A10 data sheets, GA102 architecture paper.
-        "a100-80gb": Device(2039, 312, 19.5),
-        "a100-40gb": Device(1555, 312, 19.5),
-        "a10": Device(600, 125, 31.2),
-        "rtx-3090": Device(936, 71, 35.6),
+        "a100-80gb": Device(2039, 312, 19.5, 400, ("A100-SXM4-80GB",)),
+        "a100-40gb": Device(1555, 312, 19.5, 400, ("A100-SXM4-40GB",)),
+        "a10": Device(600, 125, 31.2, 150, ("A10",)),
+        "rtx-3090": Device(936, 71, 35.6, 350, ("RTX 3090",)),
         # NVIDIA Turing: T4 data sheet; float16 only.
-        "t4": Device(320, 65, 8.1),
+        "t4": Device(320, 65, 8.1, 70, ("T4",)),
         # AMD: Instinct MI300X data sheet.
-        "mi300x": Device(5300, 1307, 163.4),
+        "mi300x": Device(5300, 1307, 163.4, 750, ("MI300X",)),
     }
 )
+
+
+def power(called: str, row_seconds: float) -> PowerModel | None:
+    """What the device that its driver calls so is assumed to draw; None for one that is not in the table.
+
+    ``row_seconds``: what each row adds to a forward of many.
+    """
+    for device in DEVICES.values():
+        for name in device.called:
+            if re.search(rf"\b{name}\b", called):
+                watts = DECODING_SHARE * device.watts
+                source = f"modelled from the {device.watts:g} W of the board {name}"
+                return PowerModel(watts, (device.watts - watts) * row_seconds, source)
+    return None
 
 
 def machine(name: str, dtype: str) -> Machine:

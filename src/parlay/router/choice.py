@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -9,11 +11,13 @@ from typing import NamedTuple
 
 from parlay import trees
 from parlay.router.acceptance import expected_accepted
+from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import ArmInSequence
-from parlay.router.goals import THROUGHPUT, Goal
+from parlay.router.goals import Goal
 from parlay.router.ranking import best_of
 from parlay.types import Cost, Draft
 
+_UNLIMITED, _MOST_NODES = 1 << 20, 1 << 12  # nodes of a step, without a limit of power and with one
 _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
 _Size = tuple[int, float, float]
@@ -25,7 +29,9 @@ class StepPrices:
     """What rows cost in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
 
     ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
-    those of plain decoding per token. What drafts add counts ``factor`` times.
+    those of plain decoding per token. For a goal in joules they are seconds in which the machine draws as many without
+    rows. Within the limit of power, ``room`` nodes may be verified in all, and ``most`` are worth asking each sequence
+    for.
     """
 
     def __init__(
@@ -36,22 +42,23 @@ class StepPrices:
         rows: int,
         context: int,
         *,
-        goal: Goal = THROUGHPUT,
-        factor: float = 1.0,
+        aim: Aim = USUAL,
     ) -> None:
-        self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, goal
-        self.plain = cost.forward(rows, context)
+        self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, aim.goal
+        self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
+        self.plain = self._forward(rows)
         self.token = self.plain / rows
         self._sizes: dict[float, _Sizes] = {}
         self._rate, self._latest = 0.0, self._sizes.setdefault(0.0, {})
-        self._cost, self._factor = cost, factor
         self._rows = {0: 0.0}
+        self.room = self._within_power()
+        self.most = -(-self.room // sequences)
 
     def of_nodes(self, nodes: int) -> float:
         """Seconds that so many nodes take of a step, if each sequence has as many."""
         seconds = self._rows.get(nodes)
         if seconds is None:
-            more = self._cost.forward(self.rows + nodes * self.sequences, self.context) - self.plain
+            more = self._forward(self.rows + nodes * self.sequences) - self.plain
             seconds = self._rows[nodes] = self._factor * more / self.sequences
         return seconds
 
@@ -60,8 +67,31 @@ class StepPrices:
         return self._factor * seconds
 
     def of_step(self, drafting: float, rows: int) -> float:
-        """What a step counts for: so many seconds of drafting, and a forward of so many rows."""
-        return self.plain + self._factor * (drafting + self._cost.forward(rows, self.context) - self.plain)
+        """What a step counts for: so many seconds of drafting, and a forward of so many rows.
+
+        Without end if rows beyond those of plain decoding draw more than the limit of power.
+        """
+        if rows > self.rows and not self._allows(rows):
+            return math.inf
+        return self.plain + self._factor * (drafting + self._forward(rows) - self.plain)
+
+    @property
+    def exceeds_power(self) -> bool:
+        """Whether plain decoding alone draws more than the limit."""
+        return not self._allows(self.rows)
+
+    def _allows(self, rows: int) -> bool:
+        return not self._aim.most_watts or self._aim.allows(rows, self._cost.forward(rows, self.context))
+
+    def _forward(self, rows: int) -> float:
+        return self._cost.forward(rows, self.context) + self._row_seconds * rows
+
+    def _within_power(self) -> int:
+        """How many nodes a step may have. More rows draw more, except where their seconds jump; see `of_step`."""
+        if not self._aim.most_watts:
+            return _UNLIMITED
+        rows = range(self.rows + 1, self.rows + 1 + _MOST_NODES)
+        return bisect_left(rows, True, key=lambda rows: not self._allows(rows))
 
     def sizes(self, rate: float) -> _Sizes:
         """Results of `best_size` while a second is worth about ``rate`` tokens; a step has one rate."""
@@ -119,7 +149,7 @@ def offered(arm: ArmInSequence, draft: Draft, floor: float, goal: Goal) -> Offer
 
 def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
     """The offer, cut where it is worth most, if a second is worth ``rate`` tokens."""
-    most, worth, nodes = len(offer.path_probs), 0.0, 0
+    most, worth, nodes = min(len(offer.path_probs), prices.most), 0.0, 0
     stride = -(-most // _SLOTS) or 1
     for count in (*range(stride, most, stride), most):
         value = offer.worths[count] - rate * prices.of_nodes(count)
@@ -137,7 +167,7 @@ def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float)
         found = 0, 0.0, 0.0
         worth, deep = _MARGIN, whole.depth_per_node
         for size in whole.sizes[1:]:
-            if size > arm.limit:
+            if size > arm.limit or size > prices.most:
                 break
             gain = expected_accepted(share, size * deep)
             seconds = prices.of_drafting(whole.seconds.of(size)) + prices.of_nodes(size)

@@ -11,7 +11,11 @@ class Goal(Protocol):
     """``rows`` are those of a plain step, each of which commits a token; ``worth`` is summed over the step's drafts.
 
     ``passes``: after so many the rate of a small batch, which begins at plain decoding's, is close to the best.
+    ``in_joules``: whether what a step costs is its energy, and not its time.
     """
+
+    @property
+    def in_joules(self) -> bool: ...
 
     @property
     def passes(self) -> int: ...
@@ -37,6 +41,7 @@ class Throughput:
     """Tokens per second of the whole batch (goodput, arXiv:2406.14066)."""
 
     passes = 2
+    in_joules = False
 
     def worth(self, gain: float) -> float:
         return gain
@@ -51,6 +56,12 @@ class Throughput:
         return rows + worth
 
 
+class Energy(Throughput):
+    """Tokens per joule of the whole batch."""
+
+    in_joules = True
+
+
 class Latency:
     """Seconds per token, in the mean over sequences: T (1/n1 + 1/n2 + ...) for a step of T seconds is to be small.
 
@@ -59,6 +70,7 @@ class Latency:
     """
 
     passes = 5
+    in_joules = False
 
     def worth(self, gain: float) -> float:
         return gain / (1 + gain)
@@ -79,4 +91,4 @@ class Latency:
 
 
 THROUGHPUT = Throughput()
-GOALS: Mapping[str, Goal] = MappingProxyType({"throughput": THROUGHPUT, "latency": Latency()})
+GOALS: Mapping[str, Goal] = MappingProxyType({"throughput": THROUGHPUT, "latency": Latency(), "energy": Energy()})

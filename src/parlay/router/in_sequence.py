@@ -22,6 +22,7 @@ WORTH_MOST = "worth most"
 TRIED = "trial"
 NOT_FOUND = "nothing proposed"
 NOT_WORTH = "not worth its cost"
+OVER_POWER = "above the limit of power"
 NO_CREDIT = "no credit after losses"
 NOT_OPEN = "prompt not read yet"
 PAUSED = "paused"
@@ -109,9 +110,9 @@ class InSequence:
         """What is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
         may = wanted.arm is None or wanted.arm.is_open or self._may_open(wanted, wanted.arm, prices)
         self.choice = wanted if self.ledger.is_funded and may else NOTHING
-        reason = WORTH_MOST if self.choice.arm else self._why_nothing(wanted, may)
+        reason = WORTH_MOST if self.choice.arm else self._why_nothing(wanted, may, prices)
         waits = self.explored.tokens_left(prices.token) if self.choice.arm else self.ledger.wait(1)
-        if waits <= 0 and self.choice.offer is None:
+        if waits <= 0 and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
             tried = self._worth_a_trial(prices, rate)
             if tried is not None:
                 self.is_trial, self.forgone = True, self.choice.worth * prices.token
@@ -130,7 +131,9 @@ class InSequence:
         seconds = prices.token * prices.sequences
         return saved >= prices.of_drafting(arm.whole.reading.of(self.length)) and arm.whole.may_open(seconds, pays=True)
 
-    def _why_nothing(self, wanted: Choice, may: bool) -> str:
+    def _why_nothing(self, wanted: Choice, may: bool, prices: StepPrices) -> str:
+        if not prices.room:
+            return OVER_POWER
         if wanted.arm is None:
             return NOT_WORTH if self.offers or self.priced else NOT_FOUND
         return NO_CREDIT if may else NOT_OPEN

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import Arm
-from parlay.router.effort import MEDIUM, Effort
-from parlay.router.goals import THROUGHPUT, Goal
 from parlay.router.memory import Memory
 from parlay.router.router import Router
 from parlay.types import Cost
@@ -24,11 +23,9 @@ class RememberingRouter(Router):
         owner: str,
         cost: Cost,
         arms: Sequence[Arm],
-        *,
-        goal: Goal = THROUGHPUT,
-        effort: Effort = MEDIUM,
+        aim: Aim = USUAL,
     ) -> None:
-        super().__init__(cost, arms, memory.recall(owner), goal=goal, effort=effort)
+        super().__init__(cost, arms, memory.recall(owner), aim)
         self._memory, self._owner, self._told = memory, owner, self.kept()
 
     def release(self, sequence: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from parlay.router.acceptance import Outcome
+from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
-from parlay.router.effort import MEDIUM, Effort
-from parlay.router.goals import THROUGHPUT, Goal
-from parlay.router.in_sequence import InSequence
+from parlay.router.in_sequence import TRIAL, InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.memory import NOTHING_KEPT, KeptArm
 from parlay.router.ranking import NO_CANDIDATES, best, best_count
@@ -20,6 +20,11 @@ from parlay.types import Budgets, Cost, Draft, Policy, RouterRecord, SequenceVie
 _LOOK = 16  # steps after which prices are looked at again
 _MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
 _SLOW = 0.9  # decay of the router's own seconds, per step
+_EXCEEDED = (
+    "plain decoding draws more than power=%g watts (requests at once: %d): nothing is drafted, and decoding goes on; "
+    "run fewer requests at once, or limit the device itself"
+)
+_log = logging.getLogger(__name__)
 
 
 class Router(Policy):
@@ -44,12 +49,11 @@ class Router(Policy):
         cost: Cost,
         arms: Sequence[Arm],
         known: Mapping[str, KeptArm] = NOTHING_KEPT,
-        *,
-        goal: Goal = THROUGHPUT,
-        effort: Effort = MEDIUM,
+        aim: Aim = USUAL,
     ) -> None:
         """``known``: by name what others have learned of the arms, on the same machine with the same model."""
-        self._cost, self._goal, self._effort = cost, goal, effort
+        self._cost, self._aim, self._goal = cost, aim, aim.goal
+        self._has_warned = False
         self._arms = [restored(ArmState(arm, number), known.get(arm.name)) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains()
@@ -153,7 +157,8 @@ class Router(Policy):
         ranked = sorted([share for _, shared in candidates for share in shared], reverse=True)
         rows = prices.rows + sum([each.draft.probes for each in offers if each is not None])
         drafting, tokens = sum([state.asking for state in states]), partial(self._goal.tokens, prices.rows)
-        count = best_count(ranked, tokens, lambda count: prices.of_step(drafting, rows + count))
+        room = prices.room - (rows - prices.rows) - TRIAL * sum([state.is_trial for state in states])
+        count = best_count(ranked[: max(0, room)], tokens, lambda count: prices.of_step(drafting, rows + count))
         kept = best(candidates, ranked, count)
         return [state.verified(each, nodes) for state, each, nodes in zip(states, offers, kept, strict=True)]
 
@@ -216,7 +221,8 @@ class Router(Policy):
             return RouterRecord()
         state.catch_up(state.view)
         drafters = tuple([arm.counts.record(arm.whole.arm.name) for arm in state.arms])
-        return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.life.told())
+        power = "" if self._aim.power is None else str(self._aim.power)
+        return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.life.told(), power)
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
@@ -229,14 +235,17 @@ class Router(Policy):
         key = len(views), others, self._cost.revision, context.bit_length()
         if self._prices.key != key:
             self._prices, self._rate = self._priced(key, len(views), len(views) + others, context), 0.0
+            if self._prices.exceeds_power and not self._has_warned:
+                self._has_warned = True
+                _log.warning(_EXCEEDED, self._aim.most_watts, len(views))
 
     def _priced(self, key: tuple[int, ...], sequences: int, rows: int, context: int) -> StepPrices:
-        return StepPrices(key, self._cost, sequences, rows, context, goal=self._goal, factor=self._effort.price)
+        return StepPrices(key, self._cost, sequences, rows, context, aim=self._aim)
 
     def _state(self, view: SequenceView) -> InSequence:
         state = self._states.get(view.sequence)
         if state is None:
-            trials, growth = self._effort.trials, self._effort.growth
+            trials, growth = self._aim.effort.trials, self._aim.effort.growth
             ledger = Ledger(view, self._prices.token, Account(TRIALS), self._gains, trials=trials, growth=growth)
             ledger.read_prompt(0.0)  # the arms have accounts of their own for that
             arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]

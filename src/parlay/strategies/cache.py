@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.router.aim import Aim
 from parlay.router.arms import Arm
-from parlay.router.effort import EFFORTS, Effort
+from parlay.router.effort import EFFORTS
 from parlay.router.goals import GOALS
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
@@ -18,9 +20,9 @@ from parlay.router.remembering import RememberingRouter
 from parlay.strategies.arms import as_arm, build_all, drafters_of
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
-from parlay.strategies.entry import EFFORT, GOAL, POLICY, K
+from parlay.strategies.entry import EFFORT, GOAL, POLICY, POWER, K
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import Cost, Drafter, Policy, Runner, Strategy
+from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, Strategy
 
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
 """The draft model that goes with a target, where none is named."""
@@ -29,6 +31,11 @@ NO_MEMORY = NoMemory()
 
 KEPT = 64
 """Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
+
+
+def unknown_power() -> PowerModel:
+    """Where nobody says what the machine draws. Raises UsageError."""
+    raise UsageError("nobody measures here what is drawn, as LLM and the commands do: leave out goal=energy and power")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class StrategyCache:
 
     What routers learn is handed to ``memory`` after each request. If owners are apart there, each has routers of its
     own; drafters, which go by tenants, are shared.
+
+    ``power`` says what the machine draws. It is asked once, when a strategy first needs it, and may take seconds.
     """
 
     def __init__(
@@ -63,12 +72,14 @@ class StrategyCache:
         in_use: Callable[[], Collection[str]] = tuple,
         kept: int = KEPT,
         memory: Memory = NO_MEMORY,
+        power: Callable[[], PowerModel] = unknown_power,
     ) -> None:
         self._resources = resources
         self._cost = cost
         self._in_use = in_use
         self._kept = kept
         self._memory = memory
+        self._power = lru_cache(maxsize=1)(power)
         self._read = lru_cache(maxsize=4 * kept)(parse)
         self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
 
@@ -109,8 +120,9 @@ class StrategyCache:
         closing = ExitStack()
         resources = replace(self._resources, closing=closing)
         wanted = drafters_of(spec, resources)
+        aim = self._aim(spec) if find(spec.name).routes else None
+        arms = () if aim is None else tuple([as_arm(each, aim.effort.size) for each in wanted])
         drafters = build_all(wanted, resources)
-        arms = tuple([as_arm(each, _effort(spec).size) for each in wanted]) if find(spec.name).routes else ()
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
@@ -136,13 +148,15 @@ class StrategyCache:
         return make_policy(name, nodes, self._cost)
 
     def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Policy:
-        goal = GOALS[str(spec.settings[GOAL])]
-        return RememberingRouter(self._memory, owner, self._cost, arms, goal=goal, effort=_effort(spec))
+        return RememberingRouter(self._memory, owner, self._cost, arms, self._aim(spec))
 
-
-def _effort(spec: StrategySpec) -> Effort:
-    """That of a strategy which chooses among drafters."""
-    return EFFORTS[str(spec.settings[EFFORT])]
+    def _aim(self, spec: StrategySpec) -> Aim:
+        """What a strategy that chooses among drafters tries for. Raises UsageError where its power isn't known."""
+        settings = spec.settings
+        goal, watts = GOALS[str(settings[GOAL])], settings[POWER]
+        assert isinstance(watts, float)
+        power = self._power() if watts or goal.in_joules else None
+        return Aim(goal=goal, effort=EFFORTS[str(settings[EFFORT])], power=power, most_watts=watts)
 
 
 class RunnerCache:

@@ -13,7 +13,7 @@ from parlay.router.policies import BY_NAME
 from parlay.strategies import accept_rules
 from parlay.types import Exactness
 
-K, POLICY, GOAL, EFFORT = "k", "policy", "goal", "effort"
+K, POLICY, GOAL, EFFORT, POWER = "k", "policy", "goal", "effort", "power"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,13 @@ class RoutingOptions(Options):
     goal: str = option(
         "throughput",
         "throughput: most tokens per second of all requests together; latency: fewest seconds per token, in the mean "
-        "over requests",
+        "over requests; energy: most tokens per joule",
         choices=tuple(GOALS),
+    )
+    power: float = option(
+        0.0,
+        "watts above which no step may draw because of drafts; it limits drafts, not the machine; 0: no limit",
+        low=0,
     )
     effort: str = option(
         "medium",

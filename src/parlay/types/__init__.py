@@ -12,6 +12,7 @@ from parlay.types.base import DraftKind, Exactness, FinishReason, LogitsProcesso
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Tree, Verdict
 from parlay.types.features import Features, Join, Prefix
 from parlay.types.params import SamplingParams, StructuredOutputsParams
+from parlay.types.power import PowerModel
 from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
@@ -74,6 +75,7 @@ __all__ = [
     "Output",
     "ParlayError",
     "Policy",
+    "PowerModel",
     "Prefix",
     "Request",
     "Routed",

@@ -57,13 +57,15 @@ class Stretch:
 class RouterRecord:
     """What a router did in one sample, by drafter, why (steps by the reason of what was chosen), and when (``life``).
 
-    ``kind`` is what the request was taken to ask for; empty where nothing told it.
+    ``kind`` is what the request was taken to ask for; empty where nothing told it. ``power`` says what the machine was
+    taken to draw and how that is known, where joules or watts counted.
     """
 
     drafters: tuple[Routed, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
     kind: str = ""
     life: tuple[Stretch, ...] = ()
+    power: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

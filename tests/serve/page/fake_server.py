@@ -45,6 +45,7 @@ ROUTED = {
         {"steps": 1, "tokens": 3, "expected": 2.5, "choices": {"copycat": 1}},
         {"steps": 1, "tokens": 2, "expected": 1.5, "choices": {"magpie": 1}},
     ],
+    "power": "",
 }
 TEXT = "The cat <b>sat</b> on the mat."
 THOUGHT = "A cat may sit."

@@ -76,12 +76,16 @@ class LifeStretch(TypedDict):
 
 
 class Routing(TypedDict):
-    """What was chosen for a sample, when, and why. ``kind`` is what the request was taken to ask for."""
+    """What was chosen for a sample, when, and why. ``kind`` is what the request was taken to ask for.
+
+    ``power`` is what the machine was taken to draw, where that counted.
+    """
 
     drafters: list[RoutedDrafter]
     reasons: dict[str, int]
     kind: str
     life: list[LifeStretch]
+    power: str
 
 
 class RequestMetrics(TypedDict):

@@ -1,0 +1,71 @@
+"""What decoding draws here: a meter's windows over forwards of few rows and of many, and the two numbers that fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from parlay.energy.meter import EnergyMeter, TooShort
+from parlay.types import ParlayError, PowerModel
+
+ROWS = (1, 32)
+"""Of the forwards that are measured: plain decoding, and a step with drafts."""
+_ROUNDS, _SECONDS = 2, 0.4
+"""Windows of each row count, taken in turns, and how long one lasts: several updates of a counter (20 to 100 ms)."""
+_MOST = 5  # times that a window is made longer, until its counters have moved
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Over the windows of one row count."""
+
+    joules: float = 0.0
+    seconds: float = 0.0
+    forwards: int = 0
+
+
+def measure_power(
+    meter: EnergyMeter, forward: Callable[[int], object], *, clock: Callable[[], float] = time.perf_counter
+) -> PowerModel:
+    """Run ``forward``, which takes a number of rows, for two seconds, and fit watts and joules per row.
+
+    The meter has counters. Raises ParlayError if these do not move, or show no power.
+    """
+    sums = [_Sum() for _ in ROWS]
+    for rows in ROWS:
+        forward(rows)  # the first one may build kernels
+    for _ in range(_ROUNDS):
+        for rows, measured in zip(ROWS, sums, strict=True):
+            _add_window(meter, partial(forward, rows), measured, clock)
+    watts, row_joules = _fit(sums)
+    if not watts > 0:
+        raise ParlayError(f"what decoding draws can't be measured: {meter.reason} showed {watts:.3g} W")
+    return PowerModel(watts, row_joules, f"measured: {meter.reason}")
+
+
+def _add_window(meter: EnergyMeter, forward: Callable[[], object], measured: _Sum, clock: Callable[[], float]) -> None:
+    window = meter.begin()
+    for attempt in range(1, _MOST + 1):
+        until = clock() + _SECONDS
+        while clock() < until:
+            forward()
+            measured.forwards += 1
+        try:
+            energy = meter.end(window)
+        except TooShort as error:
+            if attempt == _MOST:
+                raise ParlayError(f"what decoding draws can't be measured: {error}") from error
+        else:
+            measured.joules += energy.joules or 0.0
+            measured.seconds += energy.seconds
+            return
+
+
+def _fit(sums: Sequence[_Sum]) -> tuple[float, float]:
+    """Watts, and joules per row: the line through the powers at both rates of rows, with no slope below 0."""
+    few, many = [each.joules / each.seconds for each in sums]
+    rate, faster = [rows * each.forwards / each.seconds for rows, each in zip(ROWS, sums, strict=True)]
+    row_joules = max(0.0, (many - few) / (faster - rate)) if faster > rate else 0.0
+    return few - row_joules * rate, row_joules

@@ -1,0 +1,61 @@
+"""What decoding draws on this machine: measured where there are counters, else modelled where the device is known."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parlay.cost.devices import power as known_power
+from parlay.energy import EnergyMeter, choose_meter, measure_power
+from parlay.energy.decoding import ROWS
+from parlay.options import UsageError
+from parlay.types import Cost, OutOfRoom, ParlayError, PowerModel, Runner, Segment
+
+_SCRATCH = -1  # the sequence that is measured; the engine's names are not negative
+
+
+def power_of(runner: Runner, cost: Cost) -> PowerModel:
+    """Watts, and joules of a row, of a runner that nobody else uses meanwhile. Takes some two seconds if measured.
+
+    Raises UsageError where nothing tells, ParlayError where counters can't be used.
+    """
+    meter = choose_meter(runner.spec.device)
+    if meter.includes:
+        return _measured(runner, meter)
+    name = _name(runner.spec.device)
+    many = ROWS[-1]
+    row_seconds = (cost.forward(2 * many, 1) - cost.forward(many, 1)) / many
+    modelled = known_power(name, max(0.0, row_seconds))
+    if modelled is None:
+        raise UsageError(
+            f"what this machine draws is not known ({meter.reason}; nor are there figures of the device {name}): leave "
+            "out goal=energy and power, or make a counter readable, as docs/energy.md says"
+        )
+    return modelled
+
+
+def _measured(runner: Runner, meter: EnergyMeter) -> PowerModel:
+    runner.open(_SCRATCH, (0,))
+    try:
+        if not runner.reserve(_SCRATCH, max(ROWS)):
+            raise OutOfRoom(f"there is no room for {max(ROWS)} rows")
+        return measure_power(meter, partial(_forward, runner))
+    except OutOfRoom as error:
+        raise ParlayError(f"what decoding draws can't be measured: {error}; free memory and try again") from error
+    finally:
+        runner.release(_SCRATCH)
+
+
+def _forward(runner: Runner, rows: int) -> None:
+    tokens = tuple(row % runner.spec.vocab_size for row in range(rows))
+    out = runner.forward([Segment(_SCRATCH, tokens)])
+    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
+
+
+def _name(device: str) -> str:
+    """What the driver calls it."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return device
+    import torch  # here, because processors need none
+
+    return torch.cuda.get_device_name(int(number or 0))
