@@ -89,15 +89,16 @@ class Measurement:
                 self._results.add([Row(cell=each.cell, round=each.number, error=str(error))])
 
     def _find_capacity(self) -> Row:
-        """How long plain decoding takes alone, and how much it can serve: as the file says, or else as it is now.
+        """How much plain decoding can serve, and how long it takes alone: as the file says, or else as it is now.
 
         Its texts are needed in either case.
         """
-        alone = self._play(PLAIN, "alone", self._talks[:_LONE], at_once=1)
+        self._play(PLAIN, "warm", self._talks[-len(KINDS) :], at_once=2)
         answers = self._play(PLAIN, CAPACITY, self._talks, at_once=AT_ONCE)
         self._texts = {_key(answer): answer.text for answer in answers}
         cell = Cell(part=CAPACITY, model=self._model, strategy=PLAIN, workload="closed loop", concurrency=AT_ONCE)
         if not self._results.of(cell):
+            alone = self._play(PLAIN, "alone", self._talks[:_LONE], at_once=1)
             seconds = max(answer.ended for answer in answers)
             per_token = _median([answer.per_token for answer in alone if answer.per_token is not None])
             values = {RATE: len(self._talks) / seconds, ALONE: per_token}
