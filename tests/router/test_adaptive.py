@@ -10,7 +10,7 @@ import pytest
 
 from parlay import trees
 from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
-from parlay.types import NO_DRAFT, Draft, Policy, SamplingParams, Spent, Tree
+from parlay.types import NO_DRAFT, NOTHING_NEEDED, Draft, Policy, SamplingParams, Spent, Tree
 from tests.router.views import REQUEST, SequenceView
 
 Forward = Callable[[int], float]
@@ -426,14 +426,18 @@ def test_a_crowd_of_other_rows_ends_drafting_but_one_prompt_does_not() -> None:
 
 def test_no_budget_is_plain_decoding() -> None:
     view = SequenceView(0)
-    for policy in (Plain(), Adaptive(TableCost(memory_bound), 0), make_policy("fixed", 0, TableCost(free))):
+    for policy in (
+        Plain(),
+        Adaptive(TableCost(memory_bound), 0),
+        make_policy("fixed", 0, TableCost(free), NOTHING_NEEDED),
+    ):
         assert policy.plan([view]).nodes == [0]
         assert policy.trim([view], [NO_DRAFT]) == [NO_DRAFT]
 
 
 def test_policies_by_name() -> None:
-    assert make_policy("fixed", 5, TableCost(free)).plan([SequenceView(0)]).nodes == [5]
-    assert make_policy("adaptive", 5, TableCost(free)).plan([SequenceView(0)]).nodes == [4]
+    assert make_policy("fixed", 5, TableCost(free), NOTHING_NEEDED).plan([SequenceView(0)]).nodes == [5]
+    assert make_policy("adaptive", 5, TableCost(free), NOTHING_NEEDED).plan([SequenceView(0)]).nodes == [4]
 
 
 def simulate_with_probes(policy: Adaptive, rate: float, probes: int, tokens: int, seed: int = 0) -> Run:

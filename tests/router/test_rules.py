@@ -10,7 +10,7 @@ import pytest
 from parlay import trees
 from parlay.router.policies import BY_NAME, Confidence, Heuristic, Risk, make_policy
 from parlay.router.stopping import best_threshold
-from parlay.types import NO_DRAFT, Draft, Policy, Spent, Tree
+from parlay.types import NO_DRAFT, NOTHING_NEEDED, Draft, Policy, Spent, Tree
 from tests.router.views import SequenceView
 
 
@@ -43,7 +43,7 @@ def step(policy: Policy, view: SequenceView, right: bool) -> int:
 def test_every_name_that_a_strategy_may_ask_for_is_a_policy() -> None:
     view = SequenceView(0)
     for name in BY_NAME:
-        policy = make_policy(name, 0, Flat())
+        policy = make_policy(name, 0, Flat(), NOTHING_NEEDED)
         assert policy.plan([view]).nodes == [0]
         assert policy.trim([view], [NO_DRAFT]) == [NO_DRAFT]
         policy.learn([view], [NO_DRAFT], [0], Spent(0.0, 1.0, 1, 1))
@@ -80,7 +80,7 @@ def test_heuristic_counts_what_was_verified_not_what_was_planned() -> None:
 
 @pytest.mark.parametrize(("name", "second"), [("heuristic", 9), ("heuristic-transient", 5)])
 def test_the_heuristic_persists_over_requests_and_its_transient_form_does_not(name: str, second: int) -> None:
-    policy = make_policy(name, 5, Flat())
+    policy = make_policy(name, 5, Flat(), NOTHING_NEEDED)
     view = SequenceView(0)
     step(policy, view, True)
     step(policy, view, True)

@@ -6,9 +6,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from parlay.engine.tally import Tally
-from parlay.types import AcceptRule, Exactness, Layers, Metrics, Needs, Request, Strategy, TokenLogprobs
-
-NOTHING_NEEDED = Needs(outcomes=False)
+from parlay.types import (
+    NOTHING_NEEDED,
+    AcceptRule,
+    Exactness,
+    Layers,
+    Metrics,
+    Needs,
+    Request,
+    Strategy,
+    TokenLogprobs,
+)
 
 
 @dataclass(slots=True, eq=False)

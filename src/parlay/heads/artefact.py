@@ -76,6 +76,11 @@ class HeadArtefact:
     origin: Origin = field(default_factory=Origin)
     proof: Proof | None = None
 
+    @property
+    def expected(self) -> float:
+        """The share of first guesses that were right on held-out texts; 0: not known."""
+        return float(self.settings.get("expected", 0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:

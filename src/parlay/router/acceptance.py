@@ -178,11 +178,12 @@ class Record:
     of both decays. Between the two may stand the record of sequences of one kind (`of_kind`).
     """
 
-    def __init__(self, whole: Record | None = None) -> None:
+    def __init__(self, whole: Record | None = None, *, expected: float = UNSCORED) -> None:
+        """``expected``: the share that the record of all sequences starts from."""
         self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
         self._levels = _WEIGHT if whole is None else 0.0
-        self._right_levels = self._levels * UNSCORED
+        self._right_levels = self._levels * expected
         self._nodes = self._right = self._expected = 0.0
         self._usual, self._spread = 0.0, _SEQUENCES_DIFFER  # of log-odds beforehand: mean and variance
 

@@ -13,13 +13,14 @@ from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
 from parlay.router.prices import FREE, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
-from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
+from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which the drafter counts as known
 _TRIAL = 2  # nodes of a trial
 _LOOK = 16  # steps after which a sequence with credit looks at prices again
 _UP = 0.1  # how far the depth per node follows a draft
+_DRAFTER = 0  # its number among those of the strategy
 
 
 class Adaptive(Policy):
@@ -39,21 +40,27 @@ class Adaptive(Policy):
     *Never slower*: each sequence has a `Ledger`, which limits what its drafts may lose. A sequence's first draft has
     `_FIRST` nodes at most, and each accepted draft doubles that limit; once the drafter is known, there is none. While
     nothing is to be drafted, the policy is inactive until the next trial. But for trials, a drafter reads no prompt
-    that takes longer than its drafts can save in the answer.
+    that takes longer than its drafts can save in the answer. One that was right on held-out texts has credit from the
+    start.
+
+    A drafter that reads the target's states sees one step before it drafts after a pause, the step that reads the
+    prompt first of all: so the target never computes states again that went by in the pause.
 
     Scores are calibrated by score bucket over all sequences, then shifted in log-odds for each sequence, which needs
     few observations. Calibration by depth, as static trees use it, would ignore how confident a drafter is.
     """
 
-    def __init__(self, cost: Cost, max_budget: int) -> None:
+    def __init__(self, cost: Cost, max_budget: int, needs: Needs = NOTHING_NEEDED) -> None:
+        """``needs`` are those of the drafter."""
         self._cost = cost
         self._max_budget = max_budget
+        self._reads_states = bool(needs.taps)
         self._sizes = sizes(max_budget)
         self._calibration = ScoreCalibration()
-        self._record = Record()
+        self._record = Record(expected=needs.expected or UNSCORED)
         self._draft_seconds = DraftSeconds()
         self._reading = Reading()
-        self._prompts, self._gains = Account(PROMPTS), Gains()
+        self._prompts, self._gains = Account(PROMPTS), Gains(proved=needs.expected > 0)
         self._states: dict[int, _State] = {}
         self._prices: Prices | None = None
         self._depth_per_node = 1.0
@@ -70,7 +77,8 @@ class Adaptive(Policy):
         prices = self._current_prices(views, others)
         states = [self._state(view, prices) for view in views]
         nodes = [self._plan(state, prices) for state in states]
-        return Budgets(nodes, 0 if any(nodes) else _inactive(states))
+        watching = [(_DRAFTER,) if state.watches else () for state in states]
+        return Budgets(nodes, 0 if any(nodes) or any(watching) else _inactive(states), watching=watching)
 
     def _plan(self, state: _State, prices: Prices) -> int:
         ledger = state.ledger
@@ -79,8 +87,10 @@ class Adaptive(Policy):
         if size and ledger.is_unread and not self._pays_reading(state, prices, size):
             size = 0
         state.is_trial = not size and ledger.wait(1) <= 0
-        state.resumes = not state.budget
-        state.budget = min(size or (_TRIAL if state.is_trial else 0), state.limit)
+        size = min(size or (_TRIAL if state.is_trial else 0), state.limit)
+        state.resumes, saw = not state.budget, state.budget > 0 or state.watches
+        state.watches = self._reads_states and size > 0 and not saw
+        state.budget = 0 if state.watches else size
         return state.budget
 
     def _pays_reading(self, state: _State, prices: Prices, size: int) -> bool:
@@ -238,6 +248,8 @@ class _State:
     is_trial: bool = False
     resumes: bool = True
     """It did not draft in the step before: its drafter may have to catch up with the text."""
+    watches: bool = False
+    """Its drafter sees this step, so that it can draft in the next one."""
 
 
 def _inactive(states: Sequence[_State]) -> int:

@@ -34,19 +34,21 @@ class Account:
 
 
 class Gains:
-    """Seconds that the drafts of a strategy have gained lately, over all sequences: what the next ones may lose.
+    """What the drafts of a strategy have gained lately, over all sequences, in tokens of plain decoding: what the next
+    ones may lose.
 
-    So a drafter that pays is not given up where the first drafts of a text fail.
+    So a drafter that pays is not given up where the first drafts of a text fail. One that was right on held-out texts
+    (``proved``) need not gain anything first.
     """
 
-    __slots__ = ("seconds",)
+    __slots__ = ("tokens",)
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, *, proved: bool = False) -> None:
+        self.tokens = LENT if proved else 0.0
 
     def book(self, loss: float, token: float) -> None:
-        """Count a proposal's loss in seconds; a gain is below 0."""
-        self.seconds = min(max(0.0, self.seconds - loss), LENT * token)
+        """Count a proposal's loss in seconds, of which plain decoding takes ``token`` per token; a gain is below 0."""
+        self.tokens = min(max(0.0, self.tokens - loss / token), LENT)
 
 
 class Ledger:
@@ -95,7 +97,7 @@ class Ledger:
     @property
     def is_funded(self) -> bool:
         """Whether drafts that are expected to gain may be verified."""
-        return self.credit > 0 or self._gains.seconds > 0
+        return self.credit > 0 or self._gains.tokens > 0
 
     def earn(self) -> None:
         """Count what was decoded since the last call."""

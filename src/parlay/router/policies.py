@@ -8,7 +8,7 @@ from types import MappingProxyType
 from parlay.router.adaptive import Adaptive
 from parlay.router.heuristic import Heuristic
 from parlay.router.stopping import Confidence, Risk
-from parlay.types import Budgets, Cost, Draft, Policy, SequenceView, Spent
+from parlay.types import Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
 
 __all__ = ["BY_NAME", "Adaptive", "Confidence", "Fixed", "Heuristic", "Plain", "Risk", "make_policy"]
 
@@ -41,18 +41,18 @@ class Plain(Fixed):
         super().__init__(0)
 
 
-BY_NAME: Mapping[str, Callable[[int, Cost], Policy]] = MappingProxyType(
+BY_NAME: Mapping[str, Callable[[int, Cost, Needs], Policy]] = MappingProxyType(
     {
-        "adaptive": lambda budget, cost: Adaptive(cost, budget),
-        "fixed": lambda budget, cost: Fixed(budget),
-        "heuristic": lambda budget, cost: Heuristic(budget),
-        "heuristic-transient": lambda budget, cost: Heuristic(budget, transient=True),
-        "confidence": lambda budget, cost: Confidence(budget),
-        "risk": lambda budget, cost: Risk(budget),
+        "adaptive": lambda budget, cost, needs: Adaptive(cost, budget, needs),
+        "fixed": lambda budget, cost, needs: Fixed(budget),
+        "heuristic": lambda budget, cost, needs: Heuristic(budget),
+        "heuristic-transient": lambda budget, cost, needs: Heuristic(budget, transient=True),
+        "confidence": lambda budget, cost, needs: Confidence(budget),
+        "risk": lambda budget, cost, needs: Risk(budget),
     }
 )
 
 
-def make_policy(name: str, budget: int, cost: Cost) -> Policy:
-    """The policy that a strategy's ``policy`` and ``k`` ask for."""
-    return BY_NAME[name](budget, cost)
+def make_policy(name: str, budget: int, cost: Cost, needs: Needs) -> Policy:
+    """The policy that a strategy's ``policy`` and ``k`` ask for. ``needs`` are those of its drafter."""
+    return BY_NAME[name](budget, cost, needs)

@@ -145,7 +145,8 @@ class StrategyCache:
         name, nodes = settings[POLICY], settings[K]
         assert isinstance(name, str)
         assert isinstance(nodes, int)
-        return make_policy(name, nodes, self._cost)
+        (drafter,) = drafters
+        return make_policy(name, nodes, self._cost, drafter.needs)
 
     def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Policy:
         return RememberingRouter(self._memory, owner, self._cost, arms, self._aim(spec))

@@ -28,6 +28,7 @@ from parlay.types.results import (
 )
 from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
+    NOTHING_NEEDED,
     NOTHING_SPENT,
     AcceptRule,
     Budgets,
@@ -44,6 +45,7 @@ from parlay.types.tokenizer import Tokenizer
 
 __all__ = [
     "NOTHING_COMMITTED",
+    "NOTHING_NEEDED",
     "NOTHING_SPENT",
     "NO_DRAFT",
     "NO_SKIP",

@@ -56,6 +56,7 @@ def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
         choices=max((need.choices for need in needs), default=0),
         layers=any(need.layers for need in needs),
         outcomes=outcomes or any(need.outcomes for need in needs),
+        expected=max((need.expected for need in needs), default=0.0),
     )
 
 

@@ -52,7 +52,7 @@ class Kangaroo(Watched):
         head = opened(SOURCE, resources.find_head, options.head)
         held = head.artefact
         (self._exit,) = held.settings["taps"]
-        self.needs = Needs(taps=(self._exit,), layers=True)
+        self.needs = Needs(taps=(self._exit,), layers=True, expected=held.expected)
         self._runner = head.make_runner(*kangaroo_decoder(held.layer, held.tensors, head.embedding))
         self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
         super().__init__(SOURCE, held, self._rows)

@@ -63,7 +63,7 @@ class LayerHeadDrafter(Watched, ABC):
     def __init__(self, source: str, runner: Runner, held: HeadArtefact, guessing: Guessing, limits: TreeLimits) -> None:
         taps: list[int] = held.settings["taps"]
         self._source, self._runner, self._guessing, self._limits = source, runner, guessing, limits
-        self.needs = Needs(taps=tuple(taps))
+        self.needs = Needs(taps=tuple(taps), expected=held.expected)
         self._rows = TextRows(runner, taps, self._from_target)
         super().__init__(source, held, self._rows)
 

@@ -51,7 +51,7 @@ class _GuessingAhead(ABC):
         self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
         self._acceptance: list[list[float]] = held.settings["acceptance"]
         self._watch = AcceptanceWatch(source, held)
-        self.needs = Needs(choices=len(self._acceptance[0]))
+        self.needs = Needs(choices=len(self._acceptance[0]), expected=held.expected)
         self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """What a head knows of each sequence: the target's features of its tokens, and the rows that its own cache holds.
 
-Row p of a head reads the features of token p and the embedding of token p + 1. So all rows before the root's can run
-as soon as the features of all tokens before the root are there.
+The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can
+run as soon as the features of all tokens before the root are there. Tokens of an answer that went by while nobody drafted
+have no rows: the target would have to compute their features again.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Ahead:
 
 @dataclass(slots=True)
 class HeadSequence:
-    """One sequence. Its first ``ran`` rows are in the head's cache; ``waiting`` are the features of the tokens after.
+    """One sequence. Its first ``ran`` rows are in the head's cache; ``waiting`` are the features of the rows after.
 
     ``text`` are the tokens that these rows and features stand on. The root's row is never kept in the cache: the next
-    proposal runs it again, whether or not a token was committed in between.
+    proposal runs it again, whether or not a token was committed in between. ``gaps`` are the places, from one to before
+    the other, of tokens that have no rows.
     """
 
     name: int
@@ -45,11 +47,41 @@ class HeadSequence:
     """Each ``[K, F]``."""
     ahead: Ahead | None = None
     """Features that were seen before those of some tokens in front of them."""
+    gaps: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def known(self) -> int:
-        """Of how many tokens, from the first, the features were seen."""
-        return self.ran + sum(map(len, self.waiting))
+        """Of how many tokens, from the first, the features were seen or are not wanted."""
+        return self.place(self.ran + self.rows_waiting)
+
+    @property
+    def rows_waiting(self) -> int:
+        return sum(map(len, self.waiting))
+
+    def place(self, row: int) -> int:
+        """The place of the token whose features a row reads."""
+        for start, end in self.gaps:
+            row += end - start if row >= start else 0
+        return row
+
+    def rows_before(self, place: int) -> int:
+        """How many rows there are of the tokens before a place."""
+        return place - sum([min(end, place) - start for start, end in self.gaps if start < place])
+
+    def standing_on(self, rows: int) -> int:
+        """How many tokens, from the first, so many rows stand on."""
+        return self.place(rows - 1) + 2 if rows else 0
+
+    def read(self, tokens: Sequence[int], rows: int) -> tuple[int, ...]:
+        """The tokens whose embeddings the next so many rows read."""
+        if not self.gaps:
+            return tuple(tokens[self.ran + 1 : self.ran + 1 + rows])
+        return tuple([tokens[self.place(row) + 1] for row in range(self.ran, self.ran + rows)])
+
+    def cut(self, length: int) -> None:
+        """The text is the same up to here."""
+        self.text.cut(length)
+        self.gaps = [(start, end) for start, end in self.gaps if end <= length]
 
     def features(self) -> Tensor:
         """``[K, F]``: all that wait."""
@@ -104,12 +136,23 @@ class HeadSequences:
         self._held[view.sequence] = held
         agreed = min(held.text.agree(view.tokens), len(view.tokens) - 1)
         if agreed < len(held.text.tokens):
-            held.text.cut(agreed)
-            if held.ran >= agreed > 0 or held.ran > agreed:  # row p reads token p + 1
-                self._forget(held, max(agreed - 1, 0))
-            else:
-                held.waiting = [held.features()[: agreed - held.ran]] if held.waiting else []
+            sound = held.rows_before(max(agreed - 1, 0))  # the row of token p reads token p + 1
+            if held.ran > sound:
+                self._forget(held, sound)
+            elif held.waiting:
+                held.waiting = [held.features()[: held.rows_before(agreed) - held.ran]]
+            held.cut(agreed)
         return held
+
+    def leave_out(self, view: SequenceView) -> None:
+        """Give up the features of tokens of the answer that nobody saw, but for the latest before the root."""
+        held = self.aligned(view)
+        known, (_, seen) = held.known, self.lacking(view)
+        end = min(seen, len(view.tokens) - 2)
+        if view.prompt_length <= known < end:
+            held.gaps.append((known, end))
+            held.text.tokens += view.tokens[len(held.text.tokens) : end]
+            self._join(held, view)
 
     def lacks(self, view: SequenceView) -> bool:
         """Whether features of tokens before the root are missing."""
@@ -136,11 +179,11 @@ class HeadSequences:
     def keep(self, view: SequenceView, rows: int) -> None:
         """The last forward ran ``rows`` more rows: they stay in the cache, but for the root's."""
         held = self._held[view.sequence]
-        cached = min(self._runner.keep(held.name, ()), held.ran + rows, len(view.tokens) - 2)
-        left = self._runner.truncate(held.name, cached)
+        before_root = held.rows_before(len(view.tokens) - 2)
+        left = self._runner.truncate(held.name, min(self._runner.keep(held.name, ()), held.ran + rows, before_root))
         held.waiting = [held.features()[left - held.ran :]] if left >= held.ran else []
         held.ran = left
-        held.text.cut(max(held.known, left + 1))
+        held.cut(max(held.known, held.standing_on(left)))
 
     def release(self, sequence: int) -> None:
         """Unknown names are ignored."""
@@ -160,4 +203,4 @@ class HeadSequences:
         """Keep ``rows`` rows at most. The features of the others went with them, so these are lacking."""
         held.ran = self._runner.truncate(held.name, rows)
         held.waiting = []
-        held.text.cut(held.ran + 1 if held.ran else 0)
+        held.cut(held.standing_on(held.ran))

@@ -72,7 +72,7 @@ class StateHeadDrafter(Watched, ABC):
         """
         self._source, self._levels, self._children = held.method, levels, children
         taps: list[int] = held.settings["taps"]
-        self.needs = Needs(taps=tuple(taps))
+        self.needs = Needs(taps=tuple(taps), expected=held.expected)
         self._states = LatestStates(taps[0]) if states is None else states
         super().__init__(held.method, held, self._states)
         self._guessing = Guessing(draft_ids_D, vocab_size)

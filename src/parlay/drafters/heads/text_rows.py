@@ -71,8 +71,12 @@ class TextRows:
     def _catch_up(self, views: Sequence[SequenceView]) -> None:
         """Have the target compute features that are lacking.
 
-        A prefix hit leaves a gap before what was seen of the prompt, and steps that nobody watched leave one after it.
+        A prefix hit leaves a gap before what was seen of the prompt. Those of an answer are left out: a target computes
+        them in a tenth of the time that it took to write these tokens, which is more than they are worth.
         """
+        for view in views:
+            if self._sequences.lacks(view):
+                self._sequences.leave_out(view)
         while lacking := [view for view in views if self._sequences.lacks(view)]:
             views = self._closed(lacking)
 
@@ -90,14 +94,14 @@ class TextRows:
 
     def _waiting(self, view: SequenceView) -> Waiting:
         held = self._sequences.aligned(view)
-        while (waiting := len(view.tokens) - 1 - held.ran) > _FEW:
+        while (waiting := held.rows_waiting) > _FEW:
             self._feed(view, held, min(waiting - 1, _CHUNK))
-        pending = tuple(view.tokens[held.ran + 1 :])
+        pending = held.read(view.tokens, waiting)
         return Waiting(view, held.name, pending, held.features(), self._inputs)
 
     def _feed(self, view: SequenceView, held: HeadSequence, rows: int) -> None:
         """So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed."""
-        tokens = tuple(view.tokens[held.ran + 1 : held.ran + 1 + rows])
+        tokens = held.read(view.tokens, rows)
         inputs = Features(self._inputs(held.features()[:rows], tokens))
         self.runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
         self._sequences.keep(view, len(tokens))

@@ -29,7 +29,7 @@ class AcceptanceWatch:
     """
 
     def __init__(self, source: str, held: HeadArtefact) -> None:
-        self._source, self._expected = source, float(held.settings.get("expected", 0.0))
+        self._source, self._expected = source, held.expected
         self._layout = held.settings.get(LAYOUT)
         self._seen = self._right = 0
 
