@@ -34,8 +34,11 @@ _PROMPTS = [
 ]
 
 
-def drafts_of(model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+def drafts_of(
+    model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, temperatures: Sequence[float] = (0, 0, 0)
+) -> list[Draft]:
     """All drafts of three requests that decode together."""
+    params = [SamplingParams(temperature=each, max_tokens=12, seed=5) for each in temperatures]
     found: list[Draft] = []
     propose = Eagle3.propose
 
@@ -49,7 +52,7 @@ def drafts_of(model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch) -> li
         LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm,
     ):
         patched.setattr(Eagle3, "propose", recorded)
-        llm.generate(_PROMPTS, SamplingParams(temperature=0, max_tokens=12), strategy=strategy)
+        llm.generate(_PROMPTS, params, strategy=strategy)
     return found
 
 
@@ -63,13 +66,21 @@ def folder(head: HeadArtefact, tmp_path: Path) -> Path:
     "shape", ["width=3,depth=3,min_p=0.0", "width=1,depth=4", "width=4,depth=1", "width=5,depth=4"]
 )
 @pytest.mark.parametrize("budget", [1, 4, 30])
+@pytest.mark.parametrize("temperatures", [(0, 0, 0), (0.7, 0, 1.3)])
 def test_one_call_grows_the_trees_that_levels_do(
-    shape: str, budget: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    shape: str,
+    budget: int,
+    temperatures: tuple[float, ...],
+    *,
+    model: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Noise included, where a request samples."""
     strategy = f"eagle3:head={folder},policy=fixed,k={budget},{shape}"
-    at_once = drafts_of(model, strategy, monkeypatch)
+    at_once = drafts_of(model, strategy, monkeypatch, temperatures)
     monkeypatch.setattr(NativeRunner, "grows", False)
-    by_level = drafts_of(model, strategy, monkeypatch)
+    by_level = drafts_of(model, strategy, monkeypatch, temperatures)
     assert any(len(draft) > 1 for draft in at_once) or budget == 1
     assert [draft.tree for draft in at_once] == [draft.tree for draft in by_level]
     for one, other in zip(at_once, by_level, strict=True):

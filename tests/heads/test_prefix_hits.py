@@ -1,7 +1,8 @@
-"""A head behind a prefix hit: the target computes again what was skipped, and nothing of what a step has shown."""
+"""A head that did not see all of a text: what was skipped of the prompt is computed again, what was written is not."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,12 +24,9 @@ _SHARED = [place * 7 % VOCAB_SIZE for place in range(50)]
 _CHUNK = 32
 
 
-def test_only_skipped_tokens_are_computed_again(
-    model: Path, head: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second prompt begins as the first does, and is fed in chunks: those before the last draft nothing."""
-    artefact.save(tmp_path, head, "")
-    strategy = f"eagle3:head={tmp_path},policy=fixed,k=4"
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many tokens the target computes states again, each time."""
     asked: list[int] = []
     states = TargetLayers.states
 
@@ -40,6 +38,15 @@ def test_only_skipped_tokens_are_computed_again(
         return found
 
     monkeypatch.setattr(TargetLayers, "states", counted)
+    return asked
+
+
+def test_only_skipped_tokens_are_computed_again(
+    model: Path, head: HeadArtefact, tmp_path: Path, asked: list[int]
+) -> None:
+    """The second prompt begins as the first does, and is fed in chunks: those before the last draft nothing."""
+    artefact.save(tmp_path, head, "")
+    strategy = f"eagle3:head={tmp_path},policy=fixed,k=4"
     prompts = [_SHARED, [*_SHARED, *((place * 5 + 1) % VOCAB_SIZE for place in range(90))]]
     with LLM(
         str(model),
@@ -87,3 +94,37 @@ def test_a_head_that_lacks_two_stretches_drafts_at_once(
         llm.generate([TokensPrompt(prompt_token_ids=_SHARED)], params, strategy="none")
         llm.generate([TokensPrompt(prompt_token_ids=[*_SHARED, 3, 5, 7])], params, strategy=strategy)
     assert drafts == [2]
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_what_was_written_in_a_pause_is_left_out(
+    sees: bool, *, model: Path, head: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    """It drafts in every eighth step. If it does not see the step before that, one state is computed, never more."""
+    artefact.save(tmp_path, head, "")
+    plan, propose = Fixed.plan, Eagle3.propose
+    steps, drafts = itertools.count(), []
+
+    def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
+        step = next(steps) % 8
+        watching = [(0,)] * len(views) if sees and step == 6 else ()
+        return plan(self, views) if step == 7 else Budgets([0] * len(views), watching=watching)
+
+    def counted(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        found = propose(self, views, budgets)
+        if max(budgets) == 2:  # not as where a head is proved
+            drafts.extend(map(len, found))
+        return found
+
+    monkeypatch.setattr(Fixed, "plan", seldom)
+    monkeypatch.setattr(Eagle3, "propose", counted)
+    strategy = f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=40)
+        prompt = [TokensPrompt(prompt_token_ids=_SHARED)]
+        drafted = llm.generate(prompt, params, strategy=strategy)[0].outputs[0]
+        plain = llm.generate(prompt, params, strategy="none")[0].outputs[0]
+    assert drafted.token_ids == plain.token_ids
+    assert len(drafts) > 3
+    assert set(drafts) == {2}
+    assert asked == ([] if sees else [1] * len(drafts))

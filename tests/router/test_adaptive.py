@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from parlay import trees
+from parlay.router.ledger import LENT
 from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
-from parlay.types import NO_DRAFT, NOTHING_NEEDED, Draft, Policy, SamplingParams, Spent, Tree
+from parlay.types import NO_DRAFT, NOTHING_NEEDED, Budgets, Draft, Needs, Policy, SamplingParams, Spent, Tree
 from tests.router.views import REQUEST, SequenceView
 
 Forward = Callable[[int], float]
@@ -178,6 +179,46 @@ def test_what_earlier_answers_gained_carries_a_drafter_over_first_misses() -> No
     later = runs[20:]
     best = max(goodput(0.5, lambda rows: forward(rows) + 0.2, size) for size in range(1, 5))
     assert sum(run.tokens for run in later) / sum(run.seconds for run in later) > 1 + 0.7 * (best - 1)
+
+
+_HEAD = Needs(taps=(1, 2), expected=0.6)  # of a draft head with a card
+
+
+def test_a_head_that_was_right_on_held_out_texts_drafts_from_the_start() -> None:
+    """Right every other time, and a draft at a third of a forward: the very first answers are as quick as may be."""
+    head = Drafting(rate=0.5, score=0.5, step_seconds=0.3)
+    runs = []
+    for seed in range(40):
+        policy = Adaptive(TableCost(memory_bound), 16, _HEAD)
+        runs.append(simulate(policy, head, memory_bound, 64, seed=seed))
+    best = max(goodput(0.5, lambda rows: memory_bound(rows) + 0.3, size) for size in range(1, 5))
+    assert sum(run.tokens for run in runs) / sum(run.seconds for run in runs) > 1 + 0.7 * (best - 1)
+
+
+def test_a_head_that_is_wrong_here_loses_a_few_tokens_once() -> None:
+    """Whatever its card says."""
+    policy, wrong = Adaptive(TableCost(memory_bound), 16, _HEAD), Drafting(rate=0.0, score=0.5, step_seconds=0.3)
+    runs = [simulate(policy, wrong, memory_bound, 400, view=SequenceView(number)) for number in range(4)]
+    assert runs[0].seconds < 400 + 1.5 * LENT
+    assert sum(run.seconds for run in runs[1:]) < 1.02 * 1200
+
+
+def test_a_drafter_that_reads_states_sees_the_step_before_it_drafts() -> None:
+    """The step that reads the prompt is the first of these, and after a pause there is another."""
+    policy, view = Adaptive(TableCost(memory_bound), 4, _HEAD), SequenceView(0)
+    wrong = trees.chain([0, 0], "toy", [0.5, 0.5])
+    seen: list[tuple[int, bool]] = []
+    inactive = 0
+    for _ in range(60):
+        (nodes,), inactive, _, watching = policy.plan([view]) if not inactive else Budgets([0], inactive - 1)
+        seen.append((nodes, any(watching)))
+        draft = policy.trim([view], [wrong if nodes else NO_DRAFT])[0]
+        view.tokens.append(1)
+        policy.learn([view], [draft], [0], Spent(0.3 * bool(nodes), 1.0, 1 + len(draft), len(view.tokens)))
+    begins = [step for step in range(1, 60) if seen[step][0] and not seen[step - 1][0]]
+    assert len(begins) > 1
+    assert all(seen[step - 1] == (0, True) for step in begins)
+    assert seen[0] == (0, True)
 
 
 def test_a_prompt_is_not_read_for_an_answer_too_short_to_save_that_time() -> None:

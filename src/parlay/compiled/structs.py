@@ -76,7 +76,7 @@ class Growth(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("levels", "width", "most")),
         ("least", c_double),
-        *((name, c_void_p) for name in ("tokens", "budgets", "first", "features")),
+        *((name, c_void_p) for name in ("tokens", "budgets", "first", "features", "streams", "temperatures")),
         *((name, c_void_p) for name in ("drafted", "parents", "chances", "counts", "memory")),
     ]
 

@@ -81,6 +81,16 @@ class Grown(NamedTuple):
     chances: tuple[float, ...]
 
 
+class Wish(NamedTuple):
+    """The draft of one text: its ``nodes``, at most. Where the request samples, the ``temperature`` by which its own
+    noise is multiplied, and the noise's stream at the place of each level's tokens.
+    """
+
+    nodes: int
+    temperature: float = 0.0
+    streams: Sequence[int] = ()
+
+
 class Growth(NamedTuple):
     """How a draft head's trees grow (Li et al. 2024, EAGLE-2).
 

@@ -17,7 +17,7 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.eager import EagerForward
-from parlay.models.forward import Forward, Given, Grown, Growth, Result, Work
+from parlay.models.forward import Forward, Given, Grown, Growth, Result, Wish, Work
 from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.kernels import choose_dtype
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
@@ -133,18 +133,18 @@ class NativeRunner:
         """Whether `grow` can be called: the compiled decoder runs."""
         return isinstance(self._forward, CompiledForward)
 
-    def grow(self, texts: Sequence[Segment], growth: Growth, budgets: Sequence[int]) -> list[Grown]:
+    def grow(self, texts: Sequence[Segment], growth: Growth, wishes: Sequence[Wish]) -> list[Grown]:
         """Run the rows of a draft head's texts, then level by level a tree below each: its likeliest nodes.
 
         Each level reads what left the layer in the level above. Each text needs room for ``levels`` times ``width``
-        rows more, and gets a draft of as many nodes as ``budgets`` says.
+        rows more, and gets the draft that it wishes. Noise has less precision here than where a target samples.
         """
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
         places = [self._place(text, NO_SKIP) for text in texts]
         last = [end - 1 for end in accumulate(place.end for place in places)]
-        return self._forward.grow(Work(ids, places, last), growth, budgets)
+        return self._forward.grow(Work(ids, places, last), growth, wishes)
 
     def _run_again(self, again: Sequence[Segment], work: Work) -> Result:
         """Of these segments committed rows run, too, which are put back afterwards."""

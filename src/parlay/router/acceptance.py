@@ -18,6 +18,7 @@ _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  
 UNSCORED = 0.7  # score of a node whose drafter gives none
 _LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
+_PROVED_WEIGHT = 12.0  # of what all sequences show, in the record of one, if the drafter was right on held-out texts
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
 _SEQUENCES_DIFFER = 0.2  # that by which sequences differ from their kind
@@ -178,12 +179,15 @@ class Record:
     of both decays. Between the two may stand the record of sequences of one kind (`of_kind`).
     """
 
-    def __init__(self, whole: Record | None = None, *, expected: float = UNSCORED) -> None:
-        """``expected``: the share that the record of all sequences starts from."""
+    def __init__(self, whole: Record | None = None, *, expected: float = 0.0) -> None:
+        """``expected``: the share by which the record of all sequences starts, if held-out texts showed one. Sequences
+        differ less from it than from a guess.
+        """
         self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
         self._levels = _WEIGHT if whole is None else 0.0
-        self._right_levels = self._levels * expected
+        self._right_levels = self._levels * (expected or UNSCORED)
+        self._weight: float = whole._weight if whole is not None else _PROVED_WEIGHT if expected else _WEIGHT
         self._nodes = self._right = self._expected = 0.0
         self._usual, self._spread = 0.0, _SEQUENCES_DIFFER  # of log-odds beforehand: mean and variance
 
@@ -221,7 +225,7 @@ class Record:
         """The share of reached levels at which a node was accepted."""
         if self._whole is None:
             return self._right_levels / self._levels
-        return (self._right_levels + _WEIGHT * self._whole.share) / (self._levels + _WEIGHT)
+        return (self._right_levels + self._weight * self._whole.share) / (self._levels + self._weight)
 
     @property
     def odds(self) -> float:

@@ -57,7 +57,7 @@ class Adaptive(Policy):
         self._reads_states = bool(needs.taps)
         self._sizes = sizes(max_budget)
         self._calibration = ScoreCalibration()
-        self._record = Record(expected=needs.expected or UNSCORED)
+        self._record = Record(expected=needs.expected)
         self._draft_seconds = DraftSeconds()
         self._reading = Reading()
         self._prompts, self._gains = Account(PROMPTS), Gains(proved=needs.expected > 0)

@@ -87,6 +87,8 @@ typedef struct {
     const int64_t *budgets;      /* [segments]: nodes of each draft, `most` at most, and that MOST_DRAFT at most */
     const Linear *first;         /* makes the inputs of the first rows, or null: the batch has them */
     const float *features;       /* [rows][in] that this product reads */
+    const uint64_t *streams;     /* [segments][levels]: of the noise at the places of each level's tokens, see noise.h */
+    const float *temperatures;   /* [segments]: the noise is multiplied by it; 0: a request that does not sample */
     int64_t *drafted;            /* [segments][most]: tokens */
     int64_t *parents;            /* [segments][most]: places in the draft, -1 for the root */
     double *chances;             /* [segments][most]: of a token below its parent */

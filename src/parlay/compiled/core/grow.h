@@ -9,6 +9,7 @@
 #define PARLAY_GROW_H
 
 #include "forward.h"
+#include "noise.h"
 
 #define LOOKED_AT (8 * LANES) /* numbers that are compared with the best ones together */
 
@@ -161,15 +162,25 @@ static void join(const Levels *levels, Grown *tree, Segment before, const int32_
     next->batch.rows = next->batch.wanted = row + newest;
 }
 
+/* Where the request of a segment samples, its own noise: so guesses are what its sampler would choose. */
+static void add_noise(const Growth *growth, int64_t segment, int64_t level, float *logits, int64_t vocab)
+{
+    if (growth->temperatures[segment] > 0)
+        add_quick_noise(logits, growth->tokens, vocab, growth->streams[segment * growth->levels + level],
+                        growth->temperatures[segment]);
+}
+
 static void offer_all(const Levels *levels, const Level *latest)
 {
     int64_t vocab = levels->model->vocab;
     for (int64_t s = 0; s < latest->batch.segments; s++) {
         Grown *tree = latest->growing[s];
         tree->latest = tree->offered;
-        for (int64_t i = 0; i < (tree->newest ? tree->newest : 1); i++)
-            offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1,
-                  levels->logits + (tree->logits + i) * vocab, vocab);
+        for (int64_t i = 0; i < (tree->newest ? tree->newest : 1); i++) {
+            float *logits = levels->logits + (tree->logits + i) * vocab;
+            add_noise(levels->growth, tree - levels->trees, latest - levels->level, logits, vocab);
+            offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1, logits, vocab);
+        }
     }
 }
 

@@ -50,6 +50,37 @@ static inline float most_gumbel(uint64_t bits)
 /* Scores that are nearer than this may change places where logarithms round otherwise. */
 static inline double margin(double score) { return 1e-12 + 1e-15 * fabs(score); }
 
+/* log(x) for x above 0 in normal range, to some units in the last place: m 2^e with m around 1, and the series of
+ * 2 artanh((m - 1) / (m + 1)). */
+static inline float quick_log(float x)
+{
+    int32_t whole, exponent;
+    float m;
+    memcpy(&whole, &x, 4);
+    exponent = (whole - 0x3f3504f3) >> 23; /* the bits of sqrt(1/2) */
+    whole -= exponent * (1 << 23);
+    memcpy(&m, &whole, 4);
+    float s = (m - 1) / (m + 1), q = s * s;
+    return (float)exponent * 0.6931472f + 2 * s * (1 + q * (1.f / 3 + q * (1.f / 5 + q * (1.f / 7 + q * (1.f / 9)))));
+}
+
+/* The noise of these bits in float32. Near u = 1, where most that matters is, -log(u) comes from 1 - u. */
+static inline float quick_gumbel(uint64_t bits)
+{
+    uint64_t rising = (bits ^ (uint64_t)1 << 63) >> 1;
+    float u = ((float)(int64_t)rising + 0x1p10f) * 0x1p-63f, rest = ((float)(int64_t)(~rising & INT64_MAX) + 0x1p10f) * 0x1p-63f;
+    float s = rest / (2 - rest), q = s * s;
+    float near = 2 * s * (1 + q * (1.f / 3 + q * (1.f / 5 + q * (1.f / 7 + q * (1.f / 9 + q * (1.f / 11))))));
+    return -quick_log(rest < 0.5f ? near : -quick_log(u));
+}
+
+/* Adds noise times `temperature` to numbers of these tokens, for guesses: what it rounds to differs between machines. */
+static void add_quick_noise(float *numbers, const int64_t *tokens, int64_t count, uint64_t state, float temperature)
+{
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] += temperature * quick_gumbel(noise_bits(state, (uint64_t)tokens[i]));
+}
+
 /* Sorts what is held, the largest score first and equal ones by id, and lets go of what is certainly not among the best. */
 static void keep_best(Best *best)
 {

@@ -32,4 +32,4 @@ class BlockDrafter(MarginalsDrafter):
 
         masked_MH = inputs(held.tensors["mask_hidden"], ()).expand(config.length - 1, -1)
         states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id)
-        super().__init__(held, states, resources.vocab_size, config.length, width=options.width, min_p=options.min_p)
+        super().__init__(held, states, config.length, width=options.width, min_p=options.min_p)

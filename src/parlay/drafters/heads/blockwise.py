@@ -45,7 +45,7 @@ class Blockwise(StateHeadDrafter):
             self._rescoring = _Neural(heads.rescorer, embedding_VH)
         if options.rescore == "ngram":
             self._rescoring = _Counted(Ngrams(held.tensors, resources.vocab_size), self._ids_D)
-        super().__init__(held, self._ids_D, resources.vocab_size, len(heads.heads), options.width)
+        super().__init__(held, self._ids_D, len(heads.heads), options.width)
 
     def _tree(self, budget: int) -> DynamicTree:
         return DynamicTree(self._options.width, self._options.min_p, budget)

@@ -18,7 +18,8 @@ from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
 from parlay.models.compiled.product import Product
-from parlay.models.forward import Growth
+from parlay.models.forward import Growth, Wish
+from parlay.sampling import noise
 from parlay.types import NO_TREE, Draft, Segment, Tree
 
 
@@ -33,7 +34,7 @@ class Eagle3(LayerHeadDrafter):
         held = head.artefact
         runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding, normed=normed(held)))
         self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
-        guessing = Guessing(self._ids_D, resources.vocab_size)
+        guessing = Guessing(self._ids_D)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
         super().__init__(SOURCE, runner, held, guessing, limits)
         self._options, self._dtype = options, head.dtype
@@ -51,8 +52,8 @@ class Eagle3(LayerHeadDrafter):
         return DynamicTree(self._options.width, self._options.min_p, budget)
 
     def _grow(self, jobs: list[Job]) -> None:
-        """All trees in one call, where nobody samples, no norm comes between, and the compiled decoder runs."""
-        if not self._at_once or any(not job.text.view.request.params.greedy for job in jobs):
+        """All trees in one call, where no norm comes between and the compiled decoder runs."""
+        if not self._at_once:
             super()._grow(jobs)
             return
         options = self._options
@@ -60,7 +61,16 @@ class Eagle3(LayerHeadDrafter):
         features_NF = (torch.cat(features) if len(features) > 1 else features[0]).float().contiguous()
         growth = Growth(options.depth, options.width, options.min_p, self._ids_D, self._fuse.linear, features_NF)
         texts = [Segment(job.text.name, job.text.pending, NO_TREE, len(job.text.pending) - 1) for job in jobs]
-        for job, grown in zip(jobs, self._head.grow(texts, growth, [job.budget for job in jobs]), strict=True):
+        wishes = [_wish(job, options.depth) for job in jobs]
+        for job, grown in zip(jobs, self._head.grow(texts, growth, wishes), strict=True):
             if grown.tokens:
                 sources = (SOURCE,) * len(grown.tokens)
                 job.draft = Draft(Tree(grown.tokens, grown.parents), sources=sources, scores=grown.chances)
+
+
+def _wish(job: Job, levels: int) -> Wish:
+    """The job's draft, with the noise of a request that samples."""
+    view = job.text.view
+    temperature, place = view.request.params.temperature, len(view.tokens)
+    streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()
+    return Wish(job.budget, temperature, streams)

@@ -32,7 +32,7 @@ class Hydra(StaticTreeDrafter):
         self._heads = heads.float().requires_grad_(False).heads
         self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
         states = None if heads.prefix is None else _prefix_states(head)
-        super().__init__(held, heads.draft_ids, resources.vocab_size, states)
+        super().__init__(held, heads.draft_ids, states)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         paths = [[job.view.tokens[-1], *job.tree.path_tokens(node)] for job in jobs for node in job.tree.newest]

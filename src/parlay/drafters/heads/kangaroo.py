@@ -56,7 +56,7 @@ class Kangaroo(Watched):
         self._runner = head.make_runner(*kangaroo_decoder(held.layer, held.tensors, head.embedding))
         self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
         super().__init__(SOURCE, held, self._rows)
-        self._guessing = Guessing(draft_ids(held.tensors["d2t"]), resources.vocab_size)
+        self._guessing = Guessing(draft_ids(held.tensors["d2t"]))
         self._options = options
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:

@@ -28,7 +28,7 @@ class Medusa(StaticTreeDrafter):
         self._heads = MedusaHeads(SeveralHeadsConfig.of(held))
         self._heads.load_state_dict(dict(held.tensors))
         self._heads.float().requires_grad_(False)
-        super().__init__(held, self._heads.draft_ids, resources.vocab_size)
+        super().__init__(held, self._heads.draft_ids)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         """The nodes of a level have the same children, so one product for each sequence is enough."""

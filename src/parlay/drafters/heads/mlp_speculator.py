@@ -26,7 +26,7 @@ class MlpSpeculatorDrafter(StaticTreeDrafter):
         self._speculator = MlpSpeculator.of(held)
         self._speculator.load_state_dict(dict(held.tensors))
         self._speculator.float().requires_grad_(False)
-        super().__init__(held, self._speculator.draft_ids, resources.vocab_size)
+        super().__init__(held, self._speculator.draft_ids)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         above_NH = carried_of_rows(jobs)

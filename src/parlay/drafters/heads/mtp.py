@@ -28,9 +28,7 @@ class ParallelMtp(MarginalsDrafter):
     def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
         held = head.artefact
         levels = min(options.depth, held.settings["heads"])
-        super().__init__(
-            held, parallel_states(head), held.layer.vocab_size, levels, width=options.width, min_p=options.min_p
-        )
+        super().__init__(held, parallel_states(head), levels, width=options.width, min_p=options.min_p)
 
 
 def parallel_states(head: OpenHead) -> SideBySide:

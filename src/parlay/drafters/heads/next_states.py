@@ -37,7 +37,7 @@ class _NextStates(LayerHeadDrafter):
         held = head.artefact
         module.load_state_dict({name: each for name, each in held.tensors.items() if name != "lm_head.weight"})
         runner = head.make_runner(*decoder(held.layer, held.tensors, head.embedding))
-        guessing = Guessing(module.draft_ids, held.layer.vocab_size)
+        guessing = Guessing(module.draft_ids)
         super().__init__(source, runner, held, guessing, growth)
         self._fuse, self._dtype = module.float().requires_grad_(False).fuse, head.dtype
         self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)

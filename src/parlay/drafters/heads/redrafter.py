@@ -33,7 +33,7 @@ class ReDrafter(StateHeadDrafter):
         self._head.float().requires_grad_(False)
         self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
         self._none_H = torch.zeros(held.layer.hidden_size)
-        super().__init__(held, self._head.draft_ids, resources.vocab_size, options.depth, options.width)
+        super().__init__(held, self._head.draft_ids, options.depth, options.width)
 
     def _tree(self, budget: int) -> BeamTree:
         return BeamTree(self._width)

@@ -1,8 +1,8 @@
 """What a head knows of each sequence: the target's features of its tokens, and the rows that its own cache holds.
 
 The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can
-run as soon as the features of all tokens before the root are there. Tokens of an answer that went by while nobody drafted
-have no rows: the target would have to compute their features again.
+run as soon as the features of all tokens before the root are there. Tokens of an answer that went by while nobody
+drafted have no rows: the target would have to compute their features again.
 """
 
 from __future__ import annotations

@@ -59,13 +59,12 @@ class StateHeadDrafter(Watched, ABC):
         self,
         held: HeadArtefact,
         draft_ids_D: Tensor,
-        vocab_size: int,
         levels: int,
         children: int,
         *,
         states: States | None = None,
     ) -> None:
-        """``draft_ids_D`` are the tokens that the heads can propose, of the target's ``vocab_size``.
+        """``draft_ids_D`` are the tokens that the heads can propose.
 
         Trees have at most so many ``levels``, and a node so many ``children``. Without ``states`` the heads read the
         one layer that the artefact names.
@@ -75,7 +74,7 @@ class StateHeadDrafter(Watched, ABC):
         self.needs = Needs(taps=tuple(taps), expected=held.expected)
         self._states = LatestStates(taps[0]) if states is None else states
         super().__init__(held.method, held, self._states)
-        self._guessing = Guessing(draft_ids_D, vocab_size)
+        self._guessing = Guessing(draft_ids_D)
 
     @abstractmethod
     def _tree(self, budget: int) -> LevelTree:
@@ -125,9 +124,9 @@ class StaticTreeDrafter(StateHeadDrafter):
     A tree of n nodes holds the n paths with the highest products.
     """
 
-    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, vocab_size: int, states: States | None = None) -> None:
+    def __init__(self, held: HeadArtefact, draft_ids_D: Tensor, states: States | None = None) -> None:
         acceptance: list[list[float]] = held.settings["acceptance"]
-        super().__init__(held, draft_ids_D, vocab_size, len(acceptance), len(acceptance[0]), states=states)
+        super().__init__(held, draft_ids_D, len(acceptance), len(acceptance[0]), states=states)
 
         @lru_cache(maxsize=256)
         def shape(budget: int) -> StaticTree:
@@ -146,10 +145,8 @@ class MarginalsDrafter(StateHeadDrafter):
     likeliest nodes, each of which gets so many children; no path's chance falls below ``min_p``.
     """
 
-    def __init__(
-        self, held: HeadArtefact, states: States, vocab_size: int, levels: int, *, width: int, min_p: float
-    ) -> None:
-        super().__init__(held, draft_ids(held.tensors["d2t"]), vocab_size, levels, width, states=states)
+    def __init__(self, held: HeadArtefact, states: States, levels: int, *, width: int, min_p: float) -> None:
+        super().__init__(held, draft_ids(held.tensors["d2t"]), levels, width, states=states)
         self._width, self._min_p = width, min_p
 
     def _tree(self, budget: int) -> DynamicTree:

@@ -11,11 +11,11 @@ from torch import Tensor
 from parlay import threads
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.growing import Drafts, Room
+from parlay.models.compiled.growing import Asked, Drafts, Room
 from parlay.models.compiled.layout import Layout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Work, with_features
+from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Wish, Work, with_features
 from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import inverse_frequencies
 from parlay.types import Exactness, Skip
@@ -92,17 +92,19 @@ class CompiledForward:
         del pointed  # the call read it
         return Result(logits, taps)
 
-    def grow(self, work: Work, growth: Growth, budgets: Sequence[int]) -> list[Grown]:
+    def grow(self, work: Work, growth: Growth, wishes: Sequence[Wish]) -> list[Grown]:
         """A draft below the last row of each of the work's segments; see `NativeRunner.grow`."""
-        rows, segments, most = len(work.ids), len(work.places), max(budgets)
+        rows, segments, most = len(work.ids), len(work.places), max([wish.nodes for wish in wishes])
         laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
-        wanted, asked = (ctypes.c_int32 * segments)(*work.wanted), (ctypes.c_int64 * segments)(*budgets)
+        wanted = (ctypes.c_int32 * segments)(*work.wanted)
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
         batch = structs.Batch(rows, segments, segments, threads.count())
         batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
         grown, (levels, width, least, tokens_D, first, features_NF) = Drafts.of(segments, most), growth
-        call = structs.Growth(levels, width, most, least, tokens_D.data_ptr(), ctypes.addressof(asked))
+        call = structs.Growth(levels, width, most, least, tokens_D.data_ptr())
         call.first, call.features = ctypes.addressof(first), features_NF.data_ptr()
+        asked = Asked.of(wishes, levels)
+        asked.told(call)
         grown.written_by(call)
         pointers = ctypes.byref(self._model), ctypes.byref(batch), ctypes.byref(call)
         call.memory = self._growing.at_least(self._core.growth_bytes(*pointers))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from parlay.compiled import structs
-from parlay.models.forward import Grown
+from parlay.models.forward import Grown, Wish
 
 _LINE = 64
 
@@ -29,6 +30,32 @@ class Room:
             start = self._bytes.data_ptr()
             self._start = start + -start % _LINE
         return self._start
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the texts of a call wish, as the library reads it."""
+
+    nodes: ctypes.Array[ctypes.c_int64]
+    temperatures: ctypes.Array[ctypes.c_float]
+    streams: ctypes.Array[ctypes.c_uint64]
+
+    @staticmethod
+    def of(wishes: Sequence[Wish], levels: int) -> Asked:
+        """Of drafts with at most so many levels."""
+        texts = len(wishes)
+        streams = (ctypes.c_uint64 * (texts * levels))()
+        for text, wish in enumerate(wishes):
+            streams[text * levels : text * levels + len(wish.streams)] = list(wish.streams)
+        nodes, temperatures = (ctypes.c_int64 * texts), (ctypes.c_float * texts)
+        return Asked(
+            nodes(*[wish.nodes for wish in wishes]), temperatures(*[wish.temperature for wish in wishes]), streams
+        )
+
+    def told(self, call: structs.Growth) -> None:
+        """Have the call read it."""
+        call.budgets, call.streams = ctypes.addressof(self.nodes), ctypes.addressof(self.streams)
+        call.temperatures = ctypes.addressof(self.temperatures)
 
 
 @dataclass(frozen=True, slots=True)
