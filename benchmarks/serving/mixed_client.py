@@ -53,8 +53,13 @@ async def play(
         async with gate:
             return [answer async for answer in desk.answers(talk)]
 
-    tasks = [held(talk, start) for talk, start in zip(talks, starts or [0.0] * len(talks), strict=True)]
-    return [answer for answers in await asyncio.gather(*tasks) for answer in answers]
+    each = zip(talks, starts or [0.0] * len(talks), strict=True)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(held(talk, start)) for talk, start in each]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [answer for task in tasks for answer in task.result()]
 
 
 @dataclass(frozen=True, slots=True)
