@@ -259,6 +259,7 @@ def test_the_catalogue_loads_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
+@cache
 def spoken(path: Path) -> set[str]:
     """String constants of a module that look like strategies, without their parameters; docstrings say more."""
     constants = (node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant))

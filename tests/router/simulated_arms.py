@@ -40,7 +40,7 @@ class TableCost:
         """Learns nothing."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SimulatedArm:
     """A drafter by its behaviour. Seconds are of one-row forwards."""
 

@@ -70,7 +70,7 @@ def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Pat
     target = Target.named(str(model))
     texts = FeatureStore(work, target.stored_layers()).load()
     (tmp_path / "work").mkdir()
-    for updates in (20, 60):  # the second run goes on where the first one stopped
+    for updates in (10, 30):  # the second run goes on where the first one stopped
         asked = options(method, model, tmp_path / "work", tmp_path / "head", updates, draft_vocab=48, **form)
         again = fit(method, asked, target, texts)
         assert f": step {updates} " in again
