@@ -22,12 +22,16 @@ plain decoding's own tokens for the same seed, so its distribution too: the othe
 
 BRIEF = {
     "native float32": CHECKS.keys() - {"references", "failures", "endings", "constrained"},
-    "native bfloat16": frozenset({"greedy", "mixed"}),
-    "toy recurrent": frozenset({"greedy", "mixed", "endings", "forks", "preemption"}),
+    "native bfloat16": frozenset({"mixed"}),
+    "toy recurrent": frozenset({"greedy", "mixed", "forks", "preemption"}),
 }
 """What these stages are here for: the rest hangs on no decoder, no dtype, and not on how state is cut back. The long
-form runs everything everywhere. Texts sampled alone in bfloat16 are compared on the built-in model."""
-FURTHER = {"toy": CHECKS.keys(), "native float32": frozenset({"greedy", "mixed", "preemption"})}
+form runs everything everywhere. Texts written alone in bfloat16 are compared on the built-in model, and endings on
+recurrent models by the adapter's tests."""
+FURTHER = {
+    "toy": CHECKS.keys() - {"endings", "failures", "interruptions", "continuing"},
+    "native float32": frozenset({"greedy", "mixed"}),
+}
 """Further toys of an entry differ from its first in how trees are drawn or grown, which these cases show."""
 
 
