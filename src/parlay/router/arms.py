@@ -130,10 +130,8 @@ class ArmState:
             self.seconds, own, self._slow = DraftSeconds(self.seconds.revision), seconds / slowdown, 0
         self.seconds.learn(nodes, own, forward)
 
-    def learn_shape(self, draft: Draft) -> None:
-        """How deep drafts of so many nodes are."""
-        nodes = len(draft) - draft.probes
-        depth = nodes if trees.is_chain(draft.tree) else max(trees.depths(draft.tree)[:nodes])
+    def learn_shape(self, nodes: int, depth: int) -> None:
+        """A draft of so many nodes was so deep."""
         self.depth_per_node += _UP * (depth / nodes - self.depth_per_node)
 
 
@@ -215,11 +213,11 @@ class ArmInSequence:
         nodes = len(draft) - draft.probes
         if not nodes or not tested:
             return
-        chained = trees.is_chain(draft.tree)
+        chained = isinstance(tested, range)
         last = len(tested) > len(path) and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         self.record.learn(len(path), last, len(tested), expected)
         self.tested += len(path) + last
-        self.whole.learn_shape(draft)
+        self.whole.learn_shape(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
         if path:
             self.limit = min(2 * self.limit, self.whole.arm.most)
 
@@ -242,7 +240,7 @@ def restored(state: ArmState, kept: KeptArm | None) -> ArmState:
 
 
 def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
-    """The draft, its nodes on the path that was committed, and the nodes that this path tests.
+    """The draft, its nodes on the path that was committed, and the nodes that this path tests: ranges for a chain.
 
     Whether the draft was verified does not matter. What lies deeper than the committed tokens is not tested.
     """

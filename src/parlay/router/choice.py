@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from parlay import trees
 from parlay.router.acceptance import expected_accepted
 from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import ArmInSequence
@@ -137,7 +136,7 @@ NOTHING = Choice()
 def offered(arm: ArmInSequence, draft: Draft, floor: float, goal: Goal) -> Offer:
     """The draft with the path probability of each node; nodes below ``floor`` are left out."""
     nodes, path_probs = arm.whole.calibration.candidates(draft, arm.record.odds, floor, 0)
-    chained = trees.is_chain(draft.tree)
+    chained = isinstance(nodes, range)
     if len(nodes) > arm.limit:
         likely = dict(zip(nodes, path_probs, strict=True))
         nodes = nodes[: arm.limit] if chained else best_of((nodes, path_probs), arm.limit)

@@ -14,7 +14,7 @@ from parlay.router.goals import Goal
 from parlay.router.ledger import Account, Ledger
 from parlay.router.life import Life
 from parlay.router.ranking import best_of, cut_to
-from parlay.types import NO_DRAFT, Draft, SequenceView
+from parlay.types import Draft, SequenceView
 
 _UNBOUNDED = 1 << 20  # tokens of an answer without a limit
 TRIAL = 2  # nodes of a trial
@@ -159,8 +159,6 @@ class InSequence:
 
     def learn_gains(self) -> None:
         """What the proposal of each replayable arm is worth beyond those of the arms asked before it, and of others."""
-        if not self.asked_for:
-            return
         worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
         known = 0.0
         for number, worth in worths.items():
@@ -181,10 +179,8 @@ class InSequence:
             return self.choice.offer
         return max([best_cut(offer, prices, rate) for offer in self.offers], key=_worth, default=NOTHING).offer
 
-    def verified(self, offer: Offer | None, nodes: Sequence[int]) -> Draft:
+    def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
         """The offer with these nodes only; a trial has some whatever they cost."""
-        if offer is None:
-            return NO_DRAFT
         if self.is_trial and len(nodes) < TRIAL:
             nodes = best_of((offer.nodes, offer.path_probs), TRIAL)
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
@@ -198,8 +194,7 @@ class InSequence:
     def book(self, nodes: int, right: int, prices: StepPrices) -> None:
         """Book what the verified draft cost and gained, or what one of a replayable arm would have gained."""
         token = prices.token
-        if self.explored.debt:
-            self.explored.earn(len(self.committed) * token)
+        self.explored.earn(len(self.committed) * token)
         self._live(nodes)
         if nodes and self.verifying is not None:
             counts = self.verifying.counts
@@ -224,11 +219,13 @@ class InSequence:
 
     def catch_up(self, view: SequenceView) -> None:
         """Count the steps since the last one that was learned from: the router was inactive in them."""
-        known = self.length + len(self.committed) if self.steps else len(view.tokens)
-        for _ in range(len(view.tokens) - known):
+        length = len(view.tokens)
+        known = self.length + len(self.committed) if self.steps else length
+        while known < length:
+            known += 1
             self.reasons[PAUSED] += 1
             self.life.step(PAUSED)
-        self.length, self.committed = len(view.tokens), ()
+        self.length, self.committed = length, ()
 
     def missed(self, prices: StepPrices) -> float:
         """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""

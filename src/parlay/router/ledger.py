@@ -26,7 +26,8 @@ class Account:
 
     def earn(self, seconds: float) -> None:
         """Count seconds of decoding."""
-        self.debt = max(0.0, self.debt - self.share * seconds)
+        if self.debt:
+            self.debt = max(0.0, self.debt - self.share * seconds)
 
     def tokens_left(self, seconds: float) -> int:
         """Tokens to decode, each of so many seconds, until the debt is paid off; without a share it never is."""

@@ -15,7 +15,7 @@ from parlay.router.in_sequence import TRIAL, InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.memory import NOTHING_KEPT, KeptArm
 from parlay.router.ranking import NO_CANDIDATES, best, best_count
-from parlay.types import Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
+from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
 
 _LOOK = 16  # steps after which prices are looked at again
 _MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
@@ -115,7 +115,8 @@ class Router(Policy):
         wanted = self._best(states)
         numbers, nodes = [0] * len(states), [0] * len(states)
         for place, (state, each) in enumerate(zip(states, wanted, strict=True)):
-            state.learn_gains()
+            if state.asked_for:
+                state.learn_gains()
             done = state.decide(each, self._prices, self._rate)
             if done.arm is not None and done.offer is None:
                 numbers[place], nodes[place] = done.arm.whole.number, done.nodes
@@ -160,7 +161,10 @@ class Router(Policy):
         room = prices.room - (rows - prices.rows) - TRIAL * sum([state.is_trial for state in states])
         count = best_count(ranked[: max(0, room)], tokens, lambda count: prices.of_step(drafting, rows + count))
         kept = best(candidates, ranked, count)
-        return [state.verified(each, nodes) for state, each, nodes in zip(states, offers, kept, strict=True)]
+        return [
+            NO_DRAFT if each is None else state.verified(each, nodes)
+            for state, each, nodes in zip(states, offers, kept, strict=True)
+        ]
 
     # ----------------------------------------------------------------------------------------------- after the forward
 
