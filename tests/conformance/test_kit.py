@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -255,8 +253,8 @@ def test_the_command_refuses_a_strategy_that_is_not_there(capsys: pytest.Capture
     assert "did you mean none" in capsys.readouterr().err
 
 
-def test_the_command_tests_strategies_in_several_processes_and_says_in_one_line_what_they_refuse() -> None:
-    command = [sys.executable, "-m", "parlay.testing.conformance", "nonsense", "--processes", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: unknown strategy 'nonsense'")
+def test_the_command_tests_strategies_in_several_processes_and_says_in_one_line_what_they_refuse(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert conformance_main.main(["nonsense", "--processes", "2"]) == 2
+    assert capsys.readouterr().err.startswith("error: unknown strategy 'nonsense'")

@@ -249,10 +249,24 @@ def test_a_damaged_store_is_set_aside_and_the_server_starts(tmp_path: Path) -> N
     assert (tmp_path / "store.damaged").is_file()
 
 
-def test_ollama_is_told_of_files_whether_loaded_or_not() -> None:
-    with serving("one=parlay-mini", "--model", "two=parlay-mini") as (_, url):
-        one, two = httpx.get(f"{url}/api/tags").json()["models"]
-        shown = httpx.post(f"{url}/api/show", json={"model": "one"}).json()
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with one model twice, loaded and not, and three of a folder, two of which are broken."""
+    folder = tmp_path_factory.mktemp("models")
+    save_random("qwen3", folder / "random")
+    (folder / "random" / "tokenizer_config.json").write_text('{"chat_template": "{{ tools }}<think></think>"}')
+    (folder / "deep").mkdir()
+    (folder / "deep" / "config.json").write_text("[" * 100_000)
+    weights = shutil.copytree(resolve("parlay-mini"), folder / "short") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with serving("one=parlay-mini", "--model", "two=parlay-mini", "--model-dir", str(folder)) as (_, url):
+        yield url
+
+
+def test_ollama_is_told_of_files_whether_loaded_or_not(five: str) -> None:
+    models = {model["name"]: model for model in httpx.get(f"{five}/api/tags", timeout=60).json()["models"]}
+    one, two = models["one:latest"], models["two:latest"]
+    shown = httpx.post(f"{five}/api/show", json={"model": "one"}).json()
     assert (one["size"], one["digest"], one["details"]) == (two["size"], two["digest"], two["details"])
     assert one["size"] > 10_000_000
     assert len(one["digest"]) == 64
@@ -261,12 +275,10 @@ def test_ollama_is_told_of_files_whether_loaded_or_not() -> None:
     assert shown["model_info"]["general.parameter_count"] == 6_950_912
 
 
-def test_what_is_told_of_a_model_is_read_from_its_files_without_loading_it(tmp_path: Path) -> None:
-    save_random("qwen3", tmp_path / "random")
-    (tmp_path / "random" / "tokenizer_config.json").write_text('{"chat_template": "{{ tools }}<think></think>"}')
-    with serving("one=parlay-mini", "--model", "two=parlay-mini", "--model-dir", str(tmp_path)) as (_, url):
-        one, two, other = (show(url, name) for name in ("one", "two", "random"))
-        assert told(url) == {"one": "loaded", "two": "unloaded", "random": "unloaded"}
+def test_what_is_told_of_a_model_is_read_from_its_files_without_loading_it(five: str) -> None:
+    one, two, other = (show(five, name) for name in ("one", "two", "random"))
+    statuses = told(five)
+    assert [statuses[name] for name in ("one", "two", "random")] == ["loaded", "unloaded", "unloaded"]
     assert one["model_info"] == two["model_info"]
     assert (one["template"], one["capabilities"]) == (two["template"], two["capabilities"])
     sizes = {key.removeprefix("parlay."): value for key, value in other["model_info"].items()}
@@ -294,18 +306,13 @@ def test_vocabularies_of_named_models_are_read_before_there_are_requests(tmp_pat
     assert tokenizer_of(loading(parser.parse_args([good]), vocabularies)(good)) is kept.tokenizer
 
 
-def test_a_model_that_can_not_be_read_hides_no_other(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "config.json").write_text("[" * 100_000)
-    weights = shutil.copytree(resolve("parlay-mini"), tmp_path / "short") / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    with serving("parlay-mini", "--model-dir", str(tmp_path)) as (_, url):
-        models = {model["name"]: model["size"] for model in httpx.get(f"{url}/api/tags", timeout=60).json()["models"]}
-        for name, status in (("deep", 503), ("short", 503), ("parlay-mini", 200)):
-            asked = {"prompt": "a", "model": name, "max_tokens": 1}
-            assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == status
+def test_a_model_that_can_not_be_read_hides_no_other(five: str) -> None:
+    models = {model["name"]: model["size"] for model in httpx.get(f"{five}/api/tags", timeout=60).json()["models"]}
+    for name, status in (("deep", 503), ("short", 503), ("one", 200)):
+        asked = {"prompt": "a", "model": name, "max_tokens": 1}
+        assert httpx.post(f"{five}/v1/completions", json=asked, timeout=60).status_code == status
     assert (models["deep:latest"], models["short:latest"]) == (0, 0)
-    assert models["parlay-mini:latest"] > 10_000_000
+    assert models["one:latest"] > 10_000_000
 
 
 def told(url: str) -> dict[str, str]:
