@@ -59,6 +59,10 @@ class SimulatedArm:
     """The kind of requests that it is for."""
     slows: Callable[[int], float] = lambda step: 1.0
     """By which factor it takes longer, by step."""
+    expected: float = 0.0
+    """What its card says; see `Arm`."""
+    sees_first: bool = False
+    """It fails if it is asked where it did not see the step before; see `Arm`."""
 
 
 @dataclass
@@ -100,12 +104,19 @@ class Machine:
         self.cost = cost or TableCost()
         self.router = Router(
             self.cost,
-            [Arm(str(number), arm.most, arm.replayable, arm.domain) for number, arm in enumerate(arms)],
+            [
+                Arm(str(number), arm.most, arm.replayable, arm.domain, arm.expected, arm.sees_first)
+                for number, arm in enumerate(arms)
+            ],
             aim=aim,
         )
         self.run = Run()
         self.pause = 0
         self._opened: set[tuple[int, int]] = set()
+        self._saw: dict[int, set[int]] = {}
+        """The arms that saw the step before, by sequence: at first all that will see the first one."""
+        self._sees: dict[int, set[int]] = {}
+        """Those that see this one."""
 
     def decode(self, tokens: int, sequences: int = 1, first: int = 0, kind: str = "") -> Run:
         """So many tokens of each of so many sequences together, all of one kind."""
@@ -122,16 +133,23 @@ class Machine:
         asks: dict[int, int] = {}
         spent = [0.0] * len(self.arms)
         drafts = [NO_DRAFT] * len(views)
+        self._saw, self._sees = self._sees, {view.sequence: set() for view in views}
+        for view in views:
+            if view.sequence not in self._saw:
+                self._saw[view.sequence] = set()
+                self._sees[view.sequence] = set(range(len(self.arms)))
         if self.pause:
             self.pause -= 1
             called = False
         else:
             called = True
             budgets = self.router.plan(views)
+            self._show(views, budgets)
             self.pause = 0 if any(budgets.nodes) else budgets.inactive
             while any(budgets.nodes):
                 drafts = self._propose(views, budgets, drafts, asks, spent)
                 budgets = self.router.weigh(views, self._offers)
+                self._show(views, budgets)
             if any(map(len, drafts)) or asks:
                 drafts = self.router.trim(views, drafts)
         self._finish(views, drafts, asks, spent, called)
@@ -151,7 +169,8 @@ class Machine:
                 continue
             arm = self.arms[number]
             asks[number] = asks.get(number, 0) + 1
-            if self.run.steps >= arm.dies_at:
+            self._sees[view.sequence].add(number)
+            if self.run.steps >= arm.dies_at or (arm.sees_first and number not in self._saw[view.sequence]):
                 self._offers[place] = None
                 continue
             key = (view.sequence, number)
@@ -160,6 +179,10 @@ class Machine:
             spent[number] += (arm.step_seconds + nodes * arm.node_seconds) * arm.slows(self.run.steps) + opening
             latest[place] = self._offers[place] = self._draft(arm, number, view, nodes)
         return latest
+
+    def _show(self, views: Sequence[SequenceView], budgets: Budgets) -> None:
+        for view, watching in zip(views, budgets.watching, strict=bool(budgets.watching)):
+            self._sees[view.sequence].update(watching)
 
     def _draft(self, arm: SimulatedArm, number: int, view: SequenceView, nodes: int) -> Draft:
         length = len(view.tokens)

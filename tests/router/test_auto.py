@@ -17,7 +17,7 @@ from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady, decode
 from parlay.testing.conformance.stages import toy_stage
 from parlay.testing.conformance.universal import CAPACITY, agree
-from parlay.types import PowerModel, SamplingParams
+from parlay.types import NOTHING_NEEDED, PowerModel, SamplingParams
 
 STAGE = toy_stage("toy")
 BARE = Resources(vocab_size=STAGE.vocab_size, open_runner=STAGE.resources.open_runner)
@@ -42,7 +42,7 @@ def test_heads_for_a_kind_of_requests_are_arms_beside_the_general_one() -> None:
     special = set(names_in_full("auto", with_domains)) - set(names_in_full("auto", STAGE.resources))
     (name,) = special
     assert name.endswith(":head=code"), "nothing tells that a request is about law"
-    (arm,) = [as_arm(each) for each in arms(parse("auto"), with_domains) if str(each) == name]
+    (arm,) = [as_arm(each, NOTHING_NEEDED) for each in arms(parse("auto"), with_domains) if str(each) == name]
     assert arm.suits("code")
     assert not arm.suits("prose")
 
@@ -58,9 +58,9 @@ def test_it_chooses_from_what_is_named() -> None:
 
 def test_its_effort_sets_how_much_drafters_draft_but_where_that_is_named() -> None:
     usual, named = parse("suffix-decoding"), parse("suffix-decoding:k=6")
-    low, medium, high = (as_arm(usual, effort.size).most for effort in EFFORTS.values())
+    low, medium, high = (as_arm(usual, NOTHING_NEEDED, effort.size).most for effort in EFFORTS.values())
     assert low < medium < high
-    assert as_arm(named, EFFORTS["high"].size).most == 6
+    assert as_arm(named, NOTHING_NEEDED, EFFORTS["high"].size).most == 6
 
 
 def test_the_flag_is_the_parameter() -> None:

@@ -32,13 +32,17 @@ class Arm:
     may pay, and each proposal is judged by the text that was committed, verified or not. Others cost time and memory
     of their own, so they are asked only where they are expected to pay, and for trials.
 
-    ``domain``: the one kind of requests for which it was made; empty: for all.
+    ``domain``: the one kind of requests for which it was made; empty: for all. ``expected``: the share of its first
+    guesses that were right on held-out texts; 0: not known. ``sees_first``: it can draft only if it saw the step
+    before, because it reads the target's states.
     """
 
     name: str
     most: int
     replayable: bool = False
     domain: str = ""
+    expected: float = 0.0
+    sees_first: bool = False
 
     def suits(self, kind: str) -> bool:
         """Whether it is for requests of this kind."""
@@ -53,7 +57,7 @@ class ArmState:
         self.number = number
         self.sizes = sizes(arm.most)
         self.calibration = ScoreCalibration()
-        self.record = Record()
+        self.record = Record(expected=arm.expected)
         self.seconds = DraftSeconds()
         self.prompts = Account(TRIALS)
         """Pays for first proposals in sequences, which read their prompts."""
@@ -107,10 +111,11 @@ class ArmState:
     def may_open(self, token: float, *, pays: bool) -> bool:
         """Whether it may read another prompt: one at a time, when the last one is paid for.
 
-        Any number, if it is known and expected to pay. ``token``: seconds that the batch takes for a token of each.
+        Any number, if it is known, here or by held-out texts, and expected to pay.
+        ``token``: seconds that the batch takes for a token of each.
         """
         free = not self.is_opening and self.prompts.tokens_left(token) <= 0
-        return free or (pays and self.calibration.drafts >= _TESTED)
+        return free or (pays and (self.arm.expected > 0 or self.calibration.drafts >= _TESTED))
 
     def learn_seconds(self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int) -> None:
         """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
@@ -185,6 +190,8 @@ class ArmInSequence:
     """Whether it was asked here, so that it has read the prompt."""
     is_lost: bool = False
     """Whether it failed here."""
+    is_ready: bool = True
+    """Whether it can draft in this step; see `Arm`."""
     tested: float = 0
     """Levels of its drafts that were tested here; at first a few that were tested in sequences of this kind."""
     counts: ArmCounts = field(default_factory=ArmCounts)
@@ -193,7 +200,7 @@ class ArmInSequence:
     def of(whole: ArmState, kind: str) -> ArmInSequence:
         """In a sequence of this kind; empty: of none."""
         known = whole.of_kind(kind)
-        tested = min(_PRIOR, known.record.weight)
+        tested = _PRIOR if whole.arm.expected else min(_PRIOR, known.record.weight)
         return ArmInSequence(whole, known, whole.first_limit, known.record.of_sequence(), known.gain, tested=tested)
 
     def charge(self, seconds: float, length: int) -> int:

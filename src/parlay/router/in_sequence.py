@@ -54,6 +54,8 @@ class InSequence:
     asking: float = 0.0
     """Seconds that these proposals usually take, as was known before them."""
     watching: tuple[int, ...] = ()
+    wakes: ArmInSequence | None = None
+    """An arm that will be tried in the next step, and sees this one."""
     choice: Choice = NOTHING
     is_trial: bool = False
     forgone: float = 0.0
@@ -73,11 +75,15 @@ class InSequence:
     def begin(self, view: SequenceView) -> None:
         """A new step."""
         self.ledger.earn()
-        self.catch_up(view)
+        missed = self.catch_up(view)
+        for arm in self.priced:
+            number = arm.whole.number  # all arms see the step that reads the prompt, which is the first
+            saw = self.steps == 1 or number in self.watching or number in self.asked_for
+            arm.is_ready = not arm.whole.arm.sees_first or (saw and not missed)
         self.steps += 1
         self.offers, self.options, self.asked_for, self.asking = [], [], {}, 0.0
         self.asked, self.choice, self.is_trial, self.forgone, self.watching = None, NOTHING, False, 0.0, ()
-        self.verifying, self.expected = None, 0.0
+        self.verifying, self.expected, self.wakes = None, 0.0, None
 
     def ask(self, number: int, nodes: int) -> None:
         """Note who is asked for how many nodes."""
@@ -101,10 +107,14 @@ class InSequence:
     def evaluate(self, prices: StepPrices, rate: float) -> Choice:
         """The best of what was proposed and of what other arms would propose, if a second is worth ``rate`` tokens."""
         self.options = [best_cut(offer, prices, rate) for offer in self.offers]
+        best = max(self.options, key=_worth, default=NOTHING)
         for arm in self.priced:
             if not arm.is_lost:
-                self.options.append(best_size(arm, prices, rate, arm.record.share))
-        return max(self.options, key=_worth, default=NOTHING)
+                choice = best_size(arm, prices, rate, arm.record.share)
+                self.options.append(choice)
+                if arm.is_ready and choice.worth > best.worth:
+                    best = choice
+        return best
 
     def decide(self, wanted: Choice, prices: StepPrices, rate: float) -> Choice:
         """What is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
@@ -114,7 +124,9 @@ class InSequence:
         waits = self.explored.tokens_left(prices.token) if self.choice.arm else self.ledger.wait(1)
         if waits <= 0 and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
             tried = self._worth_a_trial(prices, rate)
-            if tried is not None:
+            if tried is not None and not tried.is_ready:
+                self.wakes = tried
+            elif tried is not None:
                 self.is_trial, self.forgone = True, self.choice.worth * prices.token
                 self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
                 reason = TRIED
@@ -151,10 +163,13 @@ class InSequence:
         return likeliest
 
     def watch(self) -> tuple[int, ...]:
-        """Arms that would pay if nothing better were offered: they see the step, so that they need not catch up."""
+        """Arms that would pay if nothing better were offered, and one that is due for a trial: they see the step, so
+        that they can draft in the next one and need not catch up.
+        """
+        watching = [self.wakes] if self.wakes else []
         if self.priced and self.ledger.is_funded:
-            paying = [choice.arm.whole.number for choice in self.options if choice.arm and choice.offer is None]
-            self.watching = tuple(paying)
+            watching += [choice.arm for choice in self.options if choice.arm and choice.offer is None]
+        self.watching = tuple({arm.whole.number for arm in watching})
         return self.watching
 
     def learn_gains(self) -> None:
@@ -217,15 +232,15 @@ class InSequence:
         else:
             self.life.step(NOT_FOUND if self.reason in (WORTH_MOST, TRIED) else self.reason, len(self.committed))
 
-    def catch_up(self, view: SequenceView) -> None:
+    def catch_up(self, view: SequenceView) -> int:
         """Count the steps since the last one that was learned from: the router was inactive in them."""
         length = len(view.tokens)
-        known = self.length + len(self.committed) if self.steps else length
-        while known < length:
-            known += 1
+        missed = length - self.length - len(self.committed) if self.steps else 0
+        for _ in range(missed):
             self.reasons[PAUSED] += 1
             self.life.step(PAUSED)
         self.length, self.committed = length, ()
+        return missed
 
     def missed(self, prices: StepPrices) -> float:
         """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""

@@ -56,7 +56,7 @@ class Router(Policy):
         self._has_warned = False
         self._arms = [restored(ArmState(arm, number), known.get(arm.name)) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
-        self._gains = Gains()
+        self._gains = Gains(proved=any(arm.expected for arm in arms))
         self._states: dict[int, InSequence] = {}
         self._prices = self._priced((), 1, 1, 0)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
@@ -121,7 +121,7 @@ class Router(Policy):
             if done.arm is not None and done.offer is None:
                 numbers[place], nodes[place] = done.arm.whole.number, done.nodes
         watching = [state.watch() for state in states]
-        idle = not any(state.asked_for or state.choice.arm for state in states)
+        idle = not any(state.asked_for or state.choice.arm or state.wakes for state in states)
         return _asking(states, numbers, nodes, self._inactive(states) if idle else 0, watching)
 
     def _best(self, states: Sequence[InSequence]) -> list[Choice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
@@ -14,7 +14,7 @@ from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import K
 from parlay.strategies.offering import works
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import Drafter
+from parlay.types import Drafter, Needs
 
 HEAD = "head"
 """The option that names a head, or the kind of texts that it was trained on."""
@@ -58,11 +58,19 @@ def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[Strategy
         yield from [each for each in specials if works(str(each), resources)]
 
 
-def as_arm(spec: StrategySpec, size: float = 1.0) -> Arm:
-    """The drafter as a router is told of it, with ``size`` times the most nodes unless the spec sets them."""
+def as_arms(wanted: Sequence[StrategySpec], drafters: Sequence[Drafter], size: float) -> tuple[Arm, ...]:
+    """Strategies and their drafters, as `as_arm` tells of each."""
+    return tuple([as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)])
+
+
+def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
+    """The drafter of these needs as a router is told of it, with ``size`` times the most nodes unless the spec sets
+    them.
+    """
     most = spec.settings[K]
     assert isinstance(most, int)
     if K not in dict(spec.parameters):
         most = math.ceil(most * size)
     head = spec.settings.get(HEAD)
-    return Arm(str(spec), most, find(spec.name).replayable, str(head) if head in KINDS else "")
+    domain = str(head) if head in KINDS else ""
+    return Arm(str(spec), most, find(spec.name).replayable, domain, needs.expected, sees_first=bool(needs.taps))

@@ -17,7 +17,7 @@ from parlay.router.goals import GOALS
 from parlay.router.memory import Memory, NoMemory
 from parlay.router.policies import Plain, make_policy
 from parlay.router.remembering import RememberingRouter
-from parlay.strategies.arms import as_arm, build_all, drafters_of
+from parlay.strategies.arms import as_arms, build_all, drafters_of
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.catalogue import find
 from parlay.strategies.entry import EFFORT, GOAL, POLICY, POWER, K
@@ -120,9 +120,9 @@ class StrategyCache:
         closing = ExitStack()
         resources = replace(self._resources, closing=closing)
         wanted = drafters_of(spec, resources)
-        aim = self._aim(spec) if find(spec.name).routes else None
-        arms = () if aim is None else tuple([as_arm(each, aim.effort.size) for each in wanted])
         drafters = build_all(wanted, resources)
+        aim = self._aim(spec) if find(spec.name).routes else None
+        arms = () if aim is None else as_arms(wanted, drafters, aim.effort.size)
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
