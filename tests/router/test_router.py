@@ -77,9 +77,9 @@ def test_a_head_with_a_card_drafts_from_the_first_answer_on() -> None:
 
 def test_a_head_that_begins_to_pay_after_a_pause_is_found() -> None:
     late = SimulatedArm(lambda length: 0.9 * (length > 100), step_seconds=0.1, sees_first=True)
-    run = Machine([late]).decode(400)
-    assert run.verified["0"] > 40
-    assert run.speed > 2
+    runs = [Machine([late], seed=seed).decode(400) for seed in range(6)]
+    assert all(run.verified["0"] > 10 for run in runs)
+    assert fmean(run.speed for run in runs) > 1.7
 
 
 def test_a_change_of_regime_is_followed_within_twelve_steps() -> None:

@@ -33,8 +33,8 @@ _UP, _DOWN = (
 _BY_CHANCE = 3  # after more slower (or quicker) steps in a row than this, the machine's speed has changed
 _OWN = 0.2  # how much further the measured row count moves than the others
 
-_LONG = 128  # after so many records an estimate that none of them touched is lowered
-_TRUST = 0.9  # weight of older records then: one that was measured ten times is believed for some 3,000
+_LONG = 32  # after so many records an estimate that none of them touched is lowered
+_TRUST = 0.975  # weight of older records then: one that was measured ten times is believed for some 3,000
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out

@@ -18,6 +18,7 @@ _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  
 UNSCORED = 0.7  # score of a node whose drafter gives none
 _LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
+_PROVED_LEVELS = 32.0  # observations that what held-out texts showed counts as, at the start
 _PROVED_WEIGHT = 12.0  # of what all sequences show, in the record of one, if the drafter was right on held-out texts
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
@@ -185,7 +186,7 @@ class Record:
         """
         self._whole = whole
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
-        self._levels = _WEIGHT if whole is None else 0.0
+        self._levels = 0.0 if whole is not None else _PROVED_LEVELS if expected else _WEIGHT
         self._right_levels = self._levels * (expected or UNSCORED)
         self._weight: float = whole._weight if whole is not None else _PROVED_WEIGHT if expected else _WEIGHT
         self._nodes = self._right = self._expected = 0.0
