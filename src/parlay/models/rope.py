@@ -15,8 +15,11 @@ from parlay.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each of the P = D/2 pairs, ``[P]`` float32, stretched as the config says."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    """Radians per position of each of the P = D/2 pairs, ``[P]`` float32 on the CPU, stretched as the config says.
+
+    On the CPU even while shapes alone are asked for: on torch's meta device the division loads torch's compiler.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return plain / rope.factor
@@ -25,7 +28,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     if rope.kind == "yarn":
         return _yarn(rope, plain, head_dim)
     if rope.kind == "divided":
-        return plain / torch.tensor(rope.divisors)
+        return plain / torch.tensor(rope.divisors, device="cpu")
     return plain
 
 

@@ -16,6 +16,7 @@ from parlay.strategies.offering import works
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Drafter, Needs
 
+_HEADS, _MODELS = "heads", "model"  # families of the catalogue
 HEAD = "head"
 """The option that names a head, or the kind of texts that it was trained on."""
 
@@ -35,18 +36,20 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     """What a strategy chooses from: what its option names, or what exists for the target.
 
     Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
-    also one for each kind of requests for which there is a head. Raises UsageError for a strategy that drafts nothing.
+    also one for each kind of requests for which there is a head. A draft model is left out where there is a head: it
+    costs more and is right less often, so only the trials would be felt. Raises UsageError for a strategy that drafts
+    nothing.
     """
     for member in spec.members:
         if not find(member.name).factory:
             raise UsageError(f"strategy {spec.name}: {member.name} has no drafter of its own; leave it out")
     if spec.members:
         return spec.members
-    best = {
-        entry.family: entry.name
-        for entry in sorted(catalogue().values(), key=lambda entry: entry.arm)
-        if entry.arm and works(entry.name, resources)
-    }
+    best: dict[str, str] = {}
+    for entry in sorted(catalogue().values(), key=lambda entry: (entry.family != _HEADS, -entry.arm)):
+        left_out = entry.family in best or (entry.family == _MODELS and _HEADS in best)
+        if entry.arm and not left_out and works(entry.name, resources):
+            best[entry.family] = entry.name
     general = [parse(name) for name in catalogue() if name in best.values()]
     return (*general, *(special for each in general for special in _for_kinds(each, resources)))
 
