@@ -12,7 +12,7 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle3 import normed
 from parlay.heads.layer import RmsNorm
 from parlay.models.config import DecoderConfig, HeadForm
-from parlay.models.fused import Operand, as_tensor
+from parlay.models.fused import Operand, rows_of
 
 _LAYER = "model.layers.{}."
 _FIRST = _LAYER.format(0)
@@ -132,7 +132,7 @@ def _decoder(
     ``embedding`` ``[V, H]`` is the target's. A head without an LM head of its own reads these rows of it.
     """
     ids_D = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
-    head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else as_tensor(embedding, torch.float32)[ids_D]
+    head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else rows_of(embedding, ids_D)
     form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare, normed=normed)
     decoder = replace(layer, num_layers=len(prefixes), head=form, tie_embeddings=False)
     names = dict(norms)
