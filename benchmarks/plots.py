@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands import RESULTS
+from benchmarks.peers.catalogue import DRAFTING
 from benchmarks.peers.page import Model
 from parlay.bench.records import OURS, PLAIN, Row, System, read
 from parlay.bench.summary import whole_rate
-from parlay.llm import DEFAULT_STRATEGY
 
 PICTURES = Path("docs/pictures")
 INK, GRID = "#24292f", "#d0d7de"
@@ -33,14 +33,14 @@ REPLAYED = {
     "rag": "questions on documents",
     "edit_eval": "code edits",
 }
-SHOWN = (DEFAULT_STRATEGY, "prediction", "suffix-decoding", "trie-lookahead")
+SHOWN = (DRAFTING, "prediction", "suffix-decoding", "trie-lookahead")
 
 
 def engines(rows: Sequence[Row]) -> Mapping[str, Sequence[float]]:
     """Whole requests, tokens per second by workload: Parlay twice, each other engine in its fastest mode there."""
     model = Model(rows[0].cell.model, rows)
     found = {
-        "Parlay": [model.rate(System(OURS, DEFAULT_STRATEGY), each, whole_rate) for each in model.workloads],
+        "Parlay": [model.rate(System(OURS, DRAFTING), each, whole_rate) for each in model.workloads],
         "Parlay, plain": [model.rate(System(OURS, PLAIN), each, whole_rate) for each in model.workloads],
     }
     for peer in model.peers:

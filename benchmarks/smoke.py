@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     threads.use(options.threads)
     bounds = Bounds.read(options.bounds)
-    with tempfile.TemporaryDirectory() as folder, LLM(bounds.plan.model) as llm:
+    with tempfile.TemporaryDirectory() as folder, LLM(bounds.plan.model, router_memory="off") as llm:
         results = Results(Path(folder) / "smoke.jsonl", provenance("python -m benchmarks.smoke"))
         Bench(llm, bounds.plan, results).run()
     summaries = summarise(results.rows, bounds.plan.cells())

@@ -106,7 +106,7 @@ def test_a_load_is_counted_matrix_by_matrix() -> None:
 def test_an_async_llm_is_made_from_a_name() -> None:
     async def ask() -> str:
         async with AsyncLLM("parlay-mini") as service:
-            assert repr(service) == "AsyncLLM(LLM('parlay-mini', strategy='prompt-lookup'))"
+            assert repr(service) == "AsyncLLM(LLM('parlay-mini', strategy='auto'))"
             return (await service.generate("Once upon a time", GREEDY)).outputs[0].text
 
     with LLM("parlay-mini") as llm:

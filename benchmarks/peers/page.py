@@ -8,10 +8,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.pages import about, failures, number, shown, table
-from benchmarks.peers.catalogue import PEERS
+from benchmarks.peers.catalogue import DRAFTING, PEERS
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
 from parlay.bench.summary import Measurements, Spread, decode_rate, measured, ratio, whole_rate
-from parlay.llm import DEFAULT_STRATEGY
 
 ALL = "all of them"
 TRANSFORMERS = System("transformers", "plain")
@@ -53,16 +52,16 @@ def any_mode(mode: str) -> bool:
 
 CONTESTS = (
     Contest(
-        f"Parlay's default, `{DEFAULT_STRATEGY}`, against the fastest mode of each peer, whole requests",
+        f"Parlay with `{DRAFTING}`, against the fastest mode of each peer, whole requests",
         1.0,
-        lambda mode: mode == DEFAULT_STRATEGY,
+        lambda mode: mode == DRAFTING,
         any_mode,
         whole_rate,
     ),
     Contest(
-        f"Parlay's default, `{DEFAULT_STRATEGY}`, against the fastest mode of each peer, decoding",
+        f"Parlay with `{DRAFTING}`, against the fastest mode of each peer, decoding",
         1.0,
-        lambda mode: mode == DEFAULT_STRATEGY,
+        lambda mode: mode == DRAFTING,
         any_mode,
     ),
     Contest(
@@ -159,19 +158,19 @@ def system_line(model: Model, system: System, bases: Sequence[str]) -> tuple[str
 
 
 def gains(model: Model) -> list[str]:
-    """The default strategy against plain decoding, by workload."""
-    default, plain = System(OURS, DEFAULT_STRATEGY), System(OURS, PLAIN)
-    if default not in model.systems:
+    """Parlay drafting against plain decoding, by workload."""
+    drafting, plain = System(OURS, DRAFTING), System(OURS, PLAIN)
+    if drafting not in model.systems:
         return []
     lines: list[tuple[str, ...]] = []
     for workload in model.workloads:
-        own, base = model.of(default, workload), model.of(plain, workload)
+        own, base = model.of(drafting, workload), model.of(plain, workload)
         steps = sum(row.tokens for row in own) / max(sum(row.steps for row in own), 1)
         lines.append((workload, shown(ratio(own, base)), shown(ratio(own, base, whole_rate)), number(steps)))
-    means = [number(model.mean(default, plain, rate)) for rate in (decode_rate, whole_rate)]
+    means = [number(model.mean(drafting, plain, rate)) for rate in (decode_rate, whole_rate)]
     lines.append(("**geometric mean**", *(f"**{mean}**" for mean in means), ""))
     head = ("workload", "decoding", "whole requests", "tokens per step")
-    title = f"Parlay's default, `{DEFAULT_STRATEGY}`, against its own plain decoding (median round, lowest, highest):"
+    title = f"Parlay with `{DRAFTING}`, against its own plain decoding (median round, lowest, highest):"
     return [title, "", *table(head, lines)]
 
 

@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     options = parser.parse_args()
     if not options.draw:
-        with LLM(SMOLLM2) as llm:
+        with LLM(SMOLLM2, router_memory="off") as llm:
             write(RESULT, record(llm, options.rounds), provenance("python -m benchmarks.race"))
     PICTURE.write_text(picture(*read(RESULT)), encoding="utf-8")
     return 0

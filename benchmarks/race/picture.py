@@ -16,7 +16,7 @@ SLOWER = 12
 """The picture plays so many times slower than the answers were decoded."""
 PAUSE = 3.0
 """Seconds between the end and the next beginning."""
-LANES = {"none": "plain decoding", "prompt-lookup": "Parlay's default"}
+LANES = {"none": "plain decoding", "auto": "Parlay's default"}
 STYLE = """\
 text{font:15px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#e6edf3}
 .sans,.sans tspan{font-family:system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}

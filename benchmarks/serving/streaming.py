@@ -76,7 +76,7 @@ def measure(results: Results, setup: Setup, model: str, *, tokens: int, rounds: 
     """One model: its server beside an LLM of our own, which rests while the server decodes."""
     path = setup.directory(model)
     items = [item for kind in KINDS for item in setup.drawn(kind, 2).items]
-    with served(f"{path.name}={path}") as url, LLM(str(path)) as llm:
+    with served(f"{path.name}={path}") as url, LLM(str(path), router_memory="off") as llm:
         for strategy in STRATEGIES:
             logger.info("%s, %s", path.name, strategy)
             cell = Cell(model=path.name, strategy=strategy, workload=" and ".join(KINDS))

@@ -40,7 +40,7 @@ from parlay.vocabulary import Vocabulary, vocabulary_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DEFAULT_STRATEGY = "prompt-lookup"
+DEFAULT_STRATEGY = "auto"
 _SHORT = 0.5  # seconds of loading for which no bar is worth showing
 PREDICTION_STRATEGY = "prediction"
 """The default for requests that come with a prediction."""

@@ -11,6 +11,7 @@ from benchmarks.serving import lm_eval_run, load
 from benchmarks.serving.load import MEASURES, PERCENTILES, plan, read
 from benchmarks.serving.load_page import page
 from parlay.bench.provenance import provenance
+from parlay.llm import DEFAULT_STRATEGY
 
 TOLD = {"completed": 12, "total_output_tokens": 1200, "total_input_tokens": 1500, "duration": 10.0} | {
     f"p{at}_{measure}_ms": 3.0 for measure in MEASURES for at in PERCENTILES
@@ -43,7 +44,7 @@ def test_the_page_shows_every_run(tmp_path: Path) -> None:
         rows.append(read(run, "m", out))
     text = page(provenance("command"), rows)
     assert "| none | 32 | 96 | 120.0 | 3.0 / 3.0 | 3.0 / 3.0 | 3.0 / 3.0 |" in text
-    assert "| prompt-lookup | 40 | 3.0 / 3.0 | 3.0 / 3.0 |" in text
+    assert f"| {DEFAULT_STRATEGY} | 40 | 3.0 / 3.0 | 3.0 / 3.0 |" in text
 
 
 def test_a_missing_program_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_every_strategy_of_a_modelled_family_can_be_planned(name: str) -> None:
 
 
 def texts(named: Sequence[str], models: Models) -> list[str]:
-    return [str(spec) for spec in compared([parse(name) for name in named], "prompt-lookup", models)]
+    return [str(spec) for spec in compared([parse(name) for name in named], models)]
 
 
 def test_plain_decoding_is_always_compared_and_comes_first() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.requests import RequestOptions
 from parlay.types import Exactness
 from tests.quality.conftest import GREEDY, PROMPTS, Certify, damaged
@@ -131,7 +132,7 @@ def test_a_service_audits_beside_its_requests(certify: Certify) -> None:
                     return output.outputs[0].strategy
         return "never revoked"
 
-    assert asyncio.run(ask()) == "prompt-lookup"
+    assert asyncio.run(ask()) == DEFAULT_STRATEGY
     assert json.loads(path.read_text())["strategies"][0]["revoked"]
 
 

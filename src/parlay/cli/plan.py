@@ -99,7 +99,6 @@ def run(options: argparse.Namespace) -> int:
     _check_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
     from parlay import threads
-    from parlay.llm import DEFAULT_STRATEGY
     from parlay.plan.report import case
     from parlay.plan.strategies import compared, plan, read_acceptance
 
@@ -107,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     told, traffic = read_acceptance(options.acceptance), _traffic(options)
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
-    names = compared(options.strategy or (), DEFAULT_STRATEGY, models)
+    names = compared(options.strategy or (), models)
     chances = _measured(options, names, traffic) if traffic else _told(options, told)
     plans = [plan(name, models, chances.acceptance) for name in names]
     cases = [

@@ -188,10 +188,10 @@ class TargetHeads:
         dtype: torch.dtype,
         states: StatesOf | None = None,
     ) -> None:
-        self._target, self._matrices = target, cache(matrices)
+        self._target, self._matrices = target, (read := cache(matrices))
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
         self._told: set[Path] = set()
-        self._witnesses = cache(lambda: self._matrices().witnesses(target.vocab_size))
+        self._witnesses = cache(lambda: read().witnesses(target.vocab_size))
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
         """``name``: a folder, a name or domain of the store, or a repository on the Hugging Face Hub.

@@ -69,16 +69,18 @@ def _ranks(text: str, chances: str) -> tuple[float, ...]:
     return ranks
 
 
-def compared(named: Sequence[StrategySpec], usual: str, models: Models) -> list[StrategySpec]:
+def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec]:
     """Plain decoding first, which is always among the choices, then those named.
 
-    Where none are: the ``usual`` one and, if a draft model is known, the one that writes with it.
+    Where none are: one that copies and, if a draft model is known, the one that writes with it.
     """
-    plain = next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == _PLAIN)
-    usuals = [StrategySpec(usual)]
-    if models.draft is not None:
-        usuals.append(next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == _WRITTEN))
+    plain, copying, written = (_first_of(family) for family in (_PLAIN, _FREE[0], _WRITTEN))
+    usuals = [copying] if models.draft is None else [copying, written]
     return [plain, *(spec for spec in named or usuals if spec != plain)]
+
+
+def _first_of(family: str) -> StrategySpec:
+    return next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == family)
 
 
 def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:

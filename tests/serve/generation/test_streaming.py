@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.serve.app import create_app
 
 PROMPT = "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the dog sleeps.\n\nThe text:"
@@ -80,7 +81,7 @@ def test_prompts_are_streamed_side_by_side_with_their_echo(post: Post, stream: P
     chunks = stream("completions", **wanted)
     assert texts(chunks) == whole
     assert whole[2].startswith("Once upon")
-    assert chunks[-1]["parlay"]["strategy"] == "prompt-lookup"
+    assert chunks[-1]["parlay"]["strategy"] == DEFAULT_STRATEGY
 
 
 def test_what_can_not_run_is_refused_before_a_stream_begins(refusal: Post) -> None:
