@@ -77,11 +77,11 @@ def _ratio(pair: Sequence[Lane]) -> float:
 
 
 def _answer(llm: LLM, strategy: str) -> Lane:
-    llm.reset_prefix_cache()  # every answer computes its prompt
+    llm.reset_prefix_cache()  # every answer computes its prompt, and no answer is copied from an earlier one
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
     begin = time.perf_counter()
     steps: list[Step] = []
-    for event in llm.stream([{"role": "user", "content": PROMPT}], params, strategy=strategy):
+    for event in llm.stream([{"role": "user", "content": PROMPT}], params, strategy=strategy, store=False):
         pieces = tuple((piece.text, piece.source) for piece in event.pieces)
         steps.append(Step(round(time.perf_counter() - begin, 5), pieces))
     return Lane(strategy, tuple(steps))
