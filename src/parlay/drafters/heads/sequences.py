@@ -1,8 +1,8 @@
 """What a head knows of each sequence: the target's features of its tokens, and the rows that its own cache holds.
 
 The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can
-run as soon as the features of all tokens before the root are there. Tokens of an answer that went by while nobody
-drafted have no rows: the target would have to compute their features again.
+run as soon as the features of all tokens before the root are there. Tokens that were cached before, or that went by
+while nobody drafted, have no rows: the target would have to compute their features again.
 """
 
 from __future__ import annotations
@@ -144,15 +144,19 @@ class HeadSequences:
             held.cut(agreed)
         return held
 
-    def leave_out(self, view: SequenceView) -> None:
-        """Give up the features of tokens of the answer that nobody saw, but for the latest before the root."""
+    def leave_out(self, view: SequenceView) -> bool:
+        """Give up the next features that nobody saw: of tokens before some that were seen, or of the answer, but for
+        the latest before the root. False: there are none to give up.
+        """
         held = self.aligned(view)
         known, (_, seen) = held.known, self.lacking(view)
         end = min(seen, len(view.tokens) - 2)
-        if view.prompt_length <= known < end:
-            held.gaps.append((known, end))
-            held.text.tokens += view.tokens[len(held.text.tokens) : end]
-            self._join(held, view)
+        if known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
+            return False
+        held.gaps.append((known, end))
+        held.text.tokens += view.tokens[len(held.text.tokens) : end]
+        self._join(held, view)
+        return True
 
     def lacks(self, view: SequenceView) -> bool:
         """Whether features of tokens before the root are missing."""

@@ -57,7 +57,7 @@ class TextRows:
         room = {
             place: len(view.tokens) + more
             for place, (view, more) in enumerate(zip(views, rows, strict=True))
-            if more is not None and len(view.tokens) > 1
+            if more is not None and len(view.tokens) > view.prompt_length  # else this step shows the prompt's features
         }
         busy = {views[place].sequence for place in room}
         self._catch_up([views[place] for place in room])
@@ -69,14 +69,14 @@ class TextRows:
         self._sequences.keep(waiting.view, len(waiting.pending))
 
     def _catch_up(self, views: Sequence[SequenceView]) -> None:
-        """Have the target compute features that are lacking.
+        """Leave out what nobody saw, and have the target compute the last features if these are lacking.
 
-        A prefix hit leaves a gap before what was seen of the prompt. Those of an answer are left out: a target computes
-        them in a tenth of the time that it took to write these tokens, which is more than they are worth.
+        A prefix hit leaves a gap before what was seen of a prompt, and a pause one in the answer. What a head drafts
+        without them is right a little less often; to compute them would make all requests wait.
         """
         for view in views:
-            if self._sequences.lacks(view):
-                self._sequences.leave_out(view)
+            while self._sequences.lacks(view) and self._sequences.leave_out(view):
+                pass
         while lacking := [view for view in views if self._sequences.lacks(view)]:
             views = self._closed(lacking)
 
