@@ -250,11 +250,11 @@ def of_vllm(told: Samples, name: str, **labels: str) -> float:
 
 
 def test_every_panel_of_the_dashboards_finds_its_numbers(make_app: Callable[..., FastAPI]) -> None:
-    """After a few requests to a server, some with a draft."""
+    """After two requests to a server, one that always drafts."""
     with TestClient(make_app()) as client:
         body = {"prompt": "one two three one two three one two", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-        for _ in range(3):
-            assert client.post("/v1/completions", json=body).status_code == 200
+        for strategy in ("prompt-lookup:policy=fixed", "none"):
+            assert client.post("/v1/completions", json={**body, "strategy": strategy}).status_code == 200
         told = samples(client.get("/metrics").text)
     missing = [name for name in DASHBOARDS if not any(key == name and _whose(name, labels) for key, labels in told)]
     assert not missing
