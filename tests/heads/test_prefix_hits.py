@@ -41,6 +41,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The nodes of each draft of a strategy with k=2."""
+    drafts: list[int] = []
+    propose = Eagle3.propose
+
+    def counted(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        found = propose(self, views, budgets)
+        if max(budgets) == 2:  # not as where a head is proved
+            drafts.extend(map(len, found))
+        return found
+
+    monkeypatch.setattr(Eagle3, "propose", counted)
+    return drafts
+
+
 def test_what_was_cached_of_a_prompt_is_left_out(
     model: Path, head: HeadArtefact, tmp_path: Path, asked: list[int]
 ) -> None:
@@ -68,26 +84,23 @@ def test_what_was_cached_of_a_prompt_is_left_out(
 
 
 def test_a_head_that_lacks_two_stretches_drafts_at_once(
-    model: Path, head: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+    model: Path,
+    head: HeadArtefact,
+    tmp_path: Path,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[int],
+    drafts: list[int],
 ) -> None:
     """It has not seen the prefix that was cached, nor steps in which its policy was inactive."""
     artefact.save(tmp_path, head, "")
-    drafts: list[int] = []
-    plan, propose = Fixed.plan, Eagle3.propose
-    steps = iter(range(1000))
+    plan, steps = Fixed.plan, itertools.count()
 
     def late(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
         found = plan(self, views)
         return found if next(steps) % 8 == 5 else Budgets([0] * len(views))
 
-    def counted(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        found = propose(self, views, budgets)
-        if max(budgets) == 2:  # not as where a head is proved
-            drafts.extend(map(len, found))
-        return found
-
     monkeypatch.setattr(Fixed, "plan", late)
-    monkeypatch.setattr(Eagle3, "propose", counted)
     strategy = f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
         params = SamplingParams(temperature=0, max_tokens=8)
@@ -99,26 +112,25 @@ def test_a_head_that_lacks_two_stretches_drafts_at_once(
 
 @pytest.mark.parametrize("sees", [False, True])
 def test_what_was_written_in_a_pause_is_left_out(
-    sees: bool, *, model: Path, head: HeadArtefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+    sees: bool,
+    *,
+    model: Path,
+    head: HeadArtefact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[int],
+    drafts: list[int],
 ) -> None:
     """It drafts in every eighth step. If it does not see the step before that, one state is computed, never more."""
     artefact.save(tmp_path, head, "")
-    plan, propose = Fixed.plan, Eagle3.propose
-    steps, drafts = itertools.count(), []
+    plan, steps = Fixed.plan, itertools.count()
 
     def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
         step = next(steps) % 8
         watching = [(0,)] * len(views) if sees and step == 6 else ()
         return plan(self, views) if step == 7 else Budgets([0] * len(views), watching=watching)
 
-    def counted(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        found = propose(self, views, budgets)
-        if max(budgets) == 2:  # not as where a head is proved
-            drafts.extend(map(len, found))
-        return found
-
     monkeypatch.setattr(Fixed, "plan", seldom)
-    monkeypatch.setattr(Eagle3, "propose", counted)
     strategy = f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
         params = SamplingParams(temperature=0, max_tokens=40)

@@ -188,7 +188,7 @@ class Record:
         self._decay = _BUCKET_DECAY if whole is None else _SEQUENCE_DECAY
         self._levels = 0.0 if whole is not None else _PROVED_LEVELS if expected else _WEIGHT
         self._right_levels = self._levels * (expected or UNSCORED)
-        self._weight: float = whole._weight if whole is not None else _PROVED_WEIGHT if expected else _WEIGHT
+        self._prior: float = whole._prior if whole is not None else _PROVED_WEIGHT if expected else _WEIGHT
         self._nodes = self._right = self._expected = 0.0
         self._usual, self._spread = 0.0, _SEQUENCES_DIFFER  # of log-odds beforehand: mean and variance
 
@@ -226,7 +226,7 @@ class Record:
         """The share of reached levels at which a node was accepted."""
         if self._whole is None:
             return self._right_levels / self._levels
-        return (self._right_levels + self._weight * self._whole.share) / (self._levels + self._weight)
+        return (self._right_levels + self._prior * self._whole.share) / (self._levels + self._prior)
 
     @property
     def odds(self) -> float:

@@ -144,10 +144,15 @@ class HeadSequences:
             held.cut(agreed)
         return held
 
-    def leave_out(self, view: SequenceView) -> bool:
-        """Give up the next features that nobody saw: of tokens before some that were seen, or of the answer, but for
-        the latest before the root. False: there are none to give up.
+    def leave_out(self, view: SequenceView) -> None:
+        """Give up features that nobody saw: of tokens before some that were seen, and of the answer, but for the latest
+        before the root.
         """
+        while self.lacks(view) and self._leave_out_next(view):
+            pass
+
+    def _leave_out_next(self, view: SequenceView) -> bool:
+        """The first of these gaps; False if there is none."""
         held = self.aligned(view)
         known, (_, seen) = held.known, self.lacking(view)
         end = min(seen, len(view.tokens) - 2)

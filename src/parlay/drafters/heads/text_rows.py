@@ -75,8 +75,7 @@ class TextRows:
         without them is right a little less often; to compute them would make all requests wait.
         """
         for view in views:
-            while self._sequences.lacks(view) and self._sequences.leave_out(view):
-                pass
+            self._sequences.leave_out(view)
         while lacking := [view for view in views if self._sequences.lacks(view)]:
             views = self._closed(lacking)
 
