@@ -24,7 +24,7 @@ from parlay.models.sampling_defaults import usual_params
 from parlay.one_call import OneCall
 from parlay.options import LoadOptions, override
 from parlay.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
-from parlay.power import power_of
+from parlay.power import PowerOf
 from parlay.progress import Progress, advance, bar
 from parlay.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
 from parlay.quality.allowed import AUDIT_SHARE, Allowed
@@ -107,7 +107,7 @@ class LLM:
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         self.engine = Engine(self.runner, cost := calibrate(self.runner), limits)
         self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
-        self._resources, power = self._find_resources(model, draft_model), partial(power_of, self.runner, cost)
+        self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
         kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
         self._strategies = StrategyCache(self._resources, cost, in_use=self.engine.strategies, memory=kept, power=power)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request

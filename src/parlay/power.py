@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from functools import partial
 
 from parlay.cost.devices import power as known_power
-from parlay.energy import EnergyMeter, choose_meter, measure_power
+from parlay.energy import EnergyMeter, MeasurementFailed, choose_meter, measure_power
 from parlay.energy.decoding import ROWS
 from parlay.options import UsageError
 from parlay.types import Cost, OutOfRoom, ParlayError, PowerModel, Runner, Segment
 
+AGAIN_SECONDS = 600.0
+"""How long a failed measurement counts."""
 _SCRATCH = -1  # the sequence that is measured; the engine's names are not negative
+
+
+class PowerOf:
+    """`power_of` a runner, for many who ask: for `AGAIN_SECONDS` a failed measurement is not repeated.
+
+    It takes seconds in which nobody is served. Other errors show at once, and may be gone the next time.
+    """
+
+    def __init__(self, runner: Runner, cost: Cost, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ask, self._clock = partial(power_of, runner, cost), clock
+        self._failure, self._until = "", 0.0
+
+    def __call__(self) -> PowerModel:
+        """Raises what `power_of` raises."""
+        if self._failure and self._clock() < self._until:
+            raise MeasurementFailed(self._failure)
+        try:
+            return self._ask()
+        except MeasurementFailed as error:
+            self._failure, self._until = str(error), self._clock() + AGAIN_SECONDS
+            raise
 
 
 def power_of(runner: Runner, cost: Cost) -> PowerModel:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from parlay.energy import choose_meter
+from parlay.energy import CounterError, choose_meter
 from parlay.energy.nvml import nvml_counters
 from parlay.energy.rapl import rapl_counters
 
@@ -60,6 +60,20 @@ def test_counters_that_may_not_be_read_are_a_reason(tmp_path: Path) -> None:
     counters, reason = rapl_counters(tmp_path)
     assert not counters
     assert "readable by root alone" in reason
+
+
+def test_counters_that_break_later_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = domain(tmp_path, "intel-rapl:0", "package-0")
+    meter = choose_meter("cpu", powercap=tmp_path)
+    package.unlink()
+    with pytest.raises(CounterError, match="the counter of package-0 can't be read any more"):
+        meter.begin()
+    driver = Driver(5_000)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    ((counter,), _) = nvml_counters(0)
+    driver.millijoules = None
+    with pytest.raises(CounterError, match="the counter of GPU 0 can't be read any more: Not Supported"):
+        counter.read()
 
 
 def test_counters_that_are_no_numbers_are_a_reason(tmp_path: Path) -> None:

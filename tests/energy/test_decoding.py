@@ -7,7 +7,7 @@ import random
 import pytest
 
 from parlay.cost.devices import DEVICES, power
-from parlay.energy import Counter, EnergyMeter, measure_power
+from parlay.energy import Counter, CounterError, EnergyMeter, MeasurementFailed, measure_power
 from parlay.types import ParlayError
 
 WATTS, ROW_JOULES = 80.0, 0.05
@@ -57,6 +57,20 @@ def test_a_counter_that_never_moves_is_an_error_after_some_seconds() -> None:
     with pytest.raises(ParlayError, match="can't be measured: the counter of GPU 0 did not move"):
         measure_power(hardware.meter(), hardware.forward, clock=lambda: hardware.now)
     assert hardware.now < 6
+
+
+def test_a_counter_that_can_not_be_read_any_more_is_one_line() -> None:
+    hardware, left = Hardware(ROW_JOULES), [3]
+
+    def read() -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise CounterError("the counter of GPU 0 can't be read any more: it fell off the bus")
+        return hardware.counts()
+
+    meter = EnergyMeter([Counter("GPU 0", read, 1e-3)], "a fake counter", clock=lambda: hardware.now)
+    with pytest.raises(MeasurementFailed, match="can't be measured: the counter of GPU 0 can't be read any more"):
+        measure_power(meter, hardware.forward, clock=lambda: hardware.now)
 
 
 def test_power_of_a_known_board_is_modelled_and_says_so() -> None:

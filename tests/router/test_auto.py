@@ -111,6 +111,13 @@ def test_what_is_drawn_is_asked_once_and_told_with_each_request() -> None:
     assert len(asked) == 1
 
 
+def test_where_what_is_drawn_is_not_known_no_drafter_is_built() -> None:
+    """Building them may take seconds, and a refused strategy is not kept: each request would take them."""
+    resources = replace(BARE, open_runner=lambda name: pytest.fail(f"{name} was opened"))
+    with pytest.raises(UsageError, match="leave out goal=energy"):
+        StrategyCache(resources, Steady()).get("auto:of=draft-model(model=toy),goal=energy")
+
+
 def test_one_that_chooses_from_a_single_drafter_drafts() -> None:
     auto = StrategyCache(BARE, Steady()).get("auto")
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

@@ -1,13 +1,15 @@
 """Measures joules: a meter, and the hardware counters that it reads."""
 
 from parlay.energy.choose import choose_meter
-from parlay.energy.decoding import measure_power
-from parlay.energy.meter import Counter, Energy, EnergyMeter, TooShort, Window, joules_per_token
+from parlay.energy.decoding import MeasurementFailed, measure_power
+from parlay.energy.meter import Counter, CounterError, Energy, EnergyMeter, TooShort, Window, joules_per_token
 
 __all__ = [
     "Counter",
+    "CounterError",
     "Energy",
     "EnergyMeter",
+    "MeasurementFailed",
     "TooShort",
     "Window",
     "choose_meter",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from parlay.energy.meter import EnergyMeter, TooShort
+from parlay.energy.meter import CounterError, EnergyMeter, TooShort
 from parlay.types import ParlayError, PowerModel
 
 ROWS = (1, 32)
@@ -15,6 +15,10 @@ ROWS = (1, 32)
 _ROUNDS, _SECONDS = 2, 0.4
 """Windows of each row count, taken in turns, and how long one lasts: several updates of a counter (20 to 100 ms)."""
 _MOST = 5  # times that a window is made longer, until its counters have moved
+
+
+class MeasurementFailed(ParlayError):
+    """The counters there are don't say what decoding draws: they stand still, can't be read, or make no sense."""
 
 
 @dataclass(slots=True)
@@ -31,8 +35,15 @@ def measure_power(
 ) -> PowerModel:
     """Run ``forward``, which takes a number of rows, for two seconds, and fit watts and joules per row.
 
-    The meter has counters. Raises ParlayError if these do not move, or show no power.
+    The meter has counters. Raises MeasurementFailed if these do not move, can't be read, or show no power.
     """
+    try:
+        return _measured(meter, forward, clock)
+    except CounterError as error:
+        raise MeasurementFailed(f"what decoding draws can't be measured: {error}") from error
+
+
+def _measured(meter: EnergyMeter, forward: Callable[[int], object], clock: Callable[[], float]) -> PowerModel:
     sums = [_Sum() for _ in ROWS]
     for rows in ROWS:
         forward(rows)  # the first one may build kernels
@@ -41,7 +52,7 @@ def measure_power(
             _add_window(meter, partial(forward, rows), measured, clock)
     watts, row_joules = _fit(sums)
     if not watts > 0:
-        raise ParlayError(f"what decoding draws can't be measured: {meter.reason} showed {watts:.3g} W")
+        raise MeasurementFailed(f"what decoding draws can't be measured: {meter.reason} showed {watts:.3g} W")
     return PowerModel(watts, row_joules, f"measured: {meter.reason}")
 
 
@@ -54,9 +65,9 @@ def _add_window(meter: EnergyMeter, forward: Callable[[], object], measured: _Su
             measured.forwards += 1
         try:
             energy = meter.end(window)
-        except TooShort as error:
+        except TooShort:
             if attempt == _MOST:
-                raise ParlayError(f"what decoding draws can't be measured: {error}") from error
+                raise
         else:
             measured.joules += energy.joules or 0.0
             measured.seconds += energy.seconds

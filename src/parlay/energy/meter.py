@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from parlay.types import Metrics, ParlayError
 
 
-class TooShort(ParlayError):
+class CounterError(ParlayError):
+    """A counter says nothing that can be used."""
+
+
+class TooShort(CounterError):
     """A counter did not move within a window: it is updated less often than that."""
 
 
@@ -22,7 +26,7 @@ class TooShort(ParlayError):
 class Counter:
     """An energy counter of the hardware. ``name`` says what it includes; ``unit`` is joules per count.
 
-    ``read`` returns counts, which start again at 0 after ``most``; None: never.
+    ``read`` returns counts, which start again at 0 after ``most``; None: never. It raises CounterError if it can't.
     """
 
     name: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from types import ModuleType
 
-from parlay.energy.meter import Counter
+from parlay.energy.meter import Counter, CounterError
 
 _MILLIJOULE = 1e-3
 
@@ -33,6 +33,9 @@ def _counters(nvml: ModuleType, device: int) -> tuple[list[Counter], str]:
         return [], f"NVML counts no energy of GPU {device}: {error}"
 
     def read() -> int:
-        return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        try:
+            return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        except nvml.NVMLError as error:
+            raise CounterError(f"the counter of GPU {device} can't be read any more: {error}") from error
 
     return [Counter(f"GPU {device}", read, _MILLIJOULE)], f"NVML counter of GPU {device} ({name})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from parlay.energy.meter import Counter
+from parlay.energy.meter import Counter, CounterError
 
 POWERCAP = Path("/sys/class/powercap")
 _MICROJOULE = 1e-6
@@ -46,8 +46,14 @@ def _counter(name: str, folder: Path) -> Counter:
     path = folder / "energy_uj"
 
     def read() -> int:
-        return int(path.read_text(encoding="utf-8"))
+        try:
+            return _number(path)
+        except (OSError, ValueError) as error:
+            raise CounterError(f"the counter of {name} can't be read any more: {error}") from error
 
-    read()  # refused now rather than in the middle of a measurement
-    most = int((folder / "max_energy_range_uj").read_text(encoding="utf-8"))
-    return Counter(name, read, _MICROJOULE, most)
+    _number(path)  # refused now rather than in the middle of a measurement
+    return Counter(name, read, _MICROJOULE, _number(folder / "max_energy_range_uj"))
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="utf-8"))

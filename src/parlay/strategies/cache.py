@@ -61,7 +61,8 @@ class StrategyCache:
     What routers learn is handed to ``memory`` after each request. If owners are apart there, each has routers of its
     own; drafters, which go by tenants, are shared.
 
-    ``power`` says what the machine draws. It is asked once, when a strategy first needs it, and may take seconds.
+    ``power`` says what the machine draws. It is asked when a strategy first needs it, and may take seconds; its answer
+    is kept.
     """
 
     def __init__(
@@ -117,11 +118,14 @@ class StrategyCache:
         self._built.clear()
 
     def _build(self, spec: StrategySpec) -> _Built:
-        closing = ExitStack()
-        resources = replace(self._resources, closing=closing)
-        wanted = drafters_of(spec, resources)
-        drafters = build_all(wanted, resources)
-        aim = self._aim(spec) if find(spec.name).routes else None
+        """Raises UsageError or ParlayError, and then leaves nothing behind."""
+        aim = self._aim(spec) if find(spec.name).routes else None  # first, because drafters may take long to build
+        with ExitStack() as failing:
+            closing = failing.enter_context(ExitStack())
+            resources = replace(self._resources, closing=closing)
+            wanted = drafters_of(spec, resources)
+            drafters = build_all(wanted, resources)
+            failing.pop_all()
         arms = () if aim is None else as_arms(wanted, drafters, aim.effort.size)
         rule = build_rule(spec)
         known = (built.strategy.rule for built in self._built.values())
