@@ -31,7 +31,7 @@ from parlay.quality.allowed import AUDIT_SHARE, Allowed
 from parlay.quality.gate import Gate, open_gate
 from parlay.remembered import RememberedBy, memory_of
 from parlay.requests import ChatOptions, RequestFactory, RequestOptions
-from parlay.strategies.cache import BUILT_IN_DRAFTS, RunnerCache, StrategyCache
+from parlay.strategies.cache import RunnerCache, StrategyCache
 from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
 from parlay.types import ParlayError, SamplingParams, Tokenizer
@@ -137,7 +137,7 @@ class LLM:
         return Resources(
             vocab_size=target.vocab_size,
             open_runner=self._drafts,
-            default_draft=draft_model or BUILT_IN_DRAFTS.get(target.name),
+            default_draft=draft_model or heads.built_in_draft(),
             tokenizer=self.tokenizer,
             open_tokenizer=lambda name: load_tokenizer(resolve(name)),
             target=target,

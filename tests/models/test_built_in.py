@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+from safetensors.torch import load_file, save_file
 
 from parlay import LLM, SamplingParams, models
 from parlay.models.kept import kept
-from parlay.models.resolving import BUILT_IN, resolve
-from parlay.strategies.cache import BUILT_IN_DRAFTS
+from parlay.models.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
+from parlay.options import UsageError
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -25,3 +29,23 @@ def test_the_draft_model_of_smollm2_has_its_vocabulary_and_writes_text() -> None
         (answer,) = llm.generate(["The river"], SamplingParams(temperature=0, max_tokens=8), strategy="none")
     assert len(answer.outputs[0].token_ids) == 8
     assert answer.outputs[0].text.strip()
+
+
+def copied(to: Path) -> Path:
+    """The built-in model in a folder of the user's."""
+    return Path(shutil.copytree(resolve("parlay-mini"), to / "mine"))
+
+
+def test_a_target_is_known_by_its_embedding_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    with LLM(str(copied(tmp_path)), strategy="draft-model") as llm:
+        assert llm.draft_models == (BUILT_IN_DRAFTS["parlay-mini"],)
+        assert "draft-model" in llm.offered()
+
+
+def test_another_model_of_the_same_shape_has_no_draft_model_and_says_so(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    with LLM(str(folder), strategy="none") as llm, pytest.raises(UsageError, match="no draft model goes with this"):
+        llm.generate(["The river"], strategy="draft-model")

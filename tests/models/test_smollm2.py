@@ -11,6 +11,7 @@ import torch
 from parlay import LLM, SamplingParams
 from parlay.chat_template import render
 from parlay.models.pulled import place_of
+from parlay.models.resolving import BUILT_IN_DRAFTS
 from parlay.outputs import RequestOutput
 from parlay.testing.dense_copy import save_dense
 from parlay.types import Exactness, Segment
@@ -44,6 +45,15 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 def form(request: pytest.FixtureRequest) -> LLM:
     found: LLM = request.getfixturevalue(request.param)
     return found
+
+
+def test_both_forms_by_their_paths_find_the_draft_model_of_the_package(dense: LLM) -> None:
+    file = LLM(str(place_of(NAME)))
+    for each in (file, dense):
+        assert each.runner.spec.name != NAME
+        each.generate(["The river"], SamplingParams(temperature=0, max_tokens=4), strategy="draft-model")
+        assert each.draft_models == (BUILT_IN_DRAFTS[NAME],)
+    file.close()
 
 
 def test_the_file_brings_tokenizer_template_and_ends(llm: LLM) -> None:

@@ -225,9 +225,9 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
 
 def _models(options: argparse.Namespace, ground: _Ground) -> Models:
     """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
+    from parlay.models.resolving import BUILT_IN_DRAFTS
     from parlay.plan.machine import read_model, shape_of
     from parlay.plan.strategies import Models
-    from parlay.strategies.cache import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
     target, *drafts = [

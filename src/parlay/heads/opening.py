@@ -37,9 +37,9 @@ from parlay.models.hub import without_address
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
 from parlay.models.quantize import Int8Weight
-from parlay.models.resolving import resolve
+from parlay.models.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.options import UsageError, nearest
-from parlay.types import Runner, RunnerSpec
+from parlay.types import ParlayError, Runner, RunnerSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -220,6 +220,22 @@ class TargetHeads:
             for each in store.drafters()
             if each.facts.origin.domain != GENERAL and self.fits(each)
         )
+
+    def built_in_draft(self) -> str | None:
+        """The draft model of the package that goes with the target, whatever file or format this was loaded from."""
+        named = BUILT_IN_DRAFTS.get(self._target.name)
+        try:
+            return named or next((draft for name, draft in BUILT_IN_DRAFTS.items() if self._is(name)), None)
+        except ParlayError:
+            return None  # its embedding can't be read, so nothing tells
+
+    def _is(self, name: str) -> bool:
+        """Whether the target has the embedding of the model that Parlay knows by that name."""
+        size = self._target.vocab_size
+        if name in BUILT_IN:
+            same_size = read_config(resolve(name)).vocab_size == size
+            return same_size and same_rows(self._witnesses(), matrices_of(name).witnesses(size))
+        return any(self.fits(each) for each in store.drafters() if each.shipped and each.facts.origin.target == name)
 
     def fits(self, drafter: StoredDrafter) -> bool:
         """Whether it was trained for this target."""

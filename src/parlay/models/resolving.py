@@ -12,6 +12,8 @@ from parlay.types import ParlayError
 
 SUFFIX = ".gguf"
 BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
+BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
+"""The draft model that goes with a target, where none is named."""
 _CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
 _TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.safetensors")

@@ -24,9 +24,6 @@ from parlay.strategies.entry import EFFORT, GOAL, POLICY, POWER, K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, Strategy
 
-BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
-"""The draft model that goes with a target, where none is named."""
-
 NO_MEMORY = NoMemory()
 
 KEPT = 64
