@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from parlay.cli import COMMANDS
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.options import options_of
 from parlay.requests import RequestOptions
 from parlay.strategies.catalogue import catalogue
@@ -250,6 +251,16 @@ def test_a_drafter_is_named_only_where_it_is_made() -> None:
                 and path not in {home(entry), PACKAGE / "llm.py"} | combined | command
             ):
                 assert name not in spoken(path), f"{path} names {name}"
+
+
+def test_pages_call_no_other_strategy_the_default() -> None:
+    """Results of the time when another one was say that it was."""
+    said = re.compile(r"default(?: strategy)?(?:,| is|:) `([\w-]+)[`:]|`([\w-]+)`,? (?:is )?the default\b(?! then)")
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    found = [(page.name, a or b) for page in pages for a, b in said.findall(page.read_text(encoding="utf-8"))]
+    wrong = [(page, name) for page, name in found if name in catalogue() and name != DEFAULT_STRATEGY]
+    assert found
+    assert not wrong
 
 
 def test_the_catalogue_loads_no_torch() -> None:

@@ -26,10 +26,12 @@ from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
+from parlay.bench.records import PLAIN
 from parlay.demo_prompts import EDIT, PROSE
+from parlay.llm import DEFAULT_STRATEGY
 
 MINI = "parlay-mini"
-STRATEGIES = ("none", "prompt-lookup")
+STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
 GREEDY_REQUESTS = 32
 TOKENS = 64
 GOAL = 2.0
