@@ -20,7 +20,7 @@ from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.stub import StubCost, StubRunner
 from benchmarks.options import add_threads_flag
 from parlay import models, threads
-from parlay.cost.measured import calibrate
+from parlay.cost.timing import calibrate
 from parlay.engine import Limits
 from parlay.types import Cost, Runner, SamplingParams
 

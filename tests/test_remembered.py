@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM, SamplingParams
+from parlay.cost.measured import ROWS, MeasuredCost
 from parlay.models.resolving import resolve
 from parlay.remembered import Entry, RouterMemory, entries, forget, memory_of, place
 from parlay.requests import RequestOptions
 from parlay.router.arms import Arm
 from parlay.router.memory import KeptArm, NoMemory
 from parlay.router.router import Router
-from parlay.types import Exactness, RunnerSpec
+from parlay.types import Exactness, KeptCost, RunnerSpec
 from tests.router.simulated_arms import Machine, SimulatedArm, TableCost
 
 SPEC = RunnerSpec("parlay-mini", 1000, 1024, "tree", Exactness.BITS, 64, 2, "cpu", "float32", "")
@@ -60,6 +61,40 @@ def test_what_was_learned_is_there_again() -> None:
     assert memory.recall("another") == {}
 
 
+def learned_cost(seconds: float = 0.001) -> KeptCost:
+    cost = MeasuredCost()
+    for _ in range(100):
+        cost.record(1, 100, seconds)
+    return cost.kept()
+
+
+def test_what_steps_cost_is_there_again_with_drafters_or_without() -> None:
+    memory = remember()
+    memory.keep_cost(learned_cost)
+    memory.write()
+    again = RouterMemory("parlay-mini", SPEC, "")
+    assert again.cost() == learned_cost()
+    assert again.recall("") == learned()
+    another = RouterMemory("parlay-mini-draft", SPEC, "")
+    assert another.cost() == {}
+    another.keep_cost(lambda: learned_cost(0.002))
+    another.write()
+    assert RouterMemory("parlay-mini-draft", SPEC, "").cost() == learned_cost(0.002)
+    assert RouterMemory("parlay-mini", SPEC, "").cost() == learned_cost()
+
+
+def test_what_owners_taught_apart_leaves_the_cost_of_steps_as_it_is() -> None:
+    memory = RouterMemory("parlay-mini", SPEC, "", apart=True)
+    memory.keep_cost(learned_cost)
+    memory.keep("somebody", learned())
+    memory.write()
+    later = RouterMemory("parlay-mini", SPEC, "", apart=True)
+    later.keep("somebody", learned(POOR))
+    later.write()
+    assert RouterMemory("parlay-mini", SPEC, "").cost() == learned_cost()
+    assert RouterMemory("parlay-mini", SPEC, "").recall("") == {}
+
+
 def test_a_router_that_remembers_need_not_try_what_does_not_pay() -> None:
     known = learned(POOR, HEAD)
     fresh = told = 0.0
@@ -88,9 +123,9 @@ def test_another_model_or_machine_has_a_memory_of_its_own() -> None:
         b"[]",
         b"null",
         b"\xff\xfe",
-        b'{"format": 1}',
-        b'{"format": 2, "sha256": "", "entries": []}',
-        b'{"format": 1, "sha256": "x", "entries": []}',
+        b'{"format": 2}',
+        b'{"format": 1, "sha256": "", "entries": []}',
+        b'{"format": 2, "sha256": "x", "entries": []}',
         b"[" * 100_000,
         b" " * (5 << 20),
     ],
@@ -239,6 +274,24 @@ def test_nothing_is_kept_where_that_is_wanted_or_there_is_no_name() -> None:
         memory_of("parlay-mini", SPEC, "", "always")  # type: ignore[arg-type]
 
 
+def test_an_llm_knows_what_steps_cost_from_the_last_one_whatever_its_strategy() -> None:
+    with LLM("parlay-mini", strategy="none") as llm:
+        decode(llm, "")
+        spec = llm.runner.spec
+    (entry,) = entries()
+    assert entry.cost
+    assert not entry.arms
+    context, numbers = next(iter(entry.cost.items()))
+    slow = {context: tuple(100 * number if 1 <= place < len(ROWS) else number for place, number in enumerate(numbers))}
+    memory = RouterMemory("parlay-mini", spec, "")
+    memory.keep_cost(lambda: slow)
+    memory.write()
+    with LLM("parlay-mini", strategy="none") as llm:
+        assert llm.engine.cost.forward(64, 100) > 20 * llm.engine.cost.forward(1, 100)
+    with LLM("parlay-mini", strategy="none", router_memory="off") as llm:
+        assert llm.engine.cost.forward(64, 100) < 20 * llm.engine.cost.forward(1, 100)
+
+
 def decode(llm: LLM, owner: str) -> None:
     params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
     job = llm.job("one two three one two three one two three one two", params, RequestOptions(owner=owner))
@@ -258,7 +311,7 @@ def test_keys_that_are_apart_never_learn_from_each_other() -> None:
         decode(llm, "one")
         decode(llm, "two")
     (one,), (two,) = kept_of("one"), kept_of("two")
-    assert kept_of("") == [], "nothing is learned of both together"
+    assert [entry.arms for entry in kept_of("")] == [{}], "of both together only what steps cost"
     assert one.arms != two.arms
     with LLM("parlay-mini", strategy="auto:of=prompt-lookup", router_memory="per-key") as llm:
         assert known_of(llm, "one") == one.arms

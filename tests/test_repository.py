@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "structured": frozenset({"types", "reasoning"}),
     "vocabulary": frozenset({"types", "models", "encoding", "structured"}),
     "processor": frozenset(),
-    "remembered": frozenset({"types", "models", "threads", "processor", "router"}),
+    "remembered": frozenset({"types", "cost", "models", "threads", "processor", "router"}),
     "kinds": frozenset({"types", "router"}),
     "quality": CORE | {"options", "models", "drafters", "strategies"},
     "jobs": TEXT | {"strategies", "quality"},

@@ -12,7 +12,6 @@ from parlay import models, vllm_arguments
 from parlay.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from parlay.cache import Budget, parse_bytes
 from parlay.chat_template import Messages, Tools
-from parlay.cost.measured import calibrate
 from parlay.documents import Document, Documents, Predictions, prediction_ids, predictions, references
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
@@ -29,7 +28,7 @@ from parlay.progress import Progress, advance, bar
 from parlay.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
 from parlay.quality.allowed import AUDIT_SHARE, Allowed
 from parlay.quality.gate import Gate, open_gate
-from parlay.remembered import RememberedBy, memory_of
+from parlay.remembered import RememberedBy, cost_of, memory_of
 from parlay.requests import ChatOptions, RequestFactory, RequestOptions
 from parlay.strategies.cache import RunnerCache, StrategyCache
 from parlay.strategies.offering import offered
@@ -105,10 +104,10 @@ class LLM:
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        self.engine = Engine(self.runner, cost := calibrate(self.runner), limits)
+        kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
+        self.engine = Engine(self.runner, cost := cost_of(self.runner, kept), limits)
         self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
-        kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
         self._strategies = StrategyCache(self._resources, cost, in_use=self.engine.strategies, memory=kept, power=power)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = RequestFactory(

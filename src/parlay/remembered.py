@@ -1,4 +1,6 @@
-"""The file that keeps what routers have learned from one process to the next: numbers by machine, model and owner.
+"""The file that keeps what was learned from one process to the next: numbers by machine, model and owner of requests.
+
+They are what routers know of drafters, and what steps cost.
 
 It holds no text, no token, no name of a person and no key. A file that is damaged, or of another version, is left out
 with one line in the log, and the next one takes its place. It is written at most once in `EVERY` seconds, in a thread
@@ -14,25 +16,27 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from parlay.cost.measured import MeasuredCost
+from parlay.cost.timing import calibrate
 from parlay.models.origin import weight_files
 from parlay.models.user_cache import user_cache, written_whole
 from parlay.processor import cpu_model
-from parlay.router.memory import KeptArm, Memory, NoMemory
-from parlay.types import RunnerSpec
+from parlay.router.memory import NO_COST, KeptArm, Memory, NoMemory
+from parlay.types import KeptCost, Runner, RunnerSpec
 
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
 """What is learned from the requests of all owners together, of each apart, or not kept."""
-FORMAT = 1
+FORMAT = 2
 """Version of the file, and of the numbers in it."""
 EVERY = 60.0
 """Seconds from the first thing that was learned to when the file has it: a process that is killed loses no more."""
-_MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS = 64, 32, 16
+_MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS, _MOST_CONTEXTS = 64, 32, 16, 16
 _MOST_BYTES = 4 << 20
 _END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
@@ -42,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What was learned of the drafters of one model on one machine.
+    """What was learned of one model on one machine: of its drafters, and of the cost of its steps.
 
     ``model`` is the name under which it was loaded, for people; ``weights`` tells it from others. ``owner`` is empty
-    for all requests together. ``saved``: Unix seconds.
+    for all requests together; the cost stands there alone. ``saved``: Unix seconds.
     """
 
     machine: str
@@ -54,6 +58,7 @@ class Entry:
     owner: str = ""
     saved: float = 0.0
     arms: Mapping[str, KeptArm]
+    cost: KeptCost = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -103,14 +108,22 @@ class RouterMemory:
         self._found: list[Entry] | None = None  # in the file, when it was first asked
         self._learned: dict[str, Mapping[str, KeptArm]] = {}  # since then, by owner
         self._unwritten: set[str] = set()  # the owners of whom the file lacks something
+        self._learned_cost: Callable[[], KeptCost] = lambda: NO_COST
         self._timer: threading.Timer | None = None
         self._has_warned = False
 
     def recall(self, owner: str) -> Mapping[str, KeptArm]:
         with self._lock:
-            if self._found is None:
-                self._found = entries()
-            return {**_arms_of(self._of(owner), self._found), **self._learned.get(owner, {})}
+            held = _held(self._of(owner), self._in_file())
+            return {**held.arms, **self._learned.get(owner, {})}
+
+    def cost(self) -> KeptCost:
+        with self._lock:
+            return _held(self._empty, self._in_file()).cost
+
+    def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
+        self._learned_cost = learned
+        atexit.register(self.write)
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
         if not arms:
@@ -122,39 +135,48 @@ class RouterMemory:
                 self._timer = threading.Timer(self._every, self.write)
                 self._timer.daemon = True
                 self._timer.start()
+                atexit.unregister(self.write)
                 atexit.register(self.write)  # daemons do not live to see the end
 
     def write(self) -> None:
         with _changing:  # whoever closes waits for a write that is under way
-            news = self._taken()
+            news, cost = self._taken(), self._learned_cost()
             try:
-                if news:
-                    _write(self._joined(news, _quietly()))
+                if news or cost:
+                    _write(self._joined(news, cost, _quietly()))
                     self._has_warned = False
             except OSError as error:
                 with self._lock:
                     self._unwritten |= news.keys()
                 self._warn(error)
 
+    def _in_file(self) -> list[Entry]:
+        """When it was first asked."""
+        if self._found is None:
+            self._found = entries()
+        return self._found
+
     def _taken(self) -> Mapping[str, Mapping[str, KeptArm]]:
         """By owner what the file lacks, for whoever writes it."""
         with self._lock:
+            atexit.unregister(self.write)
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-                atexit.unregister(self.write)
             news = {owner: self._learned[owner] for owner in self._unwritten}
             self._unwritten.clear()
         return news
 
-    def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], held: Sequence[Entry]) -> list[Entry]:
+    def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, held: Sequence[Entry]) -> list[Entry]:
         """What the file held, with the news in it."""
         now, by_key = time.time(), {each.key: each for each in held}
         for owner, arms in news.items():
-            mine = self._of(owner)
-            before = _arms_of(mine, held)
-            merged = [*arms.items(), *(pair for pair in before.items() if pair[0] not in arms)][:_MOST_ARMS]
-            by_key[mine.key] = replace(mine, saved=now, arms=dict(merged))
+            before = _held(self._of(owner), held)
+            merged = [*arms.items(), *(pair for pair in before.arms.items() if pair[0] not in arms)][:_MOST_ARMS]
+            by_key[before.key] = replace(before, saved=now, arms=dict(merged))
+        if cost:
+            before = by_key.get(self._empty.key, self._empty)
+            by_key[before.key] = replace(before, saved=now, cost={**before.cost, **cost})
         return list(by_key.values())
 
     def _warn(self, error: OSError) -> None:
@@ -182,9 +204,17 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
     return RouterMemory(model, spec, quantize, apart=apart)
 
 
-def _arms_of(mine: Entry, held: Sequence[Entry]) -> Mapping[str, KeptArm]:
-    """What is held of the same machine, model and owner."""
-    return next((each.arms for each in held if each.key == mine.key), {})
+def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
+    """What steps cost: as an earlier process learned and at the speed of now, and learned further for the next one."""
+    cost = calibrate(runner, kept=memory.cost())
+    memory.keep_cost(cost.kept)
+    return cost
+
+
+def _held(mine: Entry, held: Sequence[Entry]) -> Entry:
+    """The one of the same machine, model and owner, under the name by which the model was loaded now."""
+    found = next((each for each in held if each.key == mine.key), mine)
+    return replace(found, model=mine.model)
 
 
 def _quietly() -> list[Entry]:
@@ -223,7 +253,8 @@ def _digest(said: object) -> str:
 
 def _entry(said: Mapping[str, Any]) -> Entry:
     arms = {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}
-    return Entry(**{**said, "saved": float(said["saved"]), "arms": arms})
+    cost = {context: tuple(numbers) for context, numbers in [*said["cost"].items()][:_MOST_CONTEXTS]}
+    return Entry(**{**said, "saved": float(said["saved"]), "arms": arms, "cost": cost})
 
 
 def _arm(said: Mapping[str, Any]) -> KeptArm:

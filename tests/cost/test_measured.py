@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from parlay.cost.measured import MeasuredCost, calibrate
-from parlay.types import NO_SKIP, Exactness, Output, RunnerSpec, Segment, Skip
+from parlay.cost.measured import MeasuredCost
+from parlay.cost.timing import calibrate
+from parlay.types import NO_SKIP, Exactness, KeptCost, Output, RunnerSpec, Segment, Skip
 
 
 def true_seconds(rows: int) -> float:
@@ -212,3 +213,73 @@ def test_calibration_without_room_guesses() -> None:
     runner = SlowRunner(0.001, fits=False)
     assert calibrate(runner).forward(1, 0) > 0
     assert not runner.names
+
+
+def kept_after(seconds: Callable[[int], float], steps: int = 400) -> KeptCost:
+    """By a process whose steps took so long by their rows."""
+    cost, coin = MeasuredCost({1: 1.0, 64: 9.0}), random.Random(2)
+    for _ in range(steps):
+        rows = coin.choice((1, 2, 4, 8))
+        cost.record(rows, 300, seconds(rows) * coin.uniform(1.0, 1.1))
+    return cost.kept()
+
+
+def test_a_later_process_knows_what_rows_cost_beside_each_other_at_its_own_speed() -> None:
+    """Though it times rows at a moment at which each larger forward is delayed."""
+    kept = kept_after(true_seconds)
+    delayed = [(rows, 3 * true_seconds(rows) * (1 if rows == 1 else 1.6)) for _ in range(3) for rows in (1, 2, 4, 8)]
+    cost = MeasuredCost.restored(kept, delayed)
+    for rows in (1, 2, 4, 8):
+        assert cost.forward(rows, 300) == pytest.approx(3 * true_seconds(rows), rel=0.35)
+    fresh = MeasuredCost({rows: min(s for count, s in delayed if count == rows) for rows in (1, 2, 4, 8)})
+    truth = true_seconds(4) / true_seconds(1)
+    assert abs(cost.forward(4, 300) / cost.forward(1, 300) - truth) < 0.5 * abs(
+        fresh.forward(4, 300) / fresh.forward(1, 300) - truth
+    )
+
+
+def test_what_was_kept_wrongly_is_corrected_by_steps() -> None:
+    """As where another program took half of the machine all the time."""
+    cost = MeasuredCost.restored(kept_after(lambda rows: float(rows)), [(1, true_seconds(1))])
+    for _ in range(200):
+        for rows in (1, 4):
+            cost.record(rows, 300, true_seconds(rows))
+    assert cost.forward(4, 300) / cost.forward(1, 300) == pytest.approx(true_seconds(4) / true_seconds(1), rel=0.2)
+
+
+def test_a_process_of_few_steps_keeps_nothing_and_contexts_stay_apart() -> None:
+    assert kept_after(true_seconds, steps=8) == {}
+    cost = MeasuredCost({1: 1.0, 64: 2.0})
+    for _ in range(100):
+        cost.record(1, 100, 1.0)
+        cost.record(1, 3000, 2.0)
+    again = MeasuredCost.restored(cost.kept(), [(1, 0.5)])
+    assert again.forward(1, 3000) / again.forward(1, 100) == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {},
+        {"512": ()},
+        {"512": (1.0,) * 7},
+        {"77": kept_after(true_seconds)["512"]},
+        {"512": (float("nan"), *kept_after(true_seconds)["512"][1:])},
+        {"512": (0.0, *kept_after(true_seconds)["512"][1:])},
+        {"512": tuple(-number for number in kept_after(true_seconds)["512"])},
+    ],
+)
+def test_numbers_that_no_process_learned_are_refused(kept: KeptCost) -> None:
+    with pytest.raises(ValueError, match=r"estimates|no time"):
+        MeasuredCost.restored(kept, [(1, 0.5)])
+
+
+def test_calibration_goes_on_from_what_was_kept_or_says_why_not(caplog: pytest.LogCaptureFixture) -> None:
+    runner = SlowRunner(0.001)
+    cost = calibrate(runner, kept=kept_after(true_seconds))
+    assert cost.forward(512, 0) / cost.forward(64, 0) == pytest.approx(512 / 64, rel=0.3), "as kept: never timed here"
+    assert not runner.names
+    assert not caplog.records
+    cost = calibrate(runner, kept={"512": (1.0,)})
+    assert cost.forward(32, 0) / cost.forward(1, 0) == pytest.approx(4.2 / 1.1, rel=0.4)
+    assert ["measured anew" in each.getMessage() for each in caplog.records] == [True]

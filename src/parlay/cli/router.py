@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from parlay.remembered import Entry
     from parlay.router.acceptance import Record
     from parlay.router.memory import KeptArm
+    from parlay.types import KeptCost
 
 _NODES = 8  # of the proposals whose time is shown
 _ALL = "all"
+_SHOWN = (2, 4, 8)  # rows whose cost is shown beside that of one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +61,19 @@ def _table(entry: Entry) -> str:
     whose = f", requests of key {entry.owner}" if entry.owner else ""
     head = ["drafter", "requests", "levels lately", "accepted", "gains per step", f"ms for {_NODES} tokens"]
     rows = [row for name, arm in entry.arms.items() for row in _rows(name, arm)]
-    return "\n".join([printable(f"{entry.model} on {entry.machine}{whose}, {when}"), *aligned([head, *rows], 2)])
+    drafters = aligned([head, *rows], 2) if rows else []
+    return "\n".join([printable(f"{entry.model} on {entry.machine}{whose}, {when}"), *drafters, *_steps(entry.cost)])
+
+
+def _steps(cost: KeptCost) -> Iterator[str]:
+    """What is known of the cost of steps, behind the shortest texts."""
+    from parlay.cost.measured import MeasuredCost
+
+    if cost:
+        known, context = MeasuredCost.restored(cost), min(map(int, cost))
+        one = known.forward(1, context)
+        more = ", ".join(f"{rows} rows {known.forward(rows, context) / one:.2f}" for rows in _SHOWN)
+        yield f"a step of one row takes {1000 * one:.2f} ms; in such steps, {more}"
 
 
 def _rows(name: str, arm: KeptArm) -> Iterator[list[str]]:

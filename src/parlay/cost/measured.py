@@ -1,14 +1,16 @@
-"""What steps cost on this machine: forwards are timed once at start, and every later step refines the estimates."""
+"""What steps cost on this machine: a few forwards are timed at start, and every later step refines the estimates.
+
+What was learned is kept for later processes, which then need to learn only how fast the machine is now.
+"""
 
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from parlay.types import OutOfRoom, Runner, Segment
+from parlay.types import KeptCost
 
 ROWS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 18, 20, 21, 24, 25, 28, 29, 32),
@@ -37,10 +39,7 @@ _LONG = 32  # after so many records an estimate that none of them touched is low
 _TRUST = 0.975  # weight of older records then: one that was measured ten times is believed for some 3,000
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
-_CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
-_PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
-_SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # those that drafts pay or do not pay by are timed again, for so many seconds
-_SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
+_LEARNED = 32  # steps after which what was learned is worth keeping
 
 
 class _Curve:
@@ -56,6 +55,22 @@ class _Curve:
         self.trusted = [0.0] * len(ROWS)  # records of each row count; old ones count less
         self.slower, self.run = False, 0  # last steps slower than estimated; alike in a row
         self.watched = list(seconds)  # at the last revision
+
+    def kept(self) -> tuple[float, ...]:
+        """Seconds of each of `ROWS`, then how often each was measured, then for how many records it is trusted."""
+        return (*self.seconds, *[min(count, _FEW) for count in self.measured], *self.trusted)
+
+    @staticmethod
+    def restored(numbers: Sequence[float]) -> _Curve:
+        """Of what another one kept. Raises ValueError for what is no such thing."""
+        if len(numbers) != 3 * len(ROWS) or not all(0 <= number < math.inf for number in numbers):
+            raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
+        seconds, measured, trusted = numbers[: len(ROWS)], numbers[len(ROWS) : 2 * len(ROWS)], numbers[2 * len(ROWS) :]
+        if not seconds[0]:
+            raise ValueError("a forward that takes no time")
+        curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)))
+        curve.trusted = list(trusted)
+        return curve
 
     def at(self, rows: int) -> float:
         high = min(bisect_left(ROWS, rows), len(ROWS) - 1)
@@ -146,6 +161,7 @@ class MeasuredCost:
         """Raised whenever an estimate has moved by more than a tenth."""
         self._curves: dict[int, _Curve] = {}  # by context bucket
         self._guessed = not samples
+        self._steps = 0
         if samples:
             most = max(samples)  # fewer rows than that lie between timed ones
             self._curves[0] = _Curve(_fill(samples), [_FEW * (rows <= most) for rows in ROWS])
@@ -154,12 +170,46 @@ class MeasuredCost:
         return self._curve(bisect_left(_CONTEXTS, context)).at(rows)
 
     def record(self, rows: int, context: int, seconds: float) -> None:
+        self._steps += 1
         curve = self._curve(bisect_left(_CONTEXTS, context))
         if self._guessed:
             self._guessed = False
             ratio = seconds / curve.at(rows)
             curve.seconds = [estimate * ratio for estimate in curve.seconds]
         self.revision += curve.learn(rows, seconds)
+
+    def kept(self) -> KeptCost:
+        """What was learned, for other processes on this machine; nothing before there were enough steps.
+
+        Any thread may call it.
+        """
+        if self._steps < _LEARNED:
+            return {}
+        return {str(_CONTEXTS[bucket]): curve.kept() for bucket, curve in list(self._curves.items())}
+
+    @staticmethod
+    def restored(kept: KeptCost, timed: Sequence[tuple[int, float]] = ()) -> MeasuredCost:
+        """What another process learned, at the speed that the machine has now.
+
+        ``timed``: rows and seconds of some forwards behind a short text. The quickest of the fewest rows moves all
+        estimates, then each counts as any step does. Without them the speed stays what it was. Raises ValueError for
+        what no `MeasuredCost` kept.
+        """
+        cost = MeasuredCost()
+        buckets = {str(context): bucket for bucket, context in enumerate(_CONTEXTS)}
+        if not kept or not kept.keys() <= buckets.keys():
+            raise ValueError("there are no estimates by context")
+        cost._guessed = False
+        cost._curves = {buckets[context]: _Curve.restored(numbers) for context, numbers in kept.items()}
+        rows, seconds = min(timed, default=(1, cost.forward(1, 1)))
+        ratio = seconds / cost.forward(rows, 1)
+        for curve in cost._curves.values():
+            curve.seconds = [estimate * ratio for estimate in curve.seconds]
+            curve.watched = list(curve.seconds)
+        for rows, seconds in timed:
+            cost.record(rows, 1, seconds)
+        cost._steps = 0
+        return cost
 
     def _curve(self, bucket: int) -> _Curve:
         curve = self._curves.get(bucket)
@@ -220,58 +270,3 @@ def _between(known: list[tuple[int, float]], rows: int) -> float:
     (rows_a, seconds_a), (rows_b, seconds_b) = known[high - 1], known[high]
     slope = (seconds_b - seconds_a) / (rows_b - rows_a)
     return max(seconds_a, seconds_b + slope * (rows - rows_b)) if rows >= rows_a else seconds_a
-
-
-def calibrate(runner: Runner, seconds: float = 0.3) -> MeasuredCost:
-    """Time a few forwards of 1 to 65 rows in a scratch sequence, for so many seconds at most.
-
-    A runner without room for 65 tokens is not timed: the cost then starts from a guess.
-    """
-    deadline = time.perf_counter() + seconds
-    runner.open(_SCRATCH, (0,))
-    try:
-        if not runner.reserve(_SCRATCH, max(_CALIBRATED)):
-            return MeasuredCost()
-        return MeasuredCost(_time_rows(runner, deadline))
-    except OutOfRoom:
-        return MeasuredCost()
-    finally:
-        runner.release(_SCRATCH)
-
-
-def _time_rows(runner: Runner, deadline: float) -> dict[int, float]:
-    """The shortest time for each row count. Every pass times all of them, so that a slow moment affects all alike.
-
-    One pass may be all that there is time for. A delay in it would make a small draft seem expensive for good, because
-    a policy does not verify what does not seem to pay; so few rows are timed more often.
-    """
-    best = _time_all(runner, deadline)
-    again = time.perf_counter() + _AGAIN
-    while time.perf_counter() + sum(best.get(rows, math.inf) for rows in _SMALL) <= again:
-        for rows in _SMALL:
-            best[rows] = min(best[rows], _time_forward(runner, rows))
-    return best
-
-
-def _time_all(runner: Runner, deadline: float) -> dict[int, float]:
-    """In passes over all row counts, until the deadline."""
-    best: dict[int, float] = {}
-    enough = time.perf_counter() + _ENOUGH
-    _time_forward(runner, 1)  # the first one ever may build kernels
-    passes = 0
-    while passes < _PASSES or time.perf_counter() < enough:
-        for rows in _CALIBRATED:
-            guess = best.get(rows) or max(best.values(), default=0.0)
-            if best and time.perf_counter() + guess > deadline:
-                return best
-            best[rows] = min(best.get(rows, float("inf")), _time_forward(runner, rows))
-        passes += 1
-    return best
-
-
-def _time_forward(runner: Runner, rows: int) -> float:
-    start = time.perf_counter()
-    tokens = tuple(row % runner.spec.vocab_size for row in range(rows))
-    out = runner.forward([Segment(_SCRATCH, tokens)])
-    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
-    return time.perf_counter() - start

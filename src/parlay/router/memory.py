@@ -1,14 +1,17 @@
-"""What routers have learned, as numbers that outlive them: of which drafter what was accepted, and what it cost.
+"""What was learned of a model on a machine, as numbers that outlive the process: what steps cost, and of which drafter
+what was accepted, and what it cost.
 
 No text and no token is among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
+
+from parlay.types import KeptCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,7 @@ class KeptArm:
 
 
 NOTHING_KEPT: Mapping[str, KeptArm] = MappingProxyType({})
+NO_COST: KeptCost = MappingProxyType({})
 
 
 class Memory(Protocol):
@@ -43,6 +47,14 @@ class Memory(Protocol):
         """In place of what was kept of these drafters before. Never raises, and waits for no disk."""
         ...
 
+    def cost(self) -> KeptCost:
+        """What steps cost, as an earlier process learned; nothing where nothing can be read."""
+        ...
+
+    def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
+        """Ask for what was learned of the cost whenever something is written, and at the end."""
+        ...
+
     def write(self) -> None:
         """Make sure now that it outlives the process. Never raises."""
         ...
@@ -59,6 +71,12 @@ class NoMemory:
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
         """They are lost."""
+
+    def cost(self) -> KeptCost:
+        return NO_COST
+
+    def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
+        """Nobody asks."""
 
     def write(self) -> None:
         """There is nothing to write."""

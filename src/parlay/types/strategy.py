@@ -104,6 +104,10 @@ class AcceptRule(Protocol):
         ...
 
 
+KeptCost = Mapping[str, tuple[float, ...]]
+"""What was learned of the cost of steps, as numbers for later processes: by the longest context they hold for."""
+
+
 class Cost(Protocol):
     """What steps cost, in seconds: a forward and the engine's work around it, but nothing that is done for drafters.
 
