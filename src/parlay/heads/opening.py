@@ -36,7 +36,7 @@ from parlay.models.fused import Operand, as_tensor, rows_of
 from parlay.models.hub import without_address
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
-from parlay.models.quantize import Int8Weight
+from parlay.models.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.models.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.options import UsageError, nearest
 from parlay.types import ParlayError, Runner, RunnerSpec
@@ -98,8 +98,8 @@ def heads_of(
 ) -> TargetHeads:
     """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
 
-    With its ``runner`` heads can be proved in it. Heads run on the target's device. On CPU weights have eight bits,
-    because reading them is the cost there.
+    With its ``runner`` heads can be proved in it. Heads run on the target's device. On CPU weights have eight bits and
+    four, because reading them is the cost there.
     """
     dtype = _DTYPES[target.dtype]
 
@@ -165,7 +165,7 @@ def _head_runner(
     held = dict(weights)
     if device.type == "cpu":
         matrices = {name: each for name, each in held.items() if len(each.shape) == 2 and name != _EMBEDDING}
-        held |= {name: Int8Weight(as_tensor(each, torch.float32)) for name, each in matrices.items()}
+        held |= {name: _in_few_bits(name, as_tensor(each, torch.float32)) for name, each in matrices.items()}
     return NativeRunner(
         config,
         held,
@@ -175,6 +175,13 @@ def _head_runner(
         budget=budget,
         name="head",
     )
+
+
+def _in_few_bits(name: str, weight_OI: Tensor) -> Operand:
+    """MLPs in four bits, which costs EAGLE-3 on SmolLM2 no acceptance, all else in eight, which would cost some."""
+    if not fits_blocks(weight_OI):
+        return Int8Weight(weight_OI)
+    return in_q4_1(weight_OI) if ".mlp." in name else in_q8_0(weight_OI)
 
 
 class TargetHeads:

@@ -10,6 +10,7 @@ from torch import Tensor
 from parlay.models.stored import Format, StoredTensor
 
 LARGEST = 127
+_HIGHEST = 15  # code of Q4_1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,11 @@ class Int8Weight:
         return (numbers.float() * steps[:, None]).to(dtype)
 
 
+def fits_blocks(weight: Tensor) -> bool:
+    """Whether the rows of a matrix ``weight`` ``[..., n]`` are whole blocks of the formats below."""
+    return weight.shape[-1] % Format.Q8_0.block == 0
+
+
 def in_q8_0(weight_OI: Tensor) -> StoredTensor:
     """The matrix rounded to the blocks of Q8_0; ValueError unless its rows are whole blocks."""
     blocks_NK = weight_OI.float().reshape(-1, Format.Q8_0.block)
@@ -44,3 +50,15 @@ def in_q8_0(weight_OI: Tensor) -> StoredTensor:
     codes_NK = (blocks_NK / steps_N1).round().clamp(-LARGEST, LARGEST).to(torch.int8)
     packed_NB = torch.cat((scale_N1.view(torch.uint8), codes_NK.view(torch.uint8)), 1)
     return StoredTensor(Format.Q8_0, tuple(weight_OI.shape), packed_NB.view(len(weight_OI), -1))
+
+
+def in_q4_1(weight_OI: Tensor) -> StoredTensor:
+    """The matrix rounded to the blocks of Q4_1; ValueError unless its rows are whole blocks."""
+    blocks_NK = weight_OI.float().reshape(-1, Format.Q4_1.block)
+    least_N1, most_N1 = blocks_NK.aminmax(dim=1, keepdim=True)
+    scale_N1, least_N1 = ((most_N1 - least_N1) / _HIGHEST).to(torch.float16), least_N1.to(torch.float16)
+    steps_N1 = torch.where(scale_N1 == 0, torch.ones_like(scale_N1), scale_N1).float()
+    codes_NK = ((blocks_NK - least_N1.float()) / steps_N1).round().clamp(0, _HIGHEST).to(torch.uint8)
+    low_NK, high_NK = codes_NK.chunk(2, dim=1)
+    packed_NB = torch.cat((scale_N1.view(torch.uint8), least_N1.view(torch.uint8), low_NK | high_NK << 4), 1)
+    return StoredTensor(Format.Q4_1, tuple(weight_OI.shape), packed_NB.view(len(weight_OI), -1))

@@ -11,11 +11,15 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import Memory
+from parlay.models.quantize import fits_blocks, in_q8_0
 from parlay.models.stored import Format
 
 
 class Product:
-    """``x W^T`` with ``W`` in bfloat16, on the caller's thread; in float32 by torch without the compiled kernels."""
+    """``x W^T`` on the caller's thread; ``W`` in blocks of eight bits, or in bfloat16 where rows are no whole blocks.
+
+    Without the compiled kernels in float32, by torch.
+    """
 
     def __init__(self, weight_OI: Tensor) -> None:
         self._weight_OI: Tensor | None = None
@@ -25,7 +29,9 @@ class Product:
             self._weight_OI = weight_OI.float()
             return
         out, inputs = weight_OI.shape
-        kind, rows = Format.BF16.number, weight_OI.to(torch.bfloat16).contiguous()
+        blocks = in_q8_0(weight_OI) if fits_blocks(weight_OI) else None
+        kind = (Format.BF16 if blocks is None else Format.Q8_0).number
+        rows = weight_OI.to(torch.bfloat16).contiguous() if blocks is None else blocks.data.contiguous()
         self._memory = Memory()
         panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
         self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
