@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int64, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_float, c_int64, c_uint64, c_void_p
 
 
 class Linear(Structure):
@@ -98,7 +98,7 @@ SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
 GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
-NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_uint64, c_int64, c_void_p)
+NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
 REST = CFUNCTYPE(None)
 
 

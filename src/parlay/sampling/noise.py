@@ -146,6 +146,20 @@ def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
     return select.argmax(gumbel(bits(streams, ids)).add_(logits_RV))[1].tolist()
 
 
+def draw_over(temperature: float, logits_V: Tensor, state: int) -> int | None:
+    """What `draw` gives for ``float32(logits / temperature)``, in one pass over the row.
+
+    None where the compiled library can't say: it isn't there, or does not read such a row; scores are too near for its
+    logarithms; or no token can be drawn.
+    """
+    core = _core()
+    if core is None or not (logits_V.is_cpu and logits_V.dtype == torch.float32 and logits_V.is_contiguous()):
+        return None
+    ids = (ctypes.c_int64 * structs.best_room(1))()
+    found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), temperature, state, 1, ids)
+    return ids[0] if found > 0 else None
+
+
 def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int]]:
     """Per row the ``count`` tokens of largest ``float64(logits) + noise``, the largest first; what is -inf is left out.
 
@@ -181,7 +195,7 @@ def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
     core = _core()
     if core is not None and count <= structs.MOST_BEST and logits_V.is_contiguous():
         ids = (ctypes.c_int64 * structs.best_room(count))()
-        found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), state, count, ids)
+        found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), 1.0, state, count, ids)
         if found > 0:
             return ids[:found]
     if logits_V.numel() > _WHOLE_ROW:

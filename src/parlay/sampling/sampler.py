@@ -158,6 +158,24 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
 
 def _tempered(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
     """Rows that need only temperature, noise and perhaps truncation."""
+    drawn = [_drawn_at_once(*each) for each in zip(logits_RV, views, paths, strict=True)]
+    tokens: list[int | Fault] = [0 if token is None else token for token in drawn]
+    left = [row for row, token in enumerate(drawn) if token is None]
+    if left:
+        _put(tokens, left, _divided(rows(logits_RV, left), [views[row] for row in left], [paths[row] for row in left]))
+    return tokens
+
+
+def _drawn_at_once(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int | None:
+    """The token of a row that needs temperature and noise, if it can be found in one pass over the row."""
+    params = view.request.params
+    if truncation.truncates(params):
+        return None
+    return noise.draw_over(params.temperature, logits_V, _stream(view, path))
+
+
+def _divided(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
+    """`_tempered` by the rows divided by their temperatures."""
     scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
     good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]

@@ -14,6 +14,7 @@
 #define GOLDEN 0x9E3779B97F4A7C15u
 #define TOKENS 64      /* looked at together */
 #define MOST_BEST 256  /* that can be asked for */
+#define UNUSABLE INT64_MIN
 
 typedef struct {
     int64_t count, held;
@@ -109,27 +110,33 @@ static inline void enter(Best *best, int64_t id, double score)
     best->score[best->held++] = score;
 }
 
-/* Writes the `count` best of a row to `ids`, the best first, and returns how many there are. Where logarithms that round
- * otherwise might choose others or another order, it writes all that compete and returns their number below 0; 0 where
- * they are more than 2 * count + TOKENS. A row has a finite number. */
-static int64_t noisy_best(const float *logits, int64_t size, uint64_t state, int64_t count, int64_t *ids)
+/* Writes the `count` best of a row over the temperature to `ids`, the best first, and returns how many there are. Where
+ * logarithms that round otherwise might choose others or another order, it writes all that compete and returns their
+ * number below 0; 0 where they are more than 2 * count + TOKENS. UNUSABLE for a row that holds NaN or infinity, or no
+ * finite number. */
+static int64_t noisy_best(const float *logits, int64_t size, float temperature, uint64_t state, int64_t count, int64_t *ids)
 {
     Best best = {.count = count, .least = -INFINITY};
+    int finite = 0, unusable = 0;
     for (int64_t start = 0; start < size; start += TOKENS) {
         int64_t run = size - start < TOKENS ? size - start : TOKENS;
         uint64_t bits[TOKENS];
-        float most[TOKENS];
+        float scores[TOKENS], most[TOKENS];
         float least = (float)(best.least - 1e-6 * (1 + fabs(best.least)));
         int any = 0;
         for (int64_t i = 0; i < run; i++) {
             bits[i] = noise_bits(state, (uint64_t)(start + i));
-            most[i] = logits[start + i] + most_gumbel(bits[i]);
+            scores[i] = logits[start + i] / temperature;
+            finite |= scores[i] > -INFINITY;
+            unusable |= !(scores[i] < INFINITY);
+            most[i] = scores[i] + most_gumbel(bits[i]);
             any |= most[i] >= least;
         }
         for (int64_t i = 0; any && i < run; i++)
-            if (most[i] >= least) enter(&best, start + i, (double)logits[start + i] + gumbel(bits[i]));
+            if (most[i] >= least) enter(&best, start + i, (double)scores[i] + gumbel(bits[i]));
         if (any && best.held > count) keep_best(&best);
     }
+    if (unusable || !finite) return UNUSABLE;
     keep_best(&best);
     if (best.lost) return 0;
     int sure = best.held <= count;
