@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
@@ -24,6 +27,7 @@ from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
 from parlay.cli.serve_models import chosen_models, loading, named_models, read_ahead
 from parlay.models.facts import stamps
 from parlay.models.resolving import resolve
+from parlay.serve.server import Server
 from parlay.serve.settings import Settings
 from parlay.testing.checkpoints import save_random
 from parlay.types import Tokenizer
@@ -226,6 +230,37 @@ def test_it_serves_until_it_is_told_to_stop() -> None:
         assert "POST /tokenize" in log
         assert "secret" not in log
         assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("signals", [2, 3])
+@pytest.mark.parametrize("reads", [True, False], ids=["a reader", "one that does not read"])
+def test_further_signals_end_a_stream_before_its_time_and_write_no_traceback(signals: int, reads: bool) -> None:
+    """The second one has it end now, with an error as its last event; the third does not wait for that."""
+    body = {"prompt": "Once", "n": 8, "ignore_eos": True, "max_tokens": 2000, "strategy": "none", "stream": True}
+    with serving() as (process, url), httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: ")
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        with suppress(httpx.RemoteProtocolError):  # how an answer looks for which nobody waits
+            told = "".join(lines) if reads else ""
+            assert not reads or "this server is shutting down" in told
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in log
+    assert "CancelledError" not in log
+
+
+def test_an_answer_that_is_cut_off_for_a_client_that_does_not_read_is_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """uvicorn cancels it five seconds after all else has ended."""
+    Server(FastAPI(), lambda: None, access_log=False)
+    log = logging.getLogger("uvicorn.error")
+    for error in (asyncio.CancelledError("timeout"), ValueError("a fault")):
+        log.error("Exception in ASGI application", exc_info=error)
+    assert [record.exc_info and str(record.exc_info[1]) for record in caplog.records] == ["a fault"]
 
 
 def test_the_first_model_is_there_at_the_start_and_others_come_when_asked_for() -> None:

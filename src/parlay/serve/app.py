@@ -105,10 +105,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     sweeping.cancel()
 
 
-async def shut_down(app: FastAPI) -> None:
-    """Take no new requests, let those under way finish as long as the settings allow, then close the models."""
+async def shut_down(app: FastAPI, *, at_once: bool = False) -> None:
+    """Take no new requests, let those under way finish as long as the settings allow, then close the models.
+
+    May be called again: ``at_once`` ends what is still under way.
+    """
     app.state.gate.shut = True
-    await app.state.registry.close(app.state.settings.drain_seconds)
+    await app.state.registry.close(0 if at_once else app.state.settings.drain_seconds)
 
 
 def _add_routes(app: FastAPI, puller: Puller | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -21,7 +22,8 @@ class Server(uvicorn.Server):
     """uvicorn, but it keeps listening while it drains, so that latecomers hear why they are turned away.
 
     The first SIGINT or SIGTERM lets running requests finish, as long as the settings allow, while new ones are told
-    to come back later. A second one ends the server at once. ``ready`` is called when requests are taken.
+    to come back later. A second one ends them now, with an error that says so. A third one waits for nobody.
+    ``ready`` is called when requests are taken.
     """
 
     def __init__(self, app: FastAPI, ready: Callable[[], None], *, access_log: bool) -> None:
@@ -38,8 +40,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
         self._ready = ready
-        self._asked_to_stop = False
+        self._signals = 0
+        logging.getLogger("uvicorn.error").addFilter(self._is_news)
         self._draining: asyncio.Task[None] | None = None
+        self._cutting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.openapi()  # whoever asked for it first would hold up all others
@@ -49,13 +53,20 @@ class Server(uvicorn.Server):
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._asked_to_stop:
+        self._signals += 1
+        if self._signals > 2:
             self.should_exit = self.force_exit = True
-        self._asked_to_stop = True
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Not the tracebacks of answers that were cut off because the server ends: uvicorn says how many these are."""
+        cut_off = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+        return not self.force_exit and not cut_off
 
     async def on_tick(self, counter: int) -> bool:
-        if self._asked_to_stop and self._draining is None:
+        if self._signals and self._draining is None:
             self._draining = asyncio.create_task(shut_down(self._app))
+        if self._signals > 1 and self._cutting is None:
+            self._cutting = asyncio.create_task(shut_down(self._app, at_once=True))
         if self._draining is not None and self._draining.done():
             self.should_exit = True
         return await super().on_tick(counter)
