@@ -195,6 +195,8 @@ def test_metrics_and_exactness_come_with_every_result(llm: LLM) -> None:
     [
         ({"prompts": ""}, "empty"),
         ({"prompts": "word " * 5000}, "context"),
+        ({"prompts": "half a pair: \ud83d"}, "the prompt is not valid Unicode text"),
+        ({"prompts": "x", "sampling_params": SamplingParams(bad_words=["\udc00"])}, "bad_words are not valid Unicode"),
         ({"prompts": "x", "strategy": "prompt-lookdown"}, "prompt-lookup"),
         ({"prompts": "x", "strategy": "prompt-lookup:kk=3"}, "kk"),
         ({"prompts": ["x", "y"], "strategy": ["none"]}, "2 prompts"),
@@ -203,6 +205,20 @@ def test_metrics_and_exactness_come_with_every_result(llm: LLM) -> None:
 def test_what_cannot_be_done_is_refused_by_name(llm: LLM, arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         llm.generate(**arguments)  # type: ignore[arg-type]
+    assert llm.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hello", "a conversation is a list of messages"),
+        ([["hello"]], "a conversation is a list of messages"),
+        ([{"role": "user", "content": "\ud83d"}], "not valid Unicode text"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, str]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.chat(messages)
     assert llm.engine.idle
 
 

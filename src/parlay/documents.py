@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from parlay.encoding import encode
+from parlay.encoding import check_unicode, encode
 from parlay.types import Tokenizer
 
 Document = str | Sequence[int]
@@ -116,8 +116,5 @@ def _checked(ids: object, vocab_size: int, name: str) -> Ids:
 def _encode(text: str, tokenizer: Tokenizer | None, name: str) -> Ids:
     if tokenizer is None:
         raise ValueError(f"this model came without a tokenizer: give a {name} as token ids")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"a {name} is not valid Unicode text") from None
+    check_unicode(text, f"a {name} is")
     return tuple(encode(tokenizer, text, special=False))

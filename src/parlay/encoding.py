@@ -34,8 +34,9 @@ class Encoder:
         """The ids, with the tokens that the tokenizer puts around every text if ``special``.
 
         Raises PromptTooLong for a text that is certainly longer than the ``most`` tokens that the model holds. One
-        whose ids will be ``cut`` may be longer, within bounds.
+        whose ids will be ``cut`` may be longer, within bounds. Raises ValueError for what is no Unicode.
         """
+        check_unicode(text, "the prompt is")
         least = self._least_tokens(text)
         if least > most * (_CUT if cut else 1):
             raise PromptTooLong(f"the prompt has {least} tokens or more, and this model holds {most}: shorten it")
@@ -56,6 +57,14 @@ class Encoder:
             return 0
         longest = max(len(token.encode()) for token in self._tokenizer.get_vocab())
         return longest * (_COMPOSED if kind == "NFC" else 1)
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Raises ValueError for a text with half of a surrogate pair, as undecodable bytes leave it: it has no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} not valid Unicode text") from None
 
 
 def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:

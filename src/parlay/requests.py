@@ -13,6 +13,7 @@ from typing import Any
 from parlay.bad_words import BadWords
 from parlay.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
 from parlay.documents import Document, Ids
+from parlay.encoding import check_unicode
 from parlay.jobs import Audit, Job, Sample
 from parlay.kinds import PromptKinds
 from parlay.prompts import Prompt, TokensPrompt, text_or_ids
@@ -189,6 +190,8 @@ class RequestFactory:
     def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
         if self._tokenizer is None:
             raise ValueError("bad_words need a tokenizer, and this model came without one: use logit_bias")
+        for word in params.bad_words or ():
+            check_unicode(word, "bad_words are")
         return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
 
     def _spell(self, token: int) -> str | None:
@@ -213,12 +216,13 @@ class RequestFactory:
     def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> Prompt:
         """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
 
-        Raises ParlayError for a conversation that the template refuses, ValueError for content that is no text, and for
-        variables that `check_variables` refuses.
+        Raises ParlayError for a conversation that the template refuses, ValueError for what is no conversation, for
+        content that is no text, and for variables that `check_variables` refuses.
         """
-
         if self._encoder is None or self._tokenizer is None or not (options.template or self._tokenizer.chat_template):
             raise ParlayError("this model has no chat template: use generate() with a plain prompt")
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError("a conversation is a list of messages, each {'role': ..., 'content': ...}")
         check_variables(options.variables)
         plain, tools = told_of_tools(self._tokenizer, plain_messages(messages), options.tools, options.template)
         try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
+import pytest
+
+from parlay.chat.loop import read_line
 from parlay.models.resolving import resolve
 from tests.cli.conftest import Cli
 
@@ -88,3 +92,11 @@ def test_input_that_is_not_text_and_a_draft_model_for_nobody_are_one_line(cli: C
         assert result.code == 2
         assert result.err.splitlines()[-1].startswith("parlay: error: ")
         assert said in result.err
+
+
+def test_bytes_that_a_locale_would_let_through_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no locale is set, Python reads bytes that are no UTF-8 as halves of surrogate pairs."""
+    lines = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", lines)
+    with pytest.raises(ValueError, match=r"not UTF-8 \(byte 3\)"):
+        read_line("> ")

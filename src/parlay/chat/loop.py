@@ -136,11 +136,11 @@ def read_line(prompt: str) -> str:
     if sys.stdin.isatty():
         return input(prompt)
     try:
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline().decode("utf-8")  # whatever the locale makes of bytes that are none
     except UnicodeDecodeError as error:
         raise ValueError(
             f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
         ) from None
     if not line:
         raise EOFError
-    return line.removesuffix("\n")
+    return line.removesuffix("\n").removesuffix("\r")
