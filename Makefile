@@ -39,7 +39,7 @@ conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strate
 	$(BIN)/pytest -m slow
 	$(BIN)/python -m parlay.testing.conformance --long --processes 2 --write docs/conformance.md
 
-proof: $(VENV)/.dev  ## the long form of the server's proofs: schemathesis on every operation; how to run the others
+proof: $(VENV)/.dev  ## the server's proofs at length (20 minutes on two idle cores): schemathesis, hostile bodies; how to run others
 	$(BIN)/pytest -m slow tests/serve
 	@echo 'By programs that want environments of their own (benchmarks/README.md says how to make them):'
 	@echo "  $(BIN)/python -m benchmarks.serving.lm_eval_run --lm-eval EXECUTABLE   # lm-eval's scores, plain and default"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -46,6 +47,18 @@ def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
 def client(make_app: Callable[..., FastAPI]) -> TestClient:
     """Answers as a server would: a fault is a 500."""
     return TestClient(make_app(), raise_server_exceptions=False)
+
+
+@pytest.fixture
+def tell(capfd: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """``tell(line)`` shows how far a long test is, with the seconds since it began."""
+    began = time.monotonic()
+
+    def show(line: str) -> None:
+        with capfd.disabled():
+            print(f"\n{time.monotonic() - began:6.0f} s  {line}", end="", flush=True)
+
+    return show
 
 
 @contextmanager

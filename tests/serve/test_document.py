@@ -36,12 +36,20 @@ PATIENCE = 120.0
 STRATEGIES = ("none", "prompt-lookup", "suffix-decoding", "lookahead")
 
 
-def ask(app: FastAPI, examples: int, phases: tuple[str, ...], *, deep: bool = False) -> Counter[tuple[str, int]]:
+def ask(
+    app: FastAPI,
+    examples: int,
+    phases: tuple[str, ...],
+    *,
+    deep: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Counter[tuple[str, int]]:
     """Put right and wrong requests to every operation; how many of each were answered with which status.
 
     Of all the names that a model might have, next to none are a model's: requests for text end at the lookup. When
     ``deep`` these requests alone are made, about a model that is there. Then what fits the schema may be refused: no
-    schema says which fields go together, what a grammar is, or how many tokens a prompt has.
+    schema says which fields go together, what a grammar is, or how many tokens a prompt has. ``tell`` hears how far
+    it is.
 
     Raises AssertionError at a wrong answer.
     """
@@ -65,6 +73,9 @@ def ask(app: FastAPI, examples: int, phases: tuple[str, ...], *, deep: bool = Fa
         assert not isinstance(event, events.NonFatalError | events.FatalError), event
         if isinstance(event, events.ScenarioFinished):
             _check(event)
+            tell(
+                f"{event.phase.value} {event.label or 'several in a row'}: {len(event.recorder.interactions)} requests"
+            )
             for case, interaction in event.recorder.interactions.items():
                 assert interaction.response is not None, case
                 answers[event.label or "several", interaction.response.status_code] += 1
@@ -119,9 +130,9 @@ def test_answers_are_as_documented(app: FastAPI) -> None:
 
 
 @pytest.mark.slow
-def test_answers_are_as_documented_at_length(app: FastAPI) -> None:
+def test_answers_are_as_documented_at_length(app: FastAPI, tell: Callable[[str], None]) -> None:
     """An operation without anything to choose has few different requests; what clients do in a row comes on top."""
-    answers = ask(app, 100, ("examples", "coverage", "fuzzing", "stateful"))
+    answers = ask(app, 100, ("examples", "coverage", "fuzzing", "stateful"), tell=tell)
     asked = Counter({operation: 0 for operation, _ in answers})
     for (operation, _), count in answers.items():
         asked[operation] += count
@@ -129,11 +140,13 @@ def test_answers_are_as_documented_at_length(app: FastAPI) -> None:
 
 
 @pytest.mark.slow
-def test_generated_answers_are_as_documented_at_length(make_app: Callable[..., FastAPI]) -> None:
+def test_generated_answers_are_as_documented_at_length(
+    make_app: Callable[..., FastAPI], tell: Callable[[str], None]
+) -> None:
     app = make_app(keys=(KEY,), max_tokens=MOST_TOKENS)
     schemathesis.hook("before_call")(_go_deep)
     try:
-        answers = ask(app, 300, ("coverage", "fuzzing"), deep=True)
+        answers = ask(app, 300, ("coverage", "fuzzing"), deep=True, tell=tell)
     finally:
         schemathesis.hooks.unregister(_go_deep)
     assert all(answers[f"POST {path}", 200] >= 50 for path in GENERATING), answers

@@ -54,5 +54,5 @@ def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     """
     compiled = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(max_items_in_row=_ROW_ITEMS))
     if compiled.is_error():
-        raise ValueError(f"structured_outputs are not valid: {in_one_line(compiled.get_error())}")
+        raise ValueError(f"structured_outputs must be valid: {in_one_line(compiled.get_error())}")
     return compiled
