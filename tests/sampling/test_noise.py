@@ -182,32 +182,3 @@ def test_more_equal_scores_than_the_library_has_room_for_go_to_the_lowest_ids(
     monkeypatch.setenv(SWITCH, switch)
     for size in (500, 20_000):
         assert noise.best(torch.full((1, size), 1e18), [1], 3) == [[0, 1, 2]]
-
-
-@pytest.mark.parametrize("switch", NAMES)
-@pytest.mark.parametrize("temperature", [0.05, 0.3, 0.8, 1.0, 1.7, 50.0])
-def test_one_pass_over_a_row_draws_what_its_quotients_do(
-    temperature: float, switch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the last bit of each quotient: every way of decoding has to draw the same token."""
-    logits_RV = 4 * torch.randn(40, 20_000, generator=torch.Generator().manual_seed(5))
-    logits_RV[1, ::3] = -torch.inf
-    quotients_RV = logits_RV / torch.tensor([temperature])
-    streams = range(40)
-    monkeypatch.setenv(SWITCH, switch)
-    found = [noise.draw_over(temperature, row_V, state) for row_V, state in zip(logits_RV, streams, strict=True)]
-    monkeypatch.setenv(SWITCH, "0")
-    assert found == noise.draw(quotients_RV, streams)
-
-
-def test_rows_that_one_pass_can_not_judge_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    row_V = torch.zeros(1000)
-    assert noise.draw_over(1.0, row_V, 1) is not None
-    assert noise.draw_over(1.0, row_V.bfloat16(), 1) is None
-    assert noise.draw_over(1.0, torch.zeros(2000)[::2], 1) is None
-    for wrong in (torch.nan, torch.inf):
-        assert noise.draw_over(1.0, row_V.index_fill(0, torch.tensor([7]), wrong), 1) is None
-    assert noise.draw_over(1.0, torch.full((1000,), -torch.inf), 1) is None
-    assert noise.draw_over(1e-30, torch.full((1000,), 1e30), 1) is None, "quotients are infinite"
-    monkeypatch.setenv(SWITCH, "0")
-    assert noise.draw_over(1.0, row_V, 1) is None

@@ -99,6 +99,7 @@ FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
 GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
+DRAW = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_int64, c_double, c_double, c_uint64)
 REST = CFUNCTYPE(None)
 
 
@@ -115,5 +116,6 @@ class Core(Structure):
         ("growth_bytes", GROWTH_BYTES),
         ("grow", GROW),
         ("noisy_best", NOISY_BEST),
+        ("draw", DRAW),
         ("rest", REST),
     ]

@@ -140,24 +140,10 @@ def gumbel(noise_bits: Tensor) -> Tensor:
 def draw(logits_RV: Tensor, streams: Sequence[int]) -> list[int]:
     """One token per row: the first maximum of ``float64(logits) + noise``. Rows are float32 with a finite maximum."""
     size = logits_RV.shape[-1]
-    if logits_RV.is_cpu and (size > _WHOLE_ROW or _core() is not None):
+    if logits_RV.is_cpu and (size > _WHOLE_ROW or compiled() is not None):
         return [_best_of_row(row, state, 1)[0] for row, state in zip(logits_RV, streams, strict=True)]
     ids = torch.arange(size, device=logits_RV.device)
     return select.argmax(gumbel(bits(streams, ids)).add_(logits_RV))[1].tolist()
-
-
-def draw_over(temperature: float, logits_V: Tensor, state: int) -> int | None:
-    """What `draw` gives for ``float32(logits / temperature)``, in one pass over the row.
-
-    None where the compiled library can't say: it isn't there, or does not read such a row; scores are too near for its
-    logarithms; or no token can be drawn.
-    """
-    core = _core()
-    if core is None or not (logits_V.is_cpu and logits_V.dtype == torch.float32 and logits_V.is_contiguous()):
-        return None
-    ids = (ctypes.c_int64 * structs.best_room(1))()
-    found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), temperature, state, 1, ids)
-    return ids[0] if found > 0 else None
 
 
 def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int]]:
@@ -166,7 +152,7 @@ def best(logits_RV: Tensor, streams: Sequence[int], count: int) -> list[list[int
     The first is what `draw` gives. Rows are as for `draw`.
     """
     size = logits_RV.shape[-1]
-    if logits_RV.is_cpu and (size > _WHOLE_ROW or _core() is not None):
+    if logits_RV.is_cpu and (size > _WHOLE_ROW or compiled() is not None):
         return [_best_of_row(row, state, count) for row, state in zip(logits_RV, streams, strict=True)]
     return _best_of_rows(logits_RV, streams, count)
 
@@ -192,7 +178,7 @@ def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams:
 
 def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
     """What `best` gives for a row. The compiled library finds it, unless scores are too near for its logarithms."""
-    core = _core()
+    core = compiled()
     if core is not None and count <= structs.MOST_BEST and logits_V.is_contiguous():
         ids = (ctypes.c_int64 * structs.best_room(count))()
         found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), 1.0, state, count, ids)
@@ -203,13 +189,14 @@ def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
     return _best_of_rows(logits_V[None], [state], count)[0]
 
 
-def _core() -> structs.Core | None:
+def compiled() -> structs.Core | None:
+    """The compiled library, or None where torch has to do."""
     return _loaded(os.environ.get(library.SWITCH))
 
 
 @lru_cache
 def _loaded(_switch: str | None) -> structs.Core | None:
-    """The compiled library, or None where torch has to do. Looked for once for each value of the switch."""
+    """Looked for once for each value of the switch."""
     try:
         return library.load()
     except library.NotLoaded:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.sampling import noise, select, truncation
+from parlay.sampling import noise, one_pass, select, truncation
 from parlay.sampling.processors import divide, edit, edits, on_float64_device, temper, unusable
 from parlay.types import Fault, ParlayError, SamplingParams, SequenceView
 
@@ -27,7 +27,11 @@ def sample(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Seq
     for row, (view, path) in enumerate(zip(views, paths, strict=True)):
         if is_plain_greedy(view, path):
             plain.append(row)
-        elif goes_together(view, path) or not (truncation.truncates(view.request.params) or edits(view, path)):
+        elif edits(view, path):
+            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
+        elif (token := one_pass.draw(logits_RV[row], view.request.params, _stream(view, path))) is not None:
+            chosen[row] = token
+        elif goes_together(view, path) or not truncation.truncates(view.request.params):
             tempered.append(row)
         else:
             chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
@@ -158,24 +162,6 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
 
 def _tempered(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
     """Rows that need only temperature, noise and perhaps truncation."""
-    drawn = [_drawn_at_once(*each) for each in zip(logits_RV, views, paths, strict=True)]
-    tokens: list[int | Fault] = [0 if token is None else token for token in drawn]
-    left = [row for row, token in enumerate(drawn) if token is None]
-    if left:
-        _put(tokens, left, _divided(rows(logits_RV, left), [views[row] for row in left], [paths[row] for row in left]))
-    return tokens
-
-
-def _drawn_at_once(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int | None:
-    """The token of a row that needs temperature and noise, if it can be found in one pass over the row."""
-    params = view.request.params
-    if truncation.truncates(params):
-        return None
-    return noise.draw_over(params.temperature, logits_V, _stream(view, path))
-
-
-def _divided(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
-    """`_tempered` by the rows divided by their temperatures."""
     scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
     good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]
@@ -218,7 +204,10 @@ def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int
     """The token of a row that takes every step of `processors`."""
     params = view.request.params
     try:
-        scores_V = temper(edit(logits_V, view, path), params)
+        edited_V = edit(logits_V, view, path)
+        if not params.greedy and (token := one_pass.draw(edited_V, params, _stream(view, path))) is not None:
+            return token
+        scores_V = temper(edited_V, params)
     except ParlayError as error:
         return Fault(str(error))
     if params.greedy:

@@ -108,7 +108,10 @@ typedef struct {
     void (*forward)(const Model *, const Batch *);
     int64_t (*growth_bytes)(const Model *, const Batch *, const Growth *);
     void (*grow)(const Model *, const Batch *, const Growth *); /* its batch needs no space of its own */
-    int64_t (*noisy_best)(const float *logits, int64_t size, float temperature, uint64_t state, int64_t count, int64_t *ids); /* noise.h */
+    int64_t (*noisy_best)(const float *logits, int64_t size, float temperature, uint64_t state, int64_t count,
+                          int64_t *ids); /* noise.h */
+    int64_t (*draw)(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
+                    uint64_t state); /* draw.h */
     void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;
 

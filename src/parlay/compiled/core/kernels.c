@@ -1,6 +1,7 @@
 /* Compiled once for each instruction set: CORE names the table. */
 #include <stdlib.h>
 
+#include "draw.h"
 #include "grow.h"
 #include "noise.h"
 
@@ -43,5 +44,6 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
 }
 
 const Core CORE = {
-    QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, growth_bytes, grow, noisy_best, parlay_pool_rest,
+    QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, growth_bytes, grow,
+    noisy_best, draw, parlay_pool_rest,
 };

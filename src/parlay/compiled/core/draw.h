@@ -1,0 +1,153 @@
+/* The token that the sampler draws from a row: by temperature, noise, top-k, top-p and min-p, as sampling/truncation.py
+ * defines them. Of all tokens, noise included, the best that stays is the one. That is mostly the first, so only few are
+ * looked at, and the row is never put in order.
+ *
+ * Weights are float32 here and float64 there. What depends on the difference is left to the sampler.
+ */
+#ifndef PARLAY_DRAW_H
+#define PARLAY_DRAW_H
+
+#include "lanes.h"
+#include "noise.h"
+
+#define TRIES 8           /* tokens of which one mostly stays */
+#define MOST_K 256        /* largest top-k; rows are shorter, or the sampler decides */
+#define CLOSE 3e-5        /* far more than sums of weights differ by, as a share of them */
+#define STRIP (64 * LANES) /* weights that are summed in float32 */
+#define UNDECIDED (-1)
+
+typedef struct {
+    const float *logits;
+    int64_t size;
+    float temperature, top; /* `top`: the largest quotient */
+    int64_t top_k;          /* 0: all */
+    double top_p, least;    /* least: quotients below it do not stay */
+    double whole;           /* weight of all that top-k leaves, once it is known; 0 before */
+} Row;
+
+/* What comes before a token: how many, and their weight. The largest quotient weighs 1. */
+typedef struct {
+    int64_t count;
+    double weight;
+} Before;
+
+INLINE vf quotients(const Row *row, int64_t at) { return load(row->logits + at) / row->temperature; }
+
+static float top_of(const Row *row)
+{
+    int64_t whole = row->size / LANES * LANES;
+    vf top = splat(-INFINITY);
+    for (int64_t i = 0; i < whole; i += LANES) {
+        vf own = quotients(row, i);
+        top = choose(own > top, own, top);
+    }
+    float most = largest(top);
+    for (int64_t i = whole; i < row->size; i++) {
+        float own = row->logits[i] / row->temperature;
+        if (own > most) most = own;
+    }
+    return most;
+}
+
+static int64_t first_of_top(const Row *row)
+{
+    int64_t i = 0;
+    while (row->logits[i] / row->temperature != row->top) i++;
+    return i;
+}
+
+/* Adds those of `count` quotients, LANES at most, that are larger than `than`, or no smaller. */
+INLINE void weigh_some(const Row *row, int64_t at, int64_t count, float than, int equal, vi *counts, vf *weights)
+{
+    float padded[LANES];
+    for (int i = 0; i < LANES; i++) padded[i] = i < count ? row->logits[at + i] : -INFINITY;
+    vf own = (count == LANES ? load(row->logits + at) : load(padded)) / row->temperature;
+    vi before = equal ? own >= than : own > than;
+    *counts -= before; /* a mask is -1 */
+    *weights += choose(before, exponential(own - row->top), (vf){0});
+}
+
+static void weigh(const Row *row, int64_t from, int64_t to, float than, int equal, Before *before)
+{
+    for (int64_t strip = from; strip < to; strip += STRIP) {
+        int64_t end = strip + STRIP < to ? strip + STRIP : to;
+        vi counts = {0};
+        vf weights = {0};
+        for (int64_t i = strip; i < end; i += LANES)
+            weigh_some(row, i, end - i < LANES ? end - i : LANES, than, equal, &counts, &weights);
+        for (int i = 0; i < LANES; i++) before->count += counts[i];
+        before->weight += sum(weights);
+    }
+}
+
+/* The weight of the top_k largest; of equal ones it does not matter which. */
+static double weight_of_top(const Row *row)
+{
+    float best[MOST_K];
+    int64_t kept = 0, k = row->top_k;
+    for (int64_t from = 0; from < row->size; from += LANES) {
+        int64_t end = from + LANES < row->size ? from + LANES : row->size;
+        if (kept == k && end - from == LANES && largest(quotients(row, from)) <= best[k - 1]) continue;
+        for (int64_t i = from; i < end; i++) {
+            float own = row->logits[i] / row->temperature;
+            if (kept == k && own <= best[k - 1]) continue;
+            int64_t at = kept < k ? kept++ : kept - 1;
+            for (; at > 0 && best[at - 1] < own; at--) best[at] = best[at - 1];
+            best[at] = own;
+        }
+    }
+    double weight = 0;
+    for (int64_t i = 0; i < kept; i++) weight += exp((double)(best[i] - row->top));
+    return weight;
+}
+
+static double whole_of(const Row *row)
+{
+    if (row->top_k) return weight_of_top(row);
+    Before all = {0};
+    weigh(row, 0, row->size, -INFINITY, 1, &all);
+    return all.weight;
+}
+
+/* Whether a token stays: 1, 0, or UNDECIDED. Equal tokens come in the order of their ids. */
+static int stays(Row *row, int64_t token)
+{
+    float own = row->logits[token] / row->temperature;
+    if (row->least > -INFINITY) {
+        if (fabs((double)own - row->least) <= 1e-5 * (1 + fabs(row->least))) return UNDECIDED;
+        if ((double)own < row->least) return 0;
+    }
+    if (!row->top_k && row->top_p >= 1) return 1;
+    Before before = {0};
+    weigh(row, 0, token, own, 1, &before);
+    weigh(row, token + 1, row->size, own, 0, &before);
+    if (row->top_k && before.count >= row->top_k) return 0;
+    if (!before.count || row->top_p >= 1) return 1;
+    if (!row->whole) row->whole = whole_of(row);
+    double goal = row->top_p * row->whole;
+    return fabs(before.weight - goal) <= CLOSE * row->whole ? UNDECIDED : before.weight < goal;
+}
+
+/* `log_min_p` is -INFINITY without min-p. UNDECIDED where the sampler has to decide. */
+static int64_t draw(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
+                    uint64_t state)
+{
+    int64_t ids[2 * TRIES + TOKENS];
+    int truncates = top_k || top_p < 1 || log_min_p > -INFINITY;
+    if (top_k >= size) top_k = 0;
+    if (top_k > MOST_K) return UNDECIDED;
+    int64_t found = noisy_best(logits, size, temperature, state, truncates ? TRIES : 1, ids);
+    if (found <= 0) return UNDECIDED;
+    if (!truncates) return ids[0];
+    Row row = {logits, size, temperature, .top_k = top_k, .top_p = top_p};
+    row.top = top_of(&row);
+    row.least = (double)row.top + log_min_p;
+    if (top_k == 1) return first_of_top(&row);
+    for (int64_t i = 0; i < found; i++) {
+        int stay = stays(&row, ids[i]);
+        if (stay) return stay > 0 ? ids[i] : UNDECIDED;
+    }
+    return UNDECIDED;
+}
+
+#endif

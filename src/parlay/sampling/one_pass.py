@@ -1,0 +1,30 @@
+"""Drawing from a row in one pass over it, or two, by the compiled library: nothing is written but the token."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from parlay.sampling import noise
+from parlay.types import SamplingParams
+
+
+def draw(logits_V: Tensor, params: SamplingParams, state: int) -> int | None:
+    """The token of a row of logits that no more is done to: temperature above 0, truncation, the noise of a stream.
+
+    None where the library can't say, so that the steps one by one must decide: it isn't there, or does not read such a
+    row; something depends on how numbers are rounded; the request has typical-p; or no token can be drawn.
+    """
+    core = noise.compiled()
+    if core is None or params.typical_p < 1 or not _is_read(logits_V):
+        return None
+    least = math.log(params.min_p) if params.min_p else -math.inf
+    row = logits_V.data_ptr(), logits_V.numel()
+    token = core.draw(*row, params.temperature, params.top_k, params.top_p, least, state)
+    return token if token >= 0 else None
+
+
+def _is_read(logits_V: Tensor) -> bool:
+    return logits_V.is_cpu and logits_V.dtype == torch.float32 and logits_V.is_contiguous()

@@ -1,0 +1,84 @@
+"""A pass of the compiled library over a row draws what the sampler draws step by step, or leaves it to the steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay.compiled.build import NAMES
+from parlay.compiled.library import SWITCH
+from parlay.sampling import noise, one_pass, truncation
+from parlay.types import SamplingParams
+
+PARAMS = {
+    "temperature": SamplingParams(temperature=0.8),
+    "hot": SamplingParams(temperature=1.7),
+    "no temperature": SamplingParams(),
+    "near zero": SamplingParams(temperature=0.02, top_p=0.9),
+    "top-p": SamplingParams(temperature=0.8, top_p=0.9),
+    "large top-p": SamplingParams(temperature=1.2, top_p=0.999),
+    "small top-p": SamplingParams(top_p=0.05),
+    "top-k": SamplingParams(temperature=0.8, top_k=40),
+    "one": SamplingParams(top_k=1),
+    "more than there are": SamplingParams(top_k=100_000, top_p=0.7),
+    "min-p": SamplingParams(temperature=1.3, min_p=0.05),
+    "all": SamplingParams(temperature=1.3, top_k=60, top_p=0.8, min_p=0.02),
+}
+
+
+def rows(size: int, count: int = 60) -> Tensor:
+    """Peaked and flat ones, some with masked tokens, some with many equal logits."""
+    logits_RV = torch.randn(count, size, generator=torch.Generator().manual_seed(size))
+    logits_RV *= torch.linspace(0.3, 6, count)[:, None]
+    logits_RV[1::4, ::3] = -torch.inf
+    logits_RV[2::4] = (2 * logits_RV[2::4]).round() / 2
+    return logits_RV
+
+
+def by_steps(logits_V: Tensor, params: SamplingParams, state: int) -> int:
+    """Divided, truncated by the whole row put in order, then drawn from."""
+    scores_V = logits_V / torch.tensor([params.temperature])
+    return noise.draw_among(scores_V, truncation.eligible(scores_V, params), state)
+
+
+@pytest.mark.parametrize("switch", NAMES)
+@pytest.mark.parametrize("size", [40, 1000, 49_152])
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
+def test_it_draws_what_the_steps_draw(
+    params: SamplingParams, size: int, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every instruction set; and mostly without their help, unless a row is flat."""
+    monkeypatch.setenv(SWITCH, switch)
+    logits_RV = rows(size, 60 if size < 49_152 else 20)
+    found = [one_pass.draw(row_V, params, state) for state, row_V in enumerate(logits_RV)]
+    monkeypatch.setenv(SWITCH, "0")
+    wanted = [by_steps(row_V, params, state) for state, row_V in enumerate(logits_RV)]
+    assert [token for token in found if token is not None] == [
+        right for token, right in zip(found, wanted, strict=True) if token is not None
+    ]
+    peaked = found[len(found) // 2 :]
+    assert peaked.count(None) <= 0.1 * len(peaked)
+
+
+def test_where_rounding_decides_the_steps_decide() -> None:
+    """Two equal halves, and top-p of exactly one half: whether the second token stays is a matter of rounding."""
+    params = SamplingParams(top_p=0.5)
+    row_V = torch.full((64,), -torch.inf)
+    row_V[[3, 9]] = 1.0
+    found = {one_pass.draw(row_V, params, state) for state in range(50)}
+    assert found == {3, None}
+
+
+def test_a_row_that_it_does_not_read_is_left_to_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    row_V, params = torch.zeros(1000), SamplingParams(top_p=0.9)
+    assert one_pass.draw(row_V, params, 1) is not None
+    assert one_pass.draw(row_V.bfloat16(), params, 1) is None
+    assert one_pass.draw(torch.zeros(2000)[::2], params, 1) is None
+    for wrong in (torch.nan, torch.inf):
+        assert one_pass.draw(row_V.index_fill(0, torch.tensor([7]), wrong), params, 1) is None
+    assert one_pass.draw(torch.full((1000,), -torch.inf), params, 1) is None
+    assert one_pass.draw(torch.full((1000,), 1e30), SamplingParams(temperature=1e-30), 1) is None, "they overflow"
+    assert one_pass.draw(row_V, SamplingParams(typical_p=0.9), 1) is None
+    monkeypatch.setenv(SWITCH, "0")
+    assert one_pass.draw(row_V, params, 1) is None
