@@ -74,7 +74,8 @@ def test_what_auto_chose_is_explained(cli: Cli) -> None:
     assert "prompt-lookup: asked in" in told.err
     assert "steps: " in told.err
     assert "taken for a request of the kind: " in told.err
-    assert "tokens per step (expected), and where they came from or why nothing was drafted:" in told.err
+    assert "tokens per step (expected), and where they came from or why nothing was drafted; overlap" in told.err
+    assert "%" in told.err.splitlines()[-1], "each part of its life says how much of it goes on with earlier text"
     simple = cli("generate", PROMPT, "--max-tokens", "4", "--strategy", "none", "--explain")
     assert "none has one drafter or none: there was nothing to choose" in simple.err
     metrics = result_of(cli, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup")["metrics"]

@@ -12,9 +12,11 @@ _MOST = 16  # lines of a request's life
 _BAR = 24  # characters of the highest bar
 
 
-def explained(metrics: Metrics) -> str:
+def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
     """A line per drafter with what was expected of it and what it came to, then steps by the reason of the choice, and
     the request's life: a line for some steps, with a bar as long as they committed tokens per step.
+
+    ``going_on`` says of each token whether it goes on with earlier text; see `parlay.router.overlap`.
     """
     record = metrics.router
     if record is None:
@@ -22,7 +24,9 @@ def explained(metrics: Metrics) -> str:
     steps = ", ".join(f"{count} {reason}" for reason, count in _most_first(record.reasons))
     kind = [f"taken for a request of the kind: {record.kind}"] if record.kind else []
     power = [f"power: {record.power}"] if record.power else []
-    return "\n".join([*kind, *power, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life)])
+    return "\n".join(
+        [*kind, *power, *map(_line, record.drafters), f"steps: {steps or 'none'}", *_life(record.life, going_on)]
+    )
 
 
 def as_data(metrics: Metrics) -> dict[str, object] | None:
@@ -39,19 +43,21 @@ def _line(each: Routed) -> str:
     )
 
 
-def _life(life: Sequence[Stretch]) -> Iterator[str]:
+def _life(life: Sequence[Stretch], going_on: Sequence[bool]) -> Iterator[str]:
     if not life:
         return
-    yield "tokens per step (expected), and where they came from or why nothing was drafted:"
+    yield "tokens per step (expected), and where they came from or why nothing was drafted; overlap with earlier text:"
     parts = [_joined(life[at : at + 2]) for at in range(0, len(life), 2)] if len(life) > _MOST else life
     most = max(each.tokens / each.steps for each in parts)
-    begin = 1
+    begin, written = 1, 0
     for each in parts:
         rate = each.tokens / each.steps
         told = ", ".join(f"{count} {choice}" for choice, count in _most_first(each.choices))
         steps, bar = f"{begin}-{begin + each.steps - 1}", "#" * max(1, round(_BAR * rate / most))
-        yield f"  {steps:>9}  {rate:5.2f} ({each.expected / each.steps:5.2f})  {bar:{_BAR}}  {told}"
-        begin += each.steps
+        own = going_on[written : written + each.tokens]
+        overlap = sum(own) / max(1, len(own))
+        yield f"  {steps:>9}  {rate:5.2f} ({each.expected / each.steps:5.2f})  {bar:{_BAR}}  {told}; {overlap:.0%}"
+        begin, written = begin + each.steps, written + each.tokens
 
 
 def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

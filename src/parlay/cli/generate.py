@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,14 @@ from parlay.cli.flags import (
 )
 from parlay.cli.opening import open_llm
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
+from parlay.router.overlap import going_on
 from parlay.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
     from parlay.jobs import Stream
     from parlay.llm import LLM
-    from parlay.outputs import CompletionOutput
+    from parlay.outputs import CompletionOutput, RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,16 +97,24 @@ def run(options: argparse.Namespace) -> int:
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
         room = llm.engine.longest - sample.metrics.prompt_tokens
+        overlaps = _overlaps(llm, stream.output, given) if options.explain else []
     if options.json:
         print(json.dumps(_report(sample)))
     _summarise(sample, params, tint)
     if options.explain:
-        print(explained(sample.metrics), file=sys.stderr)
+        print(explained(sample.metrics, overlaps), file=sys.stderr)
     _note_room(params, room)
     if sample.error is not None:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
         return FAILURE
     return INTERRUPTED if interrupt.noted else 0
+
+
+def _overlaps(llm: LLM, output: RequestOutput, given: Mapping[str, Any]) -> list[bool]:
+    """Of each token whether it goes on with what stood in a document, a prediction, the prompt, or the text so far."""
+    texts = filter(None, [given["prediction"], *given["documents"]])
+    references = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in texts]
+    return going_on(output.outputs[0].token_ids, output.prompt_token_ids, references)
 
 
 def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> None:
