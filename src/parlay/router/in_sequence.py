@@ -207,8 +207,13 @@ class InSequence:
         return sum([self.arms[number].whole.seconds.of(nodes) for number, nodes in self.asked_for.items()])
 
     def book(self, nodes: int, right: int, prices: StepPrices) -> None:
-        """Book what the verified draft cost and gained, or what one of a replayable arm would have gained."""
+        """Book what the verified draft cost and gained, or what one of a replayable arm would have gained.
+
+        Trials are of arms that are not replayable, so a replayable arm's draft puts none off: where copies of a token
+        or two are verified every few steps, no head would be tried any more.
+        """
         token = prices.token
+        tested = self.verifying is not None and not self.verifying.whole.arm.replayable and nodes > 0
         self.explored.earn(len(self.committed) * token)
         self._live(nodes)
         if nodes and self.verifying is not None:
@@ -219,7 +224,7 @@ class InSequence:
             counts.accepted += right
         if nodes or self.is_trial:
             loss = prices.of_drafting(self.drafting) + prices.of_nodes(nodes) - right * token
-            self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=nodes > 0)
+            self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=tested)
             if self.is_trial:
                 self.explored.debt = max(0.0, loss + self.forgone)
         elif not self.ledger.is_funded and self.offers:
