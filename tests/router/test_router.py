@@ -83,7 +83,7 @@ def test_a_head_that_begins_to_pay_after_a_pause_is_found() -> None:
 
 
 def test_short_copies_that_are_verified_every_few_steps_put_off_no_trial_of_a_head() -> None:
-    """The head is never right in the first hundred tokens, and then nearly always. Copies of a token go on all along."""
+    """The head is never right in the first hundred tokens, then nearly always. Copies of a token go on all along."""
     copies = replace(always(0.5), replayable=True, most=2, score=0.5, finds=lambda length: 0.5)
     head = replace(HEAD, rate=lambda length: 0.9 * (length > 100), sees_first=True)
     for seed in range(6):
@@ -112,10 +112,9 @@ def steps_in(lengths: list[int], part: range) -> int:
 
 @pytest.mark.parametrize("drafter", [COPY, HEAD], ids=["copy", "head"])
 def test_a_drafter_that_dies_is_dropped_within_two_steps(drafter: SimulatedArm) -> None:
-    machine = Machine((replace(drafter, dies_at=40), NO_COPY))
-    run = machine.decode(400)
-    assert sum(0 in asks for asks in run.asked[:40]) > 10
-    assert sum(0 in asks for asks in run.asked[40:]) <= 2
+    runs = [Machine((replace(drafter, dies_at=40), NO_COPY), seed=seed).decode(400) for seed in range(12)]
+    assert fmean(sum(0 in asks for asks in run.asked[:40]) for run in runs) > 20
+    assert all(sum(0 in asks for asks in run.asked[40:]) <= 2 for run in runs)
 
 
 def test_a_drafter_that_slows_down_is_dropped_within_two_steps() -> None:
@@ -221,9 +220,9 @@ def seconds_of_turns(kinds: tuple[str, str], seed: int) -> float:
 
 
 def test_requests_of_a_kind_begin_with_what_paid_for_others_of_it() -> None:
-    told = sum(seconds_of_turns(("prose", "edit"), seed) for seed in range(8))
-    untold = sum(seconds_of_turns(("", ""), seed) for seed in range(8))
-    mixed_up = sum(seconds_of_turns(("edit", "edit"), seed) for seed in range(8))
+    told = sum(seconds_of_turns(("prose", "edit"), seed) for seed in range(24))
+    untold = sum(seconds_of_turns(("", ""), seed) for seed in range(24))
+    mixed_up = sum(seconds_of_turns(("edit", "edit"), seed) for seed in range(24))
     assert told < 0.97 * untold
     assert mixed_up < 1.01 * untold, "a kind that says nothing costs nothing"
 
