@@ -97,13 +97,11 @@ def run(options: argparse.Namespace) -> int:
         _write(stream, interrupt, None if options.json else tint)
         sample = stream.output.outputs[0]
         room = llm.engine.longest - sample.metrics.prompt_tokens
-        overlaps = _overlaps(llm, stream.output, given) if options.explain else []
+        told = explained(sample.metrics, _overlaps(llm, stream.output, given)) if options.explain else None
     if options.json:
         print(json.dumps(_report(sample)))
     _summarise(sample, params, tint)
-    if options.explain:
-        print(explained(sample.metrics, overlaps), file=sys.stderr)
-    _note_room(params, room)
+    _note(told, params, room)
     if sample.error is not None:
         print(f"parlay: error: {sample.error}", file=sys.stderr)
         return FAILURE
@@ -126,7 +124,10 @@ def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> No
         )
 
 
-def _note_room(params: SamplingParams, room: int) -> None:
+def _note(told: str | None, params: SamplingParams, room: int) -> None:
+    """What the router chose, where somebody asked, and whether the answer could ever have become so long."""
+    if told is not None:
+        print(told, file=sys.stderr)
     if params.max_tokens is not None and params.max_tokens > room:
         print(f"parlay: note: the context has room for {room:,} tokens after this prompt, no more", file=sys.stderr)
 
