@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +62,8 @@ StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
 class OpenHead:
     """A head, the target's embedding ``[V, H]``, and what runs its layers. ``dtype`` is that of its products.
 
-    ``states`` runs the target itself, so that nothing else may run it meanwhile.
+    ``states`` runs the target itself, so that nothing else may run it meanwhile. ``proved_in`` are the drafters, by
+    class, in which it was proved: once each is enough.
     """
 
     artefact: HeadArtefact
@@ -70,6 +71,7 @@ class OpenHead:
     make_runner: MakeRunner
     dtype: torch.dtype
     states: StatesOf | None = None
+    proved_in: set[str] = field(default_factory=set)
 
 
 FindHead = Callable[[str, str], OpenHead | None]
@@ -198,6 +200,7 @@ class TargetHeads:
         self._target, self._matrices = target, (read := cache(matrices))
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
         self._told: set[Path] = set()
+        self._opened: dict[Path, tuple[list[tuple[str, int, int]], OpenHead]] = {}
         self._witnesses = cache(lambda: read().witnesses(target.vocab_size))
 
     def __call__(self, method: str, name: str) -> OpenHead | None:
@@ -256,6 +259,14 @@ class TargetHeads:
         return True
 
     def _open(self, folder: Path) -> OpenHead:
+        """Read once as long as its files stay what they are: strategies with other settings share it."""
+        files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir())
+        known = self._opened.get(folder)
+        if known is None or known[0] != files:
+            known = self._opened[folder] = files, self._read(folder)
+        return known[1]
+
+    def _read(self, folder: Path) -> OpenHead:
         if is_artefact(folder):
             artefact = load(folder)
             self._check(str(folder), artefact.layer, artefact.witness_WH)

@@ -18,7 +18,7 @@ def draw(logits_V: Tensor, params: SamplingParams, state: int) -> int | None:
     row; something depends on how numbers are rounded; the request has typical-p; or no token can be drawn.
     """
     core = noise.compiled()
-    if core is None or params.typical_p < 1 or not _is_read(logits_V):
+    if core is None or params.typical_p < 1 or not is_read(logits_V):
         return None
     least = math.log(params.min_p) if params.min_p else -math.inf
     row = logits_V.data_ptr(), logits_V.numel()
@@ -26,5 +26,7 @@ def draw(logits_V: Tensor, params: SamplingParams, state: int) -> int | None:
     return token if token >= 0 else None
 
 
-def _is_read(logits_V: Tensor) -> bool:
-    return logits_V.is_cpu and logits_V.dtype == torch.float32 and logits_V.is_contiguous()
+def is_read(logits: Tensor) -> bool:
+    """Whether the library reads such ``logits`` ``[..., V]``, so that rows gain nothing by being sampled together."""
+    is_plain = logits.is_cpu and logits.dtype == torch.float32 and logits.is_contiguous()
+    return is_plain and noise.compiled() is not None

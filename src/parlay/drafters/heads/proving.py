@@ -41,10 +41,14 @@ class ProvedHeads:
         return head
 
     def prove(self, strategy: str, drafter: Drafter) -> None:
-        """Logs a warning for each proof of the heads found so far that does not hold for ``drafter``."""
+        """Logs a warning for each proof of the heads found so far that does not hold for ``drafter``.
+
+        A head that others opened before was proved in theirs.
+        """
         for head in self._found:
-            proof = head.artefact.proof
-            if proof is not None:
+            proof, own = head.artefact.proof, type(drafter).__name__
+            if proof is not None and own not in head.proved_in:
+                head.proved_in.add(own)
                 _prove_target(strategy, proof, head)
                 _prove_guesses(strategy, proof, drafter)
 

@@ -11,6 +11,7 @@ from typing import ClassVar, cast
 from torch import Tensor
 
 from parlay import trees
+from parlay.sampling import one_pass
 from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
 from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict
 
@@ -117,14 +118,14 @@ class _Walk:
         self._chain = draft.tree.tokens[:real] if trees.is_chain(draft.tree) else ()
         self._most = 1 + max(1, _likely(draft.scores[:real]))
 
-    def ahead(self) -> list[tuple[int, list[int]]]:
+    def ahead(self, *, alone: bool) -> list[tuple[int, list[int]]]:
         """The row of logits to sample next, and its path; then rows below it, as long as the tree has no branches.
 
-        Only one row if sampling several together is no cheaper. Else as many as the drafter's scores make likely, and
-        twice as many with each call.
+        Only one row if sampling several together is no cheaper (``alone``). Else as many as the drafter's scores make
+        likely, and twice as many with each call.
         """
         path, first = list(self.sampled), self.root + 1 + self._node
-        below = self._chain[self._node + 1 :][: self._most - 1] if goes_together(self.view, path) else ()
+        below = self._chain[self._node + 1 :][: self._most - 1] if not alone and goes_together(self.view, path) else ()
         self._most *= 2
         return [(first + depth, [*path, *below[:depth]]) for depth in range(len(below) + 1)]
 
@@ -156,8 +157,9 @@ def _walk_in_lockstep(walks: list[_Walk], logits_RV: Tensor) -> None:
 
     Only rows that are visited, or likely to be, are processed.
     """
+    alone = one_pass.is_read(logits_RV)
     while walks:
-        runs = [walk.ahead() for walk in walks]
+        runs = [walk.ahead(alone=alone) for walk in walks]
         chosen = [row for run in runs for row, _ in run]
         views = [walk.view for walk, run in zip(walks, runs, strict=True) for _ in run]
         tokens = iter(sample(rows(logits_RV, chosen), views, [path for run in runs for _, path in run]))

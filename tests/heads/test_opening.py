@@ -1,0 +1,56 @@
+"""A head is read and proved once for a model, however many strategies with settings of their own use it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parlay import models
+from parlay.drafters.resources import Resources
+from parlay.heads import artefact
+from parlay.heads.artefact import HeadArtefact
+from parlay.heads.opening import TargetHeads, heads_of
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
+from parlay.testing.checkpoints import VOCAB_SIZE
+from tests.heads.conftest import LOAD
+
+
+@pytest.fixture
+def folder(head: HeadArtefact, tmp_path: Path) -> Path:
+    artefact.save(tmp_path / "head", head, "# A toy\n")
+    return tmp_path / "head"
+
+
+@pytest.fixture
+def heads(model: Path) -> TargetHeads:
+    return heads_of(str(model), models.load(str(model), LOAD).spec, None)
+
+
+def test_a_head_is_read_once_and_again_when_its_files_have_changed(heads: TargetHeads, folder: Path) -> None:
+    first = heads("eagle3", str(folder))
+    assert heads("eagle3", str(folder)) is first
+    os.utime(folder / artefact.WEIGHTS, ns=(1, 1))
+    assert heads("eagle3", str(folder)) is not first
+
+
+def test_a_head_that_was_damaged_meanwhile_is_refused(heads: TargetHeads, folder: Path) -> None:
+    assert heads("eagle3", str(folder)) is not None
+    (folder / artefact.WEIGHTS).write_bytes(b"none")
+    with pytest.raises(artefact.BadHead):
+        heads("eagle3", str(folder))
+
+
+def test_strategies_with_other_settings_prove_nothing_again(heads: TargetHeads, folder: Path) -> None:
+    opened = heads("eagle3", str(folder))
+    assert opened is not None
+    asked: list[int] = []
+    counted = replace(opened, states=lambda ids, layers: asked.append(len(ids)))
+    runner = models.load("parlay-mini", LOAD)
+    resources = Resources(VOCAB_SIZE, lambda name: runner, find_head=lambda method, name: counted)
+    for settings in ("", ":width=2", ":width=3"):
+        assert build(parse(f"eagle3{settings}"), resources) is not None
+    assert len(asked) == 1
