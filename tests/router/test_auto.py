@@ -81,6 +81,14 @@ def test_what_has_no_drafter_of_its_own_is_refused(inner: str) -> None:
         arms(parse(f"auto:of=prompt-lookup+{inner}"), BARE)
 
 
+def test_one_that_is_named_twice_is_refused() -> None:
+    """It would be opened twice, and learned of by halves."""
+    with pytest.raises(UsageError, match="names a drafter twice; leave one of them out"):
+        arms(parse("auto:of=prompt-lookup+suffix-decoding+prompt-lookup"), BARE)
+    settings = "auto:of=prompt-lookup+prompt-lookup(k=3)"
+    assert len(arms(parse(settings), BARE)) == 2, "another budget is another arm"
+
+
 def test_one_that_is_named_and_can_not_be_had_is_refused() -> None:
     with pytest.raises(UsageError, match="no draft model"):
         StrategyCache(BARE, Steady()).get("auto:of=prompt-lookup+draft-model")

@@ -38,11 +38,13 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
     also one for each kind of requests for which there is a head. A draft model is left out where there is a head: it
     costs more and is right less often, so only the trials would be felt. Raises UsageError for a strategy that drafts
-    nothing.
+    nothing, and for one that is named twice.
     """
     for member in spec.members:
         if not find(member.name).factory:
             raise UsageError(f"strategy {spec.name}: {member.name} has no drafter of its own; leave it out")
+    if len(set(spec.members)) < len(spec.members):
+        raise UsageError(f"strategy {spec.name}: {spec} names a drafter twice; leave one of them out")
     if spec.members:
         return spec.members
     best: dict[str, str] = {}
