@@ -30,16 +30,20 @@ def verify(runner: Runner, turns: list[Turn]) -> float:
             turn.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
             row += segment.rows
 
-    def failed(turn: Turn, error: Exception) -> None:
+    def failed(turn: Turn, error: Exception) -> None:  # one that named itself would keep the runner until a collection
         if turn.draft.tree.tokens:
             turn.draft = NO_DRAFT
-            isolated(forward, [turn], failed)
+            isolated(forward, [turn], _failed_alone)
         else:
-            turn.fail(f"the model failed on this request: {named(error)}", error)
+            _failed_alone(turn, error)
 
     if turns:
         isolated(forward, turns, failed)
     return tapping
+
+
+def _failed_alone(turn: Turn, error: Exception) -> None:
+    turn.fail(f"the model failed on this request: {named(error)}", error)
 
 
 def _segment(turn: Turn) -> Segment:
