@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from parlay import trees
-from parlay.types import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip
+from parlay.testing.wrapped_runner import WrappedRunner
+from parlay.types import NO_SKIP, Output, Runner, Segment, Skip
 
 Ids = tuple[int, ...]
 _FAR = 1e4  # a logit above any other
@@ -21,7 +22,7 @@ class Forward(NamedTuple):
     seconds: float
 
 
-class ForcedRunner:
+class ForcedRunner(WrappedRunner):
     """Passes everything on to ``inner``, and puts the given token of each row's position far ahead of all others.
 
     So drafters see the states that the model has on this text, and forwards take what they take. Only rows on the path
@@ -30,8 +31,8 @@ class ForcedRunner:
     """
 
     def __init__(self, inner: Runner) -> None:
+        super().__init__(inner)
         self.last = Forward(0, False, 0.0)
-        self._inner = inner
         self._expected: tuple[Ids, Ids] = ((), ())
         self._texts: dict[int, Ids] = {}
         self._cached: dict[int, int] = {}
@@ -39,10 +40,6 @@ class ForcedRunner:
     def expect(self, prompt: Ids, answer: Ids) -> None:
         """Sets the answer to the next sequence, which begins with that prompt."""
         self._expected = prompt, answer
-
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._inner.spec
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         prompt, answer = self._expected
@@ -67,9 +64,6 @@ class ForcedRunner:
         places = [*range(first, root + 1), *(root + depth for depth in trees.depths(segment.tree))]
         return [text[min(place + 1, len(text) - 1)] for place in places[segment.logits_from :]]
 
-    def reserve(self, sequence: int, tokens: int) -> bool:
-        return self._inner.reserve(sequence, tokens)
-
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         self._cached[sequence] = self._inner.keep(sequence, path)
         return self._cached[sequence]
@@ -86,12 +80,3 @@ class ForcedRunner:
         self._inner.release(sequence)
         self._texts.pop(sequence, None)
         self._cached.pop(sequence, None)
-
-    def room(self) -> int:
-        return self._inner.room()
-
-    def capacity(self) -> int:
-        return self._inner.capacity()
-
-    def check(self) -> None:
-        self._inner.check()

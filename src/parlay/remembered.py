@@ -26,8 +26,8 @@ from parlay.cost.timing import calibrate
 from parlay.models.origin import weight_files
 from parlay.models.user_cache import user_cache, written_whole
 from parlay.processor import cpu_model
-from parlay.router.memory import NO_COST, KeptArm, Memory, NoMemory
-from parlay.types import KeptCost, Runner, RunnerSpec
+from parlay.router.memory import KeptArm, Memory, NoMemory
+from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
 
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)

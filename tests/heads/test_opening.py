@@ -37,6 +37,16 @@ def test_a_head_is_read_once_and_again_when_its_files_have_changed(heads: Target
     assert heads("eagle3", str(folder)) is not first
 
 
+def test_only_the_latest_heads_are_held(heads: TargetHeads, head: HeadArtefact, tmp_path: Path) -> None:
+    """Who names many folders does not fill the memory."""
+    folders = [tmp_path / f"head{number}" for number in range(9)]
+    for each in folders:
+        artefact.save(each, head, "# A toy\n")
+    first, *others = [heads("eagle3", str(each)) for each in folders]
+    assert heads("eagle3", str(folders[-1])) is others[-1]
+    assert heads("eagle3", str(folders[0])) is not first
+
+
 def test_a_head_that_was_damaged_meanwhile_is_refused(heads: TargetHeads, folder: Path) -> None:
     assert heads("eagle3", str(folder)) is not None
     (folder / artefact.WEIGHTS).write_bytes(b"none")

@@ -57,6 +57,13 @@ def drafts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return drafts
 
 
+@pytest.fixture
+def strategy(head: HeadArtefact, tmp_path: Path) -> str:
+    """Drafts two nodes with the head in every step that its policy allows."""
+    artefact.save(tmp_path, head, "")
+    return f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
+
+
 def test_what_was_cached_of_a_prompt_is_left_out(
     model: Path, head: HeadArtefact, tmp_path: Path, asked: list[int]
 ) -> None:
@@ -84,16 +91,9 @@ def test_what_was_cached_of_a_prompt_is_left_out(
 
 
 def test_a_head_that_lacks_two_stretches_drafts_at_once(
-    model: Path,
-    head: HeadArtefact,
-    tmp_path: Path,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: list[int],
-    drafts: list[int],
+    model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
 ) -> None:
     """It has not seen the prefix that was cached, nor steps in which its policy was inactive."""
-    artefact.save(tmp_path, head, "")
     plan, steps = Fixed.plan, itertools.count()
 
     def late(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
@@ -101,7 +101,6 @@ def test_a_head_that_lacks_two_stretches_drafts_at_once(
         return found if next(steps) % 8 == 5 else Budgets([0] * len(views))
 
     monkeypatch.setattr(Fixed, "plan", late)
-    strategy = f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
         params = SamplingParams(temperature=0, max_tokens=8)
         llm.generate([TokensPrompt(prompt_token_ids=_SHARED)], params, strategy="none")
@@ -112,17 +111,9 @@ def test_a_head_that_lacks_two_stretches_drafts_at_once(
 
 @pytest.mark.parametrize("sees", [False, True])
 def test_what_was_written_in_a_pause_is_left_out(
-    sees: bool,
-    *,
-    model: Path,
-    head: HeadArtefact,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: list[int],
-    drafts: list[int],
+    sees: bool, *, model: Path, strategy: str, monkeypatch: pytest.MonkeyPatch, asked: list[int], drafts: list[int]
 ) -> None:
     """It drafts in every eighth step. If it does not see the step before that, one state is computed, never more."""
-    artefact.save(tmp_path, head, "")
     plan, steps = Fixed.plan, itertools.count()
 
     def seldom(self: Fixed, views: Sequence[SequenceView]) -> Budgets:
@@ -131,7 +122,6 @@ def test_what_was_written_in_a_pause_is_left_out(
         return plan(self, views) if step == 7 else Budgets([0] * len(views), watching=watching)
 
     monkeypatch.setattr(Fixed, "plan", seldom)
-    strategy = f"eagle3:head={tmp_path},policy=fixed,k=2,min_p=0.0"
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
         params = SamplingParams(temperature=0, max_tokens=40)
         prompt = [TokensPrompt(prompt_token_ids=_SHARED)]

@@ -5,25 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-from types import MappingProxyType
 
 from parlay.cost.measured import MeasuredCost
-from parlay.types import KeptCost, OutOfRoom, Runner, Segment
+from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
 _SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # those that drafts pay or do not pay by are timed again, for so many seconds
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
-NOTHING_KEPT: KeptCost = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
-def calibrate(runner: Runner, seconds: float = 0.3, kept: KeptCost = NOTHING_KEPT) -> MeasuredCost:
+def calibrate(runner: Runner, seconds: float = 0.3, kept: KeptCost = NO_COST) -> MeasuredCost:
     """Time a few forwards of 1 to 65 rows in a scratch sequence, for so many seconds at most.
 
     A machine's other work delays some of them, so the prices of rows beside each other are uncertain. Where an earlier
-    process has ``kept`` what it learned in its steps, that is taken, and only the speed of now is measured, in a third
-    of the time. A runner without room for 65 tokens is not timed: the cost then starts from a guess.
+    process has ``kept`` what it learned in its steps, that is taken, and only the speed of now is measured, in half
+    the time. A runner without room for 65 tokens is not timed: the cost then starts from a guess.
     """
     deadline = time.perf_counter() + seconds
     runner.open(_SCRATCH, (0,))

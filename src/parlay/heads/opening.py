@@ -51,6 +51,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_MOST_OPEN = 8  # heads that are held for strategies with other settings
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _log = logging.getLogger(__name__)
 MakeRunner = Callable[[DecoderConfig, Mapping[str, Operand]], NativeRunner]
@@ -263,6 +264,8 @@ class TargetHeads:
         files = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir())
         known = self._opened.get(folder)
         if known is None or known[0] != files:
+            while len(self._opened) >= _MOST_OPEN:
+                del self._opened[next(iter(self._opened))]
             known = self._opened[folder] = files, self._read(folder)
         return known[1]
 

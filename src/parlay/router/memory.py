@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from parlay.types import KeptCost
+from parlay.types import NO_COST, KeptCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,6 @@ class KeptArm:
 
 
 NOTHING_KEPT: Mapping[str, KeptArm] = MappingProxyType({})
-NO_COST: KeptCost = MappingProxyType({})
 
 
 class Memory(Protocol):

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from parlay.compiled import structs
 from parlay.sampling import noise
 from parlay.types import SamplingParams
 
@@ -17,8 +18,8 @@ def draw(logits_V: Tensor, params: SamplingParams, state: int) -> int | None:
     None where the library can't say, so that the steps one by one must decide: it isn't there, or does not read such a
     row; something depends on how numbers are rounded; the request has typical-p; or no token can be drawn.
     """
-    core = noise.compiled()
-    if core is None or params.typical_p < 1 or not is_read(logits_V):
+    core = _reader(logits_V)
+    if core is None or params.typical_p < 1:
         return None
     least = math.log(params.min_p) if params.min_p else -math.inf
     row = logits_V.data_ptr(), logits_V.numel()
@@ -28,5 +29,10 @@ def draw(logits_V: Tensor, params: SamplingParams, state: int) -> int | None:
 
 def is_read(logits: Tensor) -> bool:
     """Whether the library reads such ``logits`` ``[..., V]``, so that rows gain nothing by being sampled together."""
+    return _reader(logits) is not None
+
+
+def _reader(logits: Tensor) -> structs.Core | None:
+    """The library, where it is there and reads such ``logits`` ``[..., V]``."""
     is_plain = logits.is_cpu and logits.dtype == torch.float32 and logits.is_contiguous()
-    return is_plain and noise.compiled() is not None
+    return noise.compiled() if is_plain else None

@@ -28,6 +28,7 @@ from parlay.types.results import (
 )
 from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
+    NO_COST,
     NOTHING_NEEDED,
     NOTHING_SPENT,
     AcceptRule,
@@ -48,6 +49,7 @@ __all__ = [
     "NOTHING_COMMITTED",
     "NOTHING_NEEDED",
     "NOTHING_SPENT",
+    "NO_COST",
     "NO_DRAFT",
     "NO_SKIP",
     "NO_TREE",

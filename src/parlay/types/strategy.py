@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parlay.types.base import DraftKind, Exactness
@@ -106,6 +107,8 @@ class AcceptRule(Protocol):
 
 KeptCost = Mapping[str, tuple[float, ...]]
 """What was learned of the cost of steps, as numbers for later processes: by the longest context they hold for."""
+
+NO_COST: KeptCost = MappingProxyType({})
 
 
 class Cost(Protocol):

@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from parlay.testing.toys import row_texts
-from parlay.types import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip
+from parlay.testing.wrapped_runner import WrappedRunner
+from parlay.types import NO_SKIP, Output, Runner, Segment, Skip
 
 Texts = dict[tuple[int, ...], list[Tensor]]
 """Rows of logits by the text before them; more than one where a text was computed again."""
 
 
-class RecordingRunner:
+class RecordingRunner(WrappedRunner):
     """Passes everything on to ``inner`` and fills ``texts``."""
 
     def __init__(self, inner: Runner) -> None:
+        super().__init__(inner)
         self.texts: Texts = {}
-        self._inner = inner
         self._cached: dict[int, list[int]] = {}
         self._fed: dict[int, Segment] = {}
-
-    @property
-    def spec(self) -> RunnerSpec:
-        return self._inner.spec
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         cached = self._inner.open(sequence, tokens, salt)
         self._cached[sequence] = list(tokens[:cached])
         return cached
-
-    def reserve(self, sequence: int, tokens: int) -> bool:
-        return self._inner.reserve(sequence, tokens)
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         out = self._inner.forward(segments, taps, skip)
@@ -66,12 +60,3 @@ class RecordingRunner:
         self._inner.release(sequence)
         self._cached.pop(sequence, None)
         self._fed.pop(sequence, None)
-
-    def room(self) -> int:
-        return self._inner.room()
-
-    def capacity(self) -> int:
-        return self._inner.capacity()
-
-    def check(self) -> None:
-        self._inner.check()
