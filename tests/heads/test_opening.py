@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.opening import TargetHeads, heads_of
+from parlay.models.config import DecoderConfig
+from parlay.models.fused import Operand
+from parlay.models.native import NativeRunner
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import VOCAB_SIZE
@@ -54,13 +58,19 @@ def test_a_head_that_was_damaged_meanwhile_is_refused(heads: TargetHeads, folder
         heads("eagle3", str(folder))
 
 
-def test_strategies_with_other_settings_prove_nothing_again(heads: TargetHeads, folder: Path) -> None:
+def test_strategies_with_other_settings_prove_and_pack_nothing_again(heads: TargetHeads, folder: Path) -> None:
     opened = heads("eagle3", str(folder))
     assert opened is not None
     asked: list[int] = []
-    counted = replace(opened, states=lambda ids, layers: asked.append(len(ids)))
+    packed: list[NativeRunner] = []
+
+    def make_runner(config: DecoderConfig, weights: Mapping[str, Operand]) -> NativeRunner:
+        packed.append(opened.make_runner(config, weights))
+        return packed[-1]
+
+    counted = replace(opened, make_runner=make_runner, states=lambda ids, layers: asked.append(len(ids)))
     runner = models.load("parlay-mini", LOAD)
     resources = Resources(VOCAB_SIZE, lambda name: runner, find_head=lambda method, name: counted)
     for settings in ("", ":width=2", ":width=3"):
         assert build(parse(f"eagle3{settings}"), resources) is not None
-    assert len(asked) == 1
+    assert len(asked) == len(packed) == 1

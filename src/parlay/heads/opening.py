@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD
 from parlay.heads.layouts.opening import fetched, is_artefact, read
 from parlay.heads.proof import target_states
 from parlay.heads.store import StoredDrafter
+from parlay.models.compiled.product import Product
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand, as_tensor, rows_of
 from parlay.models.hub import without_address
@@ -59,12 +60,13 @@ StatesOf = Callable[[Sequence[int], Sequence[int]], Tensor | None]
 """The target's states ``[T, F]`` of a text that enter some layers, side by side; None if they can't be had now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenHead:
     """A head, the target's embedding ``[V, H]``, and what runs its layers. ``dtype`` is that of its products.
 
-    ``states`` runs the target itself, so that nothing else may run it meanwhile. ``proved_in`` are the drafters, by
-    class, in which it was proved: once each is enough.
+    Strategies with other settings share all of it, weights that are packed for their kernels too. ``states`` runs the
+    target itself, so that nothing else may run it meanwhile. ``proved_in`` are the drafters, by class, in which it was
+    proved: once each is enough.
     """
 
     artefact: HeadArtefact
@@ -73,6 +75,23 @@ class OpenHead:
     dtype: torch.dtype
     states: StatesOf | None = None
     proved_in: set[str] = field(default_factory=set)
+    _runners: dict[str, NativeRunner] = field(default_factory=dict)
+
+    def runner(self, layers: str, decoder: Callable[[], tuple[DecoderConfig, dict[str, Operand]]]) -> NativeRunner:
+        """What runs these layers, for every drafter that asks: their sequences have names of their own."""
+        if layers not in self._runners:
+            self._runners[layers] = self.make_runner(*decoder())
+        return self._runners[layers]
+
+    @cached_property
+    def fuse(self) -> Product:
+        """The product with ``fc.weight``, which makes one state of the target's features."""
+        return Product(self.artefact.tensors["fc.weight"])
+
+    @cached_property
+    def embedding_VH(self) -> Tensor:
+        """The target's embedding as numbers, bfloat16."""
+        return as_tensor(self.embedding, torch.bfloat16)
 
 
 FindHead = Callable[[str, str], OpenHead | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,8 +24,9 @@ class BlockDrafter(MarginalsDrafter):
     def __init__(self, resources: Resources, options: BlockOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held, config = head.artefact, BlockConfig.of(head.artefact)
-        decoder = block_decoder(held.layer, held.tensors, head.embedding, config.layers, normed=config.normed)
-        runner, norm = head.make_runner(*decoder), input_norm(held, "layers.0.hidden_norm.weight")
+        shape = held.layer, held.tensors, head.embedding, config.layers
+        runner = head.runner(SOURCE, partial(block_decoder, *shape, normed=config.normed))
+        norm = input_norm(held, "layers.0.hidden_norm.weight")
         fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
 
         def inputs(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:

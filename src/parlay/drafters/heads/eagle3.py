@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from parlay.heads.draft_vocab import draft_ids
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
-from parlay.models.compiled.product import Product
 from parlay.models.forward import Growth, Wish
 from parlay.sampling import noise
 from parlay.types import NO_TREE, Draft, Segment, Tree
@@ -32,13 +32,14 @@ class Eagle3(LayerHeadDrafter):
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held = head.artefact
-        runner = head.make_runner(*eagle3_decoder(held.layer, held.tensors, head.embedding, normed=normed(held)))
+        decoder = partial(eagle3_decoder, held.layer, held.tensors, head.embedding, normed=normed(held))
+        runner = head.runner(SOURCE, decoder)
         self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
         guessing = Guessing(self._ids_D)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
         super().__init__(SOURCE, runner, held, guessing, limits)
         self._options, self._dtype = options, head.dtype
-        self._fuse = Product(held.tensors["fc.weight"])
+        self._fuse = head.fuse
         self._norm = input_norm(held, "midlayer.hidden_norm.weight")
         self._at_once = runner.grows and not normed(held)
 

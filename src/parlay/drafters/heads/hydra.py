@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.native import prefix_decoder
 from parlay.heads.opening import OpenHead, opened
-from parlay.models.fused import as_tensor
 
 
 class Hydra(StaticTreeDrafter):
@@ -30,7 +30,7 @@ class Hydra(StaticTreeDrafter):
         held, heads = head.artefact, HydraHeads.of(head.artefact)
         heads.load_state_dict(dict(held.tensors))
         self._heads = heads.float().requires_grad_(False).heads
-        self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
+        self._embedding_VH = head.embedding_VH
         states = None if heads.prefix is None else _prefix_states(head)
         super().__init__(held, heads.draft_ids, states)
 
@@ -43,5 +43,5 @@ class Hydra(StaticTreeDrafter):
 
 def _prefix_states(head: OpenHead) -> LayerOutputs:
     held = head.artefact
-    runner = head.make_runner(*prefix_decoder(held.layer, held.tensors, head.embedding))
+    runner = head.runner("prefix", partial(prefix_decoder, held.layer, held.tensors, head.embedding))
     return LayerOutputs(runner, held.settings["taps"], lambda features_KF, _: features_KF.to(head.dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,7 +54,8 @@ class Kangaroo(Watched):
         held = head.artefact
         (self._exit,) = held.settings["taps"]
         self.needs = Needs(taps=(self._exit,), layers=True, expected=held.expected)
-        self._runner = head.make_runner(*kangaroo_decoder(held.layer, held.tensors, head.embedding))
+        decoder = partial(kangaroo_decoder, held.layer, held.tensors, head.embedding)
+        self._runner = head.runner(SOURCE, decoder)
         self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
         super().__init__(SOURCE, held, self._rows)
         self._guessing = Guessing(draft_ids(held.tensors["d2t"]))

@@ -38,7 +38,7 @@ def parallel_states(head: OpenHead) -> SideBySide:
     return SideBySide(
         [
             LayerLogits(
-                head.make_runner(*decoder(place)),
+                head.runner(f"head {place}", partial(decoder, place)),
                 held.settings["taps"],
                 lambda features_KF, _: features_KF.to(head.dtype),
             )

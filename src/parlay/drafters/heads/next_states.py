@@ -6,6 +6,7 @@ EAGLE, EAGLE-2 and the modules of multi-token prediction.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -24,7 +25,7 @@ from parlay.heads.mtp import MtpModule
 from parlay.heads.native import eagle_decoder, mtp_decoder
 from parlay.heads.opening import OpenHead, opened
 from parlay.models.config import DecoderConfig
-from parlay.models.fused import Operand, as_tensor
+from parlay.models.fused import Operand
 
 _Module: TypeAlias = EagleHead | MtpModule
 _Decoder = Callable[[DecoderConfig, Mapping[str, Tensor], Operand], tuple[DecoderConfig, dict[str, Operand]]]
@@ -36,11 +37,11 @@ class _NextStates(LayerHeadDrafter):
     def __init__(self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits) -> None:
         held = head.artefact
         module.load_state_dict({name: each for name, each in held.tensors.items() if name != "lm_head.weight"})
-        runner = head.make_runner(*decoder(held.layer, held.tensors, head.embedding))
+        runner = head.runner(held.method, partial(decoder, held.layer, held.tensors, head.embedding))
         guessing = Guessing(module.draft_ids)
         super().__init__(source, runner, held, guessing, growth)
         self._fuse, self._dtype = module.float().requires_grad_(False).fuse, head.dtype
-        self._embedding_VH = as_tensor(head.embedding, torch.bfloat16)
+        self._embedding_VH = head.embedding_VH
 
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._fuse(features_KF.float(), self._embedding_VH[torch.tensor(tokens)].float()).to(self._dtype)
