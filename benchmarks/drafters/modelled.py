@@ -150,7 +150,7 @@ def gain(method: str, large: Large, tokens: Mapping[int, float]) -> float:
     """Over plain decoding, at the best number of nodes, which may be none."""
     cost = HEADS[method](large.shape)
     setting = Setting(machine(large.device, "bfloat16"), large.shape, 1, _CONTEXT)
-    plan = DraftPlan(name=method, drafter=cost.shape, at_once=cost.at_once)
+    plan = DraftPlan(name=method, drafter=cost.shape, at_once=cost.at_once, probes=cost.probes)
     shapes = [TreeShape(0, 1.0, 0, 1)]
     shapes += [TreeShape(nodes, each, min(nodes, _LEVELS), 1) for nodes, each in tokens.items()]
     speeds = [speed_of(setting, plan, shape).tokens_per_second for shape in shapes]

@@ -15,6 +15,8 @@ from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
 from parlay import threads
 from parlay.bench.records import read
+from parlay.drafters.heads.options import HEADS_OF_OTHERS
+from parlay.heads import store
 from parlay.strategies.catalogue import catalogue
 
 PARTS = ("replay", "speed")
@@ -51,7 +53,7 @@ def main() -> None:
         replays(options.data, results, options.strategies or without_models(), count)
     threads.use(options.threads)
     if "speed" in options.only:
-        speed(setup, results, SMOLLM2, options.strategies or everything())
+        speed(setup, results, SMOLLM2, options.strategies or [*everything(), *with_drafters()])
     write_page(results.path, report(results.header, results.rows))
     if options.guide is not None:
         others = [read(path)[1] for path in sorted(results.path.parent.glob(f"{results.path.stem}-*.jsonl"))]
@@ -62,6 +64,13 @@ def everything() -> list[str]:
     """Every entry that wants nothing but the target, at its defaults."""
     own = {"file", "head", "model", "models"}
     return [name for name, entry in catalogue().items() if not entry.parameters.keys() & own]
+
+
+def with_drafters() -> list[str]:
+    """Those for which this machine has a drafter of SmolLM2: those of the package, and what the user added."""
+    methods = {each.facts.method for each in store.drafters() if each.facts.origin.target == SMOLLM2}
+    heads = [name for name in catalogue() if HEADS_OF_OTHERS.get(name, name) in methods]
+    return [*heads, "draft-model"]
 
 
 def without_models() -> list[str]:

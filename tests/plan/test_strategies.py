@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.cost.speed import DraftPlan
+from parlay.cost.devices import machine
+from parlay.cost.speed import DraftPlan, Setting, TreeShape, speed_of
 from parlay.plan.strategies import Acceptance, Models, compared, is_modelled, plan, read_acceptance
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
@@ -45,6 +46,17 @@ def test_a_head_costs_a_layer_for_each_level_and_heads_side_by_side_one_product_
     assert (eagle3.at_once, medusa.at_once) == (False, True)
     assert eagle3.drafter.vocab_size == 4096
     assert eagle3.drafter.parameters < big.target.parameters / 25
+
+
+def test_probes_cost_rows_of_the_forward_that_verifies_and_no_head() -> None:
+    probing = plan(parse("ppd"), MODELS, Acceptance())
+    assert probing.drafter is None
+    assert probing.probes == 12
+    setting = Setting(machine("l4", "bfloat16"), TINY, 1, 100)
+    tree, nothing = TreeShape(4, 2.0, 4, 1), TreeShape(0, 1.0, 0, 1)
+    free = replace(probing, probes=0)
+    assert speed_of(setting, probing, tree).verify_seconds > speed_of(setting, free, tree).verify_seconds
+    assert speed_of(setting, probing, nothing) == speed_of(setting, free, nothing)
 
 
 def test_a_draft_model_that_is_not_known_is_asked_for() -> None:

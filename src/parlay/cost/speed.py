@@ -62,8 +62,9 @@ class DraftPlan:
     """A strategy as its costs see it: drafts of at most ``nodes`` nodes, right as ``ranks`` say.
 
     ``drafter`` is the model whose forwards write them, level by level, or all levels ``at_once`` in one of a single
-    row; None: they cost next to nothing. With ``adapts`` the policy drafts as many as pay, none at all where none
-    does; without, always ``nodes``.
+    row; None: they cost next to nothing. ``probes`` are rows beside a draft, which guess the next one in the forward
+    that verifies it. With ``adapts`` the policy drafts as many as pay, none at all where none does; without, always
+    ``nodes``.
     """
 
     name: str
@@ -72,6 +73,7 @@ class DraftPlan:
     drafter: ModelShape | None = None
     adapts: bool = True
     at_once: bool = False
+    probes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ def _rate(speed: Speed) -> float:
 
 def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
     """The speed of a plan whose drafts all have this shape."""
-    work = ForwardShape(batch=setting.batch, rows=1 + tree.nodes, context=setting.context, leaves=tree.leaves)
+    rows = 1 + tree.nodes + (plan.probes if tree.nodes else 0)
+    work = ForwardShape(batch=setting.batch, rows=rows, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
     draft = 0.0
     if plan.drafter is not None and tree.nodes:

@@ -9,25 +9,51 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from parlay.cost.roofline import ModelShape
-from parlay.drafters.heads.options import EAGLE, EAGLE2, EAGLE3, HYDRA, MEDUSA, MLP_SPECULATOR, MTP
+from parlay.drafters.heads.options import (
+    BITA,
+    BLOCK_DRAFTER,
+    BLOCKWISE,
+    DYNAMO,
+    EAGLE,
+    EAGLE2,
+    EAGLE3,
+    HYDRA,
+    KANGAROO,
+    MEDUSA,
+    MLP_SPECULATOR,
+    MTP,
+    PASS,
+    PPD,
+    REDRAFTER,
+    STREAMING,
+)
 
 DRAFT_VOCAB = 4096
 """Tokens that a head can draft, as ``parlay train`` makes it unless told otherwise."""
 _MEDUSA_HEADS = 4
+_FEW_HEADS = 3  # of blockwise decoding, and trained inputs of probes
+_LAYERS = 2  # of a head that guesses blocks, and of DynaMo's heads together
+_EARLY = 2  # of the target's layers, which Kangaroo runs
+_PROBES, _GROUPS = 12, 8  # PPD's probes, and nodes below which others' stand, as these strategies have them by default
+_LATE = 1 / 3  # of the target's layers, through which streams run
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCost:
-    """``shape`` runs for each level of a draft, or once for all levels if they are guessed ``at_once``."""
+    """``shape`` runs for each level of a draft, or once for all levels if they are guessed ``at_once``; None: no head.
 
-    shape: ModelShape
+    ``probes`` are rows that guess, in the forward that verifies.
+    """
+
+    shape: ModelShape | None
     at_once: bool = False
+    probes: int = 0
 
 
-def _layer(target: ModelShape, more: int) -> HeadCost:
-    """One layer of the target's sizes, with so many further weights."""
+def _layer(target: ModelShape, more: int, *, layers: int = 1) -> ModelShape:
+    """Layers of the target's sizes, each with so many further weights."""
     wider = target.intermediate_size + round(more / (3 * target.hidden_size))
-    return HeadCost(_headed(target, _draft_vocab(target), layers=1, intermediate_size=wider))
+    return _headed(target, _draft_vocab(target), layers=layers, intermediate_size=wider)
 
 
 def _headed(target: ModelShape, rows: int, *, layers: int = 0, intermediate_size: int = 0) -> ModelShape:
@@ -40,12 +66,17 @@ def _draft_vocab(target: ModelShape) -> int:
 
 def _eagle(target: ModelShape) -> HeadCost:
     """A layer behind a product that reads a feature and an embedding."""
-    return _layer(target, 2 * target.hidden_size**2)
+    return HeadCost(_layer(target, 2 * target.hidden_size**2))
 
 
 def _eagle3(target: ModelShape) -> HeadCost:
     """Queries, keys and values read a feature and an embedding; features of three layers are fused before."""
-    return _layer(target, target.hidden_size * (target.qkv_size + 3 * target.hidden_size))
+    return HeadCost(_layer(target, _fused(target)))
+
+
+def _fused(target: ModelShape) -> int:
+    """Weights that EAGLE-3's layer has more than one of the target's."""
+    return target.hidden_size * (target.qkv_size + 3 * target.hidden_size)
 
 
 def _medusa(target: ModelShape) -> HeadCost:
@@ -58,6 +89,50 @@ def _steps(target: ModelShape) -> HeadCost:
     return HeadCost(_headed(target, 2 * target.hidden_size + _draft_vocab(target)))
 
 
+def _blockwise(target: ModelShape) -> HeadCost:
+    """Two matrices and the LM head's rows for each token."""
+    return HeadCost(_headed(target, _FEW_HEADS * (2 * target.hidden_size + _draft_vocab(target))), at_once=True)
+
+
+def _block(target: ModelShape) -> HeadCost:
+    """Layers like EAGLE-3's, once for all tokens of a block."""
+    return HeadCost(_layer(target, _fused(target), layers=_LAYERS), at_once=True)
+
+
+def _dynamo(target: ModelShape) -> HeadCost:
+    """A layer and the LM head's rows for each token."""
+    shape = _headed(target, _LAYERS * _draft_vocab(target), layers=_LAYERS, intermediate_size=target.intermediate_size)
+    return HeadCost(shape, at_once=True)
+
+
+def _kangaroo(target: ModelShape) -> HeadCost:
+    """The target's first layers, an attention behind them, and the LM head's rows."""
+    shape = _headed(
+        target, _draft_vocab(target) + 2 * target.hidden_size, layers=_EARLY, intermediate_size=target.intermediate_size
+    )
+    return HeadCost(shape)
+
+
+def _pass(target: ModelShape) -> HeadCost:
+    """A forward of the target itself."""
+    return HeadCost(target, at_once=True)
+
+
+def _probes(target: ModelShape) -> HeadCost:
+    """Rows alone."""
+    return HeadCost(None, probes=_PROBES)
+
+
+def _groups(target: ModelShape) -> HeadCost:
+    """All trained inputs below each of some nodes."""
+    return HeadCost(None, probes=_FEW_HEADS * _GROUPS)
+
+
+def _streams(target: ModelShape) -> HeadCost:
+    """The same, through the last layers alone."""
+    return HeadCost(None, probes=round(_LATE * _FEW_HEADS * _GROUPS))
+
+
 HEADS: Mapping[str, Callable[[ModelShape], HeadCost]] = {
     EAGLE: _eagle,
     EAGLE2: _eagle,
@@ -66,5 +141,14 @@ HEADS: Mapping[str, Callable[[ModelShape], HeadCost]] = {
     MEDUSA: _medusa,
     HYDRA: _steps,
     MLP_SPECULATOR: _steps,
+    REDRAFTER: _steps,
+    BLOCKWISE: _blockwise,
+    BLOCK_DRAFTER: _block,
+    DYNAMO: _dynamo,
+    KANGAROO: _kangaroo,
+    PASS: _pass,
+    PPD: _probes,
+    BITA: _groups,
+    STREAMING: _streams,
 }
 """By strategy: its head's cost on a target of these sizes."""

@@ -109,6 +109,7 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
         drafter=head.shape if head else _drafter(spec, family, models),
         adapts=policy == ADAPTS,
         at_once=head is not None and head.at_once,
+        probes=head.probes if head else 0,
     )
 
 

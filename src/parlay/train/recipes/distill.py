@@ -31,6 +31,8 @@ _MEASURED = 3
 """Depths of which acceptance is measured."""
 _ROWS = 128
 """Rows of logits over the whole vocabulary that are held at once."""
+_SEEN = 256
+"""Tokens of the vocabulary after which a new student's logits are looked at."""
 _ARCHITECTURE = "LlamaForCausalLM"
 
 
@@ -142,7 +144,11 @@ def student_config(options: DistillTrainOptions, target: DecoderConfig) -> Decod
 
 
 def _new(config: DecoderConfig, target: Target) -> TorchModel:
-    """Its layers add nothing yet that is not small; its embedding is the target's LM head in fewer dimensions."""
+    """Its layers add nothing yet that is not small; its embedding is the target's LM head in fewer dimensions.
+
+    Its last norm is such that logits begin with a standard deviation of 1: with larger ones the loss would begin far
+    above that of a uniform guess.
+    """
     made = TorchModel(config)
     head_VH = target.head_VH.float()
     _, axes_HH = torch.linalg.eigh(head_VH.T @ head_VH)  # rising, so the last ones hold most
@@ -153,4 +159,6 @@ def _new(config: DecoderConfig, target: Target) -> TorchModel:
         for layer in made.model.layers:
             for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
                 layer.get_parameter(name).mul_(0.1)
+        seen_NH = embedding_VH[:: max(1, len(embedding_VH) // _SEEN)]
+        made.model.norm.weight.div_(F.linear(made.model.norm(seen_NH), embedding_VH).std())
     return made
