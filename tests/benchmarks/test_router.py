@@ -71,6 +71,21 @@ def test_auto_is_compared_with_the_one_strategy_that_is_best_over_all_cells(page
     assert "`auto` over it: 0.90 in geometric mean" in page
 
 
+def test_luck_has_no_part_in_what_auto_is_compared_with(tmp_path: Path) -> None:
+    """In each round another strategy is ahead by chance: what the other round calls the best has 100 there."""
+    results = Results(tmp_path / "router.jsonl", {"command": "test", **HEADER}, fresh=True)
+    for number in (0, 1):
+        lucky = {STATIC[place]: 120.0 if place == number else 100.0 for place in (0, 1)}
+        measured = rows({PLAIN: 90, **lucky, "auto": 100}, "prose")
+        results.add([replace(row, round=number) for row in measured])
+    page = report(results.header, results.rows, 1)
+    assert "so that luck has no part in the choice: 1.00, least 1.00." in page
+
+
+def test_one_round_can_t_tell_luck(page: str) -> None:
+    assert "luck" not in page
+
+
 def test_a_strategy_that_fails_on_a_model_counts_as_plain_decoding(tmp_path: Path) -> None:
     results = Results(tmp_path / "router.jsonl", {"command": "test", **HEADER}, fresh=True)
     results.add(rows({PLAIN: 100, "auto": 100}, "prose"))
