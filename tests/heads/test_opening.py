@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,16 @@ from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.opening import TargetHeads, heads_of
+from parlay.llm import LLM
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
+from parlay.requests import RequestOptions
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import VOCAB_SIZE
+from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.types import Metrics, SamplingParams
 from tests.heads.conftest import LOAD
 
 
@@ -74,3 +78,22 @@ def test_strategies_with_other_settings_prove_and_pack_nothing_again(heads: Targ
     for settings in ("", ":width=2", ":width=3"):
         assert build(parse(f"eagle3{settings}"), resources) is not None
     assert len(asked) == len(packed) == 1
+
+
+def test_strategies_that_share_a_head_draft_as_they_do_alone(model: Path, folder: Path) -> None:
+    """Their sequences lie in one cache, and do not meet there."""
+    specs = [f"eagle3:head={folder},policy=fixed,k=3,width={width}" for width in (2, 3)]
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+
+        def drafted(strategies: Sequence[str]) -> list[tuple[int, int, int]]:
+            options = [RequestOptions(strategy=each, store=False) for each in strategies]
+            for each in options:
+                llm.add(llm.job({"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0, max_tokens=30), each))
+            found: dict[str, Metrics] = {}
+            while not llm.engine.idle:
+                found |= {event.request: event.metrics for event in llm.engine.step() if event.metrics}
+            return sorted((each.steps, each.draft_tokens, each.accepted_tokens) for each in found.values())
+
+        alone = [counts for spec in specs for counts in drafted([spec])]
+        assert all(draft_tokens for _, draft_tokens, _ in alone)
+        assert drafted(specs) == sorted(alone)
