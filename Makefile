@@ -48,7 +48,7 @@ proof: $(VENV)/.dev  ## the server's proofs at length (20 minutes on two idle co
 bench-smoke: $(VENV)/.dev  ## speeds against plain decoding, held against lower bounds; under 3 minutes on an idle machine
 	$(BIN)/python -m benchmarks.smoke
 
-bench-figures: $(VENV)/.dev  ## measure the README's figures here; DATA=DIR for all of them, else a quick look
+bench-figures: $(VENV)/.dev  ## measure launch, the engine's own work and adversaries; DATA=DIR for all of it, else a quick look
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)
 
 docs: $(VENV)/.docs  ## the documents as a site, in build/site; a broken link fails

@@ -53,14 +53,16 @@ class LLM:
 
     ``model`` is a built-in name, a local checkpoint directory, a Hugging Face Hub id, or a loaded transformers model.
     ``tokenizer`` replaces the model's own; it may be the ``vocabulary`` of an earlier LLM of the same model.
-    ``strategy`` is the default for requests that name none. ``seed`` makes requests without a seed of their own
-    reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its models take
-    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
-    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
+    ``strategy`` is the default for requests that name none; left out, it is ``auto``. ``seed`` makes requests without a
+    seed of their own reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its
+    models take together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load``
+    says how the models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same
+    name.
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
     the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
-    ``router_memory``: the numbers that strategies learn which choose among drafters are kept on this machine, from
-    minute to minute: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
+    ``router_memory``: what strategies learn that choose among drafters, and what steps cost, is kept on this machine as
+    numbers, from minute to minute: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not
+    (``"off"``).
     ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
     floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM are taken if they ask
     for what is so anyway, with a warning if they have no effect here. A call waits while another thread's is under way.

@@ -11,6 +11,7 @@ import pytest
 import parlay
 from parlay.cli import COMMANDS
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP
+from parlay.llm import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
 from tests.cli.conftest import NO_MODEL, SNAPSHOTS, Cli
 
@@ -113,6 +114,12 @@ def test_flags_change_only_on_purpose(cli: Cli, command: str, monkeypatch: pytes
     result = cli(*filter(None, [command]), "--help")
     assert result.code == 0
     assert result.out == (SNAPSHOTS / f"{command or 'parlay'}.txt").read_text()
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "run", "serve"])
+def test_help_names_the_default_strategy(command: str) -> None:
+    said = (SNAPSHOTS / f"{command}.txt").read_text().partition("  --strategy ")[2].partition("  --draft-model")[0]
+    assert f"(default: {DEFAULT_STRATEGY})" in said
 
 
 def test_every_sampling_parameter_is_a_flag_or_known_to_be_none() -> None:

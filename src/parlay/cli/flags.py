@@ -64,8 +64,8 @@ def add_model_flags(parser: argparse.ArgumentParser, default: str = "parlay-mini
     parser.add_argument(
         "--model",
         default="parlay-mini",
-        help="built-in name, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for a GGUF file "
-        f"there (default: {default})",
+        help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for "
+        f"a GGUF file there (default: {default})",
     )
     add_option_flags(parser, LoadOptions)
 
@@ -115,8 +115,8 @@ def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = F
         "--router-memory",
         choices=("shared", "per-key", "off") if keys else ("shared", "off"),
         default="shared",
-        help="keep what strategies that choose among drafters learn (numbers, no text) for the next time, as parlay "
-        f"router shows it{by_key}; off: forget it (default: shared)",
+        help="keep for the next time what strategies that choose among drafters learn, and what steps cost (numbers, "
+        f"no text), as parlay router shows it{by_key}; off: neither read nor keep it (default: shared)",
     )
 
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_flags(parser)
     add_tokenizer_flag(parser)
-    add_strategy_flags(parser, "decoding strategy; parlay strategies lists them")
+    add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
     add_router_memory_flag(parser)
     add_exactness_flag(parser)
     add_certificate_flag(parser)

@@ -1,4 +1,4 @@
-"""`parlay router`: what strategies that choose among drafters have learned on this machine."""
+"""`parlay router`: what was learned on this machine of drafters, and of what steps cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = (2, 4, 8)  # rows whose cost is shown beside that of one
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
-    show = _action(actions, "show", "show what was learned of each model's drafters")
+    show = _action(actions, "show", "show what was learned, model by model")
     show.add_argument("--model", default="", metavar="MODEL", help="of this model only, by the name that show prints")
     show.add_argument("--json", action="store_true", help="print one JSON array")
     reset = _action(actions, "reset", "forget it, so that it is learned anew")

@@ -43,13 +43,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="*",
         metavar="MODEL",
-        help="built-in name, local folder, or Hugging Face Hub id; NAME=MODEL serves it under that name; several may "
-        "be given (default: parlay-mini)",
+        help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id; NAME=MODEL serves it "
+        "under that name; several may be given (default: parlay-mini)",
     )
     group = parser.add_argument_group("models")
     group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
     _add_loading_flags(group)
-    add_strategy_flags(group, "decoding strategy of requests that name none; parlay strategies lists them")
+    add_strategy_flags(
+        group, "decoding strategy of requests that name none; parlay strategies lists them (default: auto)"
+    )
     add_router_memory_flag(group, keys=True)
     _add_quality_flags(group)
     add_tokenizer_flag(group)

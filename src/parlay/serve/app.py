@@ -87,7 +87,7 @@ def create_app(
 def _application() -> Application:
     return Application(
         title="Parlay",
-        summary="Parallel decoding for LLMs behind OpenAI's API.",
+        summary="Parallel decoding for LLMs behind the APIs of OpenAI, Anthropic and Ollama.",
         version=__version__,
         lifespan=_lifespan,
         docs_url=None,  # those pages load scripts from elsewhere
