@@ -51,13 +51,13 @@ Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 class LLM:
     """A model that decodes several tokens per forward pass. Argument names are vLLM's where it has them.
 
-    ``model`` is a built-in name, a local checkpoint directory, a Hugging Face Hub id, or a loaded transformers model.
+    ``model`` is a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
+    transformers model.
     ``tokenizer`` replaces the model's own; it may be the ``vocabulary`` of an earlier LLM of the same model.
     ``strategy`` is the default for requests that name none; left out, it is ``auto``. ``seed`` makes requests without a
-    seed of their own reproducible; otherwise each draws one and reports it. ``memory`` bounds what the caches of all its
-    models take together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load``
-    says how the models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same
-    name.
+    seed of their own reproducible; otherwise each draws one and reports it. ``memory`` bounds what all caches take
+    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
+    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
     the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
     ``router_memory``: what strategies learn that choose among drafters, and what steps cost, is kept on this machine as

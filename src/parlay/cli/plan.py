@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="parlay-mini",
-        help="name that parlay models lists, Hugging Face Hub id, local folder, of which config.json is enough, or GGUF "
-        "file (default: parlay-mini)",
+        help="name that parlay models lists, Hugging Face Hub id, GGUF file, or local folder; config.json is enough "
+        "(default: parlay-mini)",
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
