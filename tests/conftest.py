@@ -8,10 +8,12 @@ looks less often for what else has gone.
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+_CACHE = "XDG_CACHE_HOME"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()  # until everything is collected
 
@@ -22,11 +24,27 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def own_router_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache in which models are the user's, and nothing else of Parlay is: for processes that tests start, too."""
     from parlay.models.user_cache import user_cache  # here, for threads are counted when torch is loaded
 
-    chosen = "XDG_CACHE_HOME"
-    monkeypatch.setattr(
-        "parlay.remembered.user_cache", lambda: user_cache() if chosen in os.environ else tmp_path / "router-memory"
-    )
+    users, own = user_cache(), tmp_path_factory.mktemp("cache")
+    (own / users.name).mkdir()
+    for kept in (*users.parent.glob("*"), users / "models"):
+        if kept != users and kept.exists():
+            (own / kept.relative_to(users.parent)).symlink_to(kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_CACHE, str(own))
+        yield own
+
+
+@pytest.fixture(autouse=True)
+def own_router_memory(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What routers learn in one test is not known in the next."""
+    from parlay.models.user_cache import user_cache
+
+    def place() -> Path:
+        return tmp_path / "router-memory" if os.environ.get(_CACHE) == str(own_cache) else user_cache()
+
+    monkeypatch.setattr("parlay.remembered.user_cache", place)

@@ -10,9 +10,9 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.documents import predictions
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.outputs import PredictionUse
 from parlay.requests import RequestOptions
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]

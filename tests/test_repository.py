@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from parlay.cli import COMMANDS
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.options import options_of
 from parlay.requests import RequestOptions
 from parlay.strategies.catalogue import catalogue
-from parlay.strategies.entry import StrategyEntry
+from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "parlay"

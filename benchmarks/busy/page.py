@@ -10,7 +10,7 @@ from benchmarks.busy.plans import EDIT, ENGINES, FORETOLD, KINDS, PEER_MODE, PRE
 from benchmarks.pages import about, failures, number, shown, table
 from parlay.bench.records import OURS, PLAIN, Cell, Row, System
 from parlay.bench.summary import Measurements, Spread, plain_of
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 LLAMA = "llama-cpp-python"
 KEPT = {1: 0.6, 2: 0.45}

@@ -10,8 +10,9 @@ from parlay.bench.prepare import first_ids, lasting
 from parlay.bench.records import PLAIN, System
 from parlay.bench.runner import BenchPlan
 from parlay.bench.workloads import Item, Workload
-from parlay.llm import DEFAULT_STRATEGY, LLM
+from parlay.llm import LLM
 from parlay.outputs import CompletionOutput
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
 
 ENGINES, KINDS, FORETOLD = "engines", "kinds", "foretold"

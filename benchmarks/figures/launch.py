@@ -9,7 +9,7 @@ import time
 
 from benchmarks.setup import SMOLLM2, Setup
 from parlay.bench.records import Cell, Results, Row
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 WORDS = ("generate", "The old man looked at the sea and", "--model", SMOLLM2, "--max-tokens", "32")
 COMMAND = (sys.executable, "-m", "parlay", *WORDS)

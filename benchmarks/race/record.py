@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from parlay.llm import DEFAULT_STRATEGY, LLM
+from parlay.llm import LLM
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
 
 PLAIN = "none"

@@ -28,7 +28,7 @@ from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN
 from parlay.demo_prompts import EDIT, PROSE
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 MINI = "parlay-mini"
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)

@@ -23,9 +23,9 @@ from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.models.loading import load_tokenizer
 from parlay.models.resolving import resolve
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 TASKS = ROOT / "benchmarks" / "serving" / "lm_eval"
 NAMES = ("parlay_choice", "parlay_copy", "parlay_calls")

@@ -27,7 +27,7 @@ from benchmarks.serving.load_page import EDITOR, LOAD, page
 from benchmarks.serving.served import served
 from benchmarks.setup import FULL, QUICK, SMOLLM2_BF16, Setup
 from parlay.bench.records import PLAIN, Cell, Results, Row
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)
 GENERATOR = Path(__file__).with_name("generator.py")

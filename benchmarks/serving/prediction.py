@@ -18,7 +18,7 @@ from parlay.bench.records import PLAIN, Results
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import Measurements
 from parlay.drafters.copying.prediction import SOURCE
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 KIND = "edit"
 TOKENS = 150

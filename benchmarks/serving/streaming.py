@@ -23,7 +23,8 @@ from benchmarks.serving.served import served
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.bench.summary import Measurements, ratio, whole_rate
-from parlay.llm import DEFAULT_STRATEGY, LLM
+from parlay.llm import LLM
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 GOAL = 0.97
 STRATEGIES = (PLAIN, DEFAULT_STRATEGY)

@@ -21,9 +21,10 @@ from parlay.bench.summary import CellSummary, summary
 from parlay.bench.wave import Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Message
 from parlay.demo_prompts import CALL, COPY, EDIT, PROSE, DemoPrompt
-from parlay.llm import DEFAULT_STRATEGY, LLM
+from parlay.llm import LLM
 from parlay.outputs import CompletionOutput
 from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.terminal import Excerpt, Tint
 from parlay.types import Exactness, SamplingParams
 

@@ -31,6 +31,7 @@ from parlay.quality.gate import Gate, open_gate
 from parlay.remembered import RememberedBy, cost_of, memory_of
 from parlay.requests import ChatOptions, RequestFactory, RequestOptions
 from parlay.strategies.cache import RunnerCache, StrategyCache
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
 from parlay.types import ParlayError, SamplingParams, Tokenizer
@@ -39,7 +40,6 @@ from parlay.vocabulary import Vocabulary, vocabulary_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DEFAULT_STRATEGY = "auto"
 _SHORT = 0.5  # seconds of loading for which no bar is worth showing
 PREDICTION_STRATEGY = "prediction"
 """The default for requests that come with a prediction."""

@@ -46,8 +46,8 @@ from parlay import models
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.strategies.cache import RunnerCache, StrategyCache
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 
 _PREPARED = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}

@@ -12,7 +12,7 @@ from benchmarks.busy.page import LLAMA, page
 from benchmarks.busy.plans import EDIT, ENGINES, FORETOLD, KINDS, PEER_MODE, PREDICTION, PROSE, Lengths
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Cell, Row
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 CELL = Cell(model="m", strategy=PLAIN, workload=PROSE)
 LLAMA_CELL = replace(CELL, part=ENGINES, engine=LLAMA, strategy=PEER_MODE)

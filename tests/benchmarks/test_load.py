@@ -11,7 +11,7 @@ from benchmarks.serving import lm_eval_run, load
 from benchmarks.serving.load import MEASURES, PERCENTILES, plan, read
 from benchmarks.serving.load_page import page
 from parlay.bench.provenance import provenance
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 TOLD = {"completed": 12, "total_output_tokens": 1200, "total_input_tokens": 1500, "duration": 10.0} | {
     f"p{at}_{measure}_ms": 3.0 for measure in MEASURES for at in PERCENTILES

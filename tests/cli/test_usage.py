@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import fields
 
 import pytest
 
 import parlay
 from parlay.cli import COMMANDS
-from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP
-from parlay.llm import DEFAULT_STRATEGY
+from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
 from tests.cli.conftest import NO_MODEL, SNAPSHOTS, Cli
 
@@ -37,7 +38,6 @@ MISTAKES = {
     "parameter out of range": (["generate", "x", "--strategy", "prompt-lookup:k=-1"], "at least 0"),
     "parameter without value": (["generate", "x", "--strategy", "prompt-lookup:k"], "key=value"),
     "draft model for nobody": (["generate", "x", "--draft-model", "parlay-mini-draft"], "--strategy"),
-    "effort for nobody": (["generate", "x", "--effort", "high"], "--effort high is for strategies that choose"),
     "effort of one that chooses nothing": (
         ["generate", "x", "--effort", "low", "--strategy", "prompt-lookup"],
         "--effort low is for strategies that choose among drafters, as auto does: strategy prompt-lookup does not",
@@ -120,6 +120,10 @@ def test_flags_change_only_on_purpose(cli: Cli, command: str, monkeypatch: pytes
 def test_help_names_the_default_strategy(command: str) -> None:
     said = (SNAPSHOTS / f"{command}.txt").read_text().partition("  --strategy ")[2].partition("  --draft-model")[0]
     assert f"(default: {DEFAULT_STRATEGY})" in said
+
+
+def test_effort_alone_is_that_of_the_default_strategy() -> None:
+    assert str(chosen_strategy(Namespace(strategy=None, effort="high"))) == f"{DEFAULT_STRATEGY}:effort=high"
 
 
 def test_every_sampling_parameter_is_a_flag_or_known_to_be_none() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.requests import RequestOptions
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import Exactness
 from tests.quality.conftest import GREEDY, PROMPTS, Certify, damaged
 from tests.quality.wrong import EXACT, WRONG

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from parlay.bench.records import PLAIN
 from parlay.bench.workloads import BUILT_IN, DATA_SETS
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.options import split
 from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import parse
 
 ALL = "all"

@@ -97,15 +97,15 @@ def add_effort_flag(parser: argparse._ActionsContainer) -> None:
 def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
     """What ``--strategy`` and ``--effort`` say; None: the default strategy.
 
-    Raises UsageError where the strategy has no effort.
+    Effort alone is that of the default strategy. Raises UsageError where the strategy has no effort.
     """
     if options.effort is None:
         return cast("StrategySpec | None", options.strategy)
     from parlay.strategies.effort import with_effort
+    from parlay.strategies.entry import DEFAULT_STRATEGY
+    from parlay.strategies.spelling import parse
 
-    if options.strategy is None:
-        raise UsageError(f"--effort {options.effort} is for strategies that choose among drafters: add --strategy auto")
-    return with_effort(options.strategy, options.effort)
+    return with_effort(options.strategy or parse(DEFAULT_STRATEGY), options.effort)
 
 
 def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = False) -> None:

@@ -38,7 +38,8 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
 
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     with uncollected():
-        from parlay.llm import DEFAULT_STRATEGY, LLM
+        from parlay.llm import LLM
+        from parlay.strategies.entry import DEFAULT_STRATEGY
 
     llm = LLM(
         options.model,

@@ -257,9 +257,10 @@ def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
 
 def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -> LLM:
     """With the vocabulary that it had before, if it is loaded again and its files are the same."""
-    from parlay.llm import DEFAULT_STRATEGY, LLM
+    from parlay.llm import LLM
     from parlay.models.facts import stamps
     from parlay.models.resolving import resolve
+    from parlay.strategies.entry import DEFAULT_STRATEGY
 
     files = stamps(resolve(model))
     llm = LLM(

@@ -13,6 +13,9 @@ from parlay.router.policies import BY_NAME
 from parlay.strategies import accept_rules
 from parlay.types import Exactness
 
+DEFAULT_STRATEGY = "auto"
+"""What decodes where nobody names a strategy."""
+
 K, POLICY, GOAL, EFFORT, POWER = "k", "policy", "goal", "effort", "power"
 
 

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.llm import DEFAULT_STRATEGY
 from parlay.serve.app import create_app
+from parlay.strategies.entry import DEFAULT_STRATEGY
 
 PROMPT = "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the dog sleeps.\n\nThe text:"
 MESSAGES = [{"role": "user", "content": PROMPT}]
