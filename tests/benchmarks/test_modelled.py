@@ -30,7 +30,12 @@ def test_the_same_accuracy_is_worth_more_where_the_head_is_a_smaller_part_of_the
 
 def test_a_line_has_the_tokens_of_every_number_of_nodes_over_all_kinds_of_text() -> None:
     rows = [row(spec("eagle3", nodes, ""), 10 * nodes, 10) for nodes in NODES] + [row(PLAIN, 10, 10)]
-    (line,) = lines(rows)
-    assert line[0] == "`eagle3`"
-    assert line[1 : 1 + len(NODES)] == tuple(f"{nodes:.2f}" for nodes in NODES)
+    (line,) = lines(rows, {"eagle3": {"rows": 1200, "acceptance": [0.5, 0.25, 0.125, 0.0625]}})
+    assert line[:3] == ("`eagle3`", "1,200", "50.0, 25.0, 12.5")
+    assert line[3 : 3 + len(NODES)] == tuple(f"{nodes:.2f}" for nodes in NODES)
     assert line[-1] == "5/5"
+
+
+def test_a_card_that_does_not_say_how_its_head_was_trained_leaves_cells_empty() -> None:
+    (line,) = lines([row(spec("medusa", 1, ""), 10, 10)], {"medusa": {}})
+    assert line[:3] == ("`medusa`", "", "")
