@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from parlay.train.data.batches import TrainingBatch
+from parlay.train.data.batches import TrainingBatch, in_order
 from parlay.train.data.features import Featured
 from parlay.train.loop import Loop, LoopOptions, Progress
 from parlay.train.watching import Watch
@@ -131,6 +132,22 @@ def test_a_checkpoint_that_is_cut_short_or_anothers_is_named(tmp_path: Path) -> 
     (tmp_path / "toy.safetensors").write_bytes(whole)
     with pytest.raises(ParlayError, match="no checkpoint of a run with these options"):
         run(Toy(size=SIZE + 1), tmp_path, 6)
+
+
+def test_measuring_takes_a_fifth_of_the_time_at_most(tmp_path: Path) -> None:
+    """Where it takes longer than an interval: here at the beginning and at the end alone."""
+    toy, measured = Toy(), []
+
+    def slowly(batch: TrainingBatch) -> Tensor:
+        time.sleep(0.1)
+        measured.append(batch)
+        return Toy.right(toy, batch)
+
+    toy.right = slowly  # type: ignore[method-assign]
+    options = LoopOptions(minutes=0.2 / 60, interval=0.01, batch_tokens=16)
+    with Watch("Training", wanted=False) as watch:
+        Loop(toy, options, tmp_path / "toy.safetensors").run(TEXTS, TEXTS, watch)
+    assert len(measured) == 2 * len(list(in_order(TEXTS, 16, 640)))
 
 
 def test_nothing_to_train_on_or_to_measure_is_an_error(tmp_path: Path) -> None:

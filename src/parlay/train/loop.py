@@ -32,6 +32,8 @@ from parlay.types import ParlayError
 MOST_GRADIENT = 1.0
 _GIVE_UP = 3
 """Measurements without a better acceptance after which training stops."""
+_RARELY = 4
+"""Training takes at least so many times as long as measuring: a pass through a whole target takes minutes on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class Loop:
         parts = ((muon, recipe.matrices, options.matrix_rate), (adam, recipe.slow, options.slow_rate))
         self._optimizers = [(make(list(weights), rate), rate) for make, weights, rate in parts if weights]
         self._step = self._tokens = 0
-        self._seconds = 0.0
+        self._seconds = self._due = 0.0  # of training: so far, and when acceptance is measured next
         self._loss = float("nan")
 
     def run(
@@ -95,7 +97,8 @@ class Loop:
     ) -> Progress:
         """Trains until the run is over or acceptance stops growing; the module holds the last weights then.
 
-        Where nobody sees the bar of ``watch``, each interval prints a line.
+        Acceptance is measured after each interval, or less often where that takes long. Where nobody sees the bar of
+        ``watch``, each measurement prints a line.
 
         Raises ParlayError when the loss becomes NaN; the last good checkpoint stays.
         """
@@ -111,12 +114,14 @@ class Loop:
         watch.measured(progress.heldout)
         while self._share < 1 and since < _GIVE_UP:
             self._train(loss_of, own, watch)
+            if where.rank == 0:
+                self._save()
+            if self._share < 1 and self._seconds < self._due:
+                continue
             progress = self._progress(heldout)
             watch.measured(progress.heldout)
-            if where.rank == 0:
-                if not watch.shown:
-                    print(progress, flush=True)
-                self._save()
+            if where.rank == 0 and not watch.shown:
+                print(progress, flush=True)
             since = 0 if sum(progress.acceptance) > sum(best) else since + 1
             best = max(best, progress.acceptance, key=sum)
         return progress
@@ -164,9 +169,10 @@ class Loop:
         return self._options.share(self._step, self._seconds)
 
     def _progress(self, heldout: Sequence[Featured]) -> Progress:
-        return Progress(
-            self._step, self._tokens, self._seconds, self._loss, acceptance(self._recipe, heldout, self._options)
-        )
+        began = time.monotonic()
+        shares = acceptance(self._recipe, heldout, self._options)
+        self._due = self._seconds + _RARELY * self._where.mean(time.monotonic() - began)
+        return Progress(self._step, self._tokens, self._seconds, self._loss, shares)
 
     def _save(self) -> None:
         numbers = torch.tensor([self._step, self._tokens, self._seconds, self._loss], dtype=torch.float64)
