@@ -21,12 +21,17 @@ paper, and what was decided where the paper is silent. Every strategy gives the 
 accept rule is asked for (see below and [architecture](architecture.md)).
 
 Cells are the decoding speed over that of plain decoding, with tokens per step in brackets; bold is the best of each
-column. The target is SmolLM2-135M-Instruct (GGUF, Q4_1), whose forward takes about 3 ms: batch 1, greedy, answers cut
+column. The target is SmolLM2-135M-Instruct (GGUF, Q4_1), whose forward takes about 6 ms: batch 1, greedy, answers cut
 at their first loop, the default policy. That policy stops drafting where it does not pay, so 1.00 (1.0) means that
 there was nothing to gain. The prompts are the first of published sets (EditEval, LLMA's documents, BFCL, Spec-Bench,
-HumanEval), three of each kind in five rounds, so a cell is uncertain by about five percent. No strategy learns from
-other requests here. The larger the target, the more an expensive drafter can gain. Strategies that need a draft model
-were not run: the one that comes with the package for this target is younger than these figures.
+HumanEval), two of each kind in two rounds, so a cell is uncertain by about a tenth. No strategy learns from other
+requests here. The larger the target, the more an expensive drafter can gain.
+
+The heads of `eagle3` and `medusa` and the draft model are those that come with the package. Other heads were trained
+for eight minutes on one core of the same machine, on some hundred thousand tokens, so the table shows what they cost
+rather than what they can do: [how often they are right](../benchmarks/results/modelled.md). `ppd`, `pass`, `bita` and
+`speculative-streaming`, whose training runs through the whole target, were not trained: there, one pass over the
+held-out texts takes ten minutes.
 """
 
 
