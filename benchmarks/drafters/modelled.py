@@ -137,6 +137,7 @@ def spec(method: str, nodes: int, head: str) -> str:
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Markdown."""
+    kinds = dict.fromkeys(row.cell.workload for row in rows)
     head = (
         *("method", "trained on", "held-out"),
         *(f"k={nodes}" for nodes in NODES),
@@ -146,7 +147,8 @@ def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     intro = (
         "*Trained on*: tokens of the target's answers, those of each pass, as the head's card says. *Held-out*: drafts "
         "of best guesses that were right up to depths 1, 2 and 3 on texts left out, in percent. "
-        "Tokens per step on SmolLM2-135M-Instruct (Q4_1), greedy, drafts of so many nodes in every step. Then the "
+        "Tokens per step on SmolLM2-135M-Instruct (Q4_1), greedy, drafts of so many nodes in every step, the mean of "
+        f"these kinds of text: {', '.join(kinds)}. Then the "
         "**modelled** gain over plain decoding of a target of so many parameters, batch 1, 1,024 tokens of context, at "
         "the number of nodes that is best there: `parlay plan` explains the model. Nothing was measured on these "
         "devices. *Same* counts texts equal to plain decoding's."
