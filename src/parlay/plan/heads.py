@@ -26,6 +26,8 @@ from parlay.drafters.heads.options import (
     PPD,
     REDRAFTER,
     STREAMING,
+    GroupOptions,
+    PpdOptions,
 )
 
 DRAFT_VOCAB = 4096
@@ -34,7 +36,6 @@ _MEDUSA_HEADS = 4
 _FEW_HEADS = 3  # of blockwise decoding, and trained inputs of probes
 _LAYERS = 2  # of a head that guesses blocks, and of DynaMo's heads together
 _EARLY = 2  # of the target's layers, which Kangaroo runs
-_PROBES, _GROUPS = 12, 8  # PPD's probes, and nodes below which others' stand, as these strategies have them by default
 _LATE = 1 / 3  # of the target's layers, through which streams run
 
 
@@ -120,17 +121,17 @@ def _pass(target: ModelShape) -> HeadCost:
 
 def _probes(target: ModelShape) -> HeadCost:
     """Rows alone."""
-    return HeadCost(None, probes=_PROBES)
+    return HeadCost(None, probes=PpdOptions().probes)
 
 
 def _groups(target: ModelShape) -> HeadCost:
     """All trained inputs below each of some nodes."""
-    return HeadCost(None, probes=_FEW_HEADS * _GROUPS)
+    return HeadCost(None, probes=_FEW_HEADS * GroupOptions().groups)
 
 
 def _streams(target: ModelShape) -> HeadCost:
     """The same, through the last layers alone."""
-    return HeadCost(None, probes=round(_LATE * _FEW_HEADS * _GROUPS))
+    return HeadCost(None, probes=round(_LATE * _FEW_HEADS * GroupOptions().groups))
 
 
 HEADS: Mapping[str, Callable[[ModelShape], HeadCost]] = {
