@@ -252,6 +252,18 @@ def test_further_signals_end_a_stream_before_its_time_and_write_no_traceback(sig
     assert "CancelledError" not in log
 
 
+def test_signals_that_come_while_the_process_ends_have_no_effect() -> None:
+    """A user who presses Ctrl-C until it is over sees no traceback, and a supervisor sees an orderly end."""
+    with serving() as (process, _):
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.001)
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert log == ""
+
+
 def test_an_answer_that_is_cut_off_for_a_client_that_does_not_read_is_no_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

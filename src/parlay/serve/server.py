@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import HANDLED_SIGNALS
 
 from parlay.serve.app import shut_down
 from parlay.serve.connection import Connection
@@ -51,6 +55,20 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what is loaded stays: to look through it again and again would hold up every request
         self._ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, but signals stay without effect afterwards: in a process that ends one adds a traceback."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        for each in HANDLED_SIGNALS:
+            signal.signal(each, self.handle_exit)
+        try:
+            yield
+        finally:
+            for each in HANDLED_SIGNALS:
+                signal.signal(each, signal.SIG_IGN)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals += 1
