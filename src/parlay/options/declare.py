@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -123,6 +124,12 @@ def options_of(declared: type[Any]) -> Mapping[str, Option]:
 
     Raises TypeError for a field that is not an int, float, bool, str, Path or tuple[str, ...], or one of them and None.
     """
+    key: Any = declared  # mypy takes no class for hashable whose instances might not be
+    return _options_of(key)
+
+
+@functools.cache
+def _options_of(declared: Any) -> Mapping[str, Option]:
     hints = typing.get_type_hints(declared)
     return types.MappingProxyType({each.name: _option(each, hints[each.name]) for each in dataclasses.fields(declared)})
 
