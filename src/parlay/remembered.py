@@ -32,7 +32,7 @@ from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
 """What is learned from the requests of all owners together, of each apart, or not kept."""
-FORMAT = 2
+FORMAT = 3
 """Version of the file, and of the numbers in it."""
 EVERY = 60.0
 """Seconds from the first thing that was learned to when the file has it: a process that is killed loses no more."""
@@ -260,7 +260,7 @@ def _entry(said: Mapping[str, Any]) -> Entry:
 def _arm(said: Mapping[str, Any]) -> KeptArm:
     lists = {name: tuple(said[name]) for name in ("calibration", "record", "seconds", "reading")}
     kinds = {kind: tuple(numbers) for kind, numbers in [*said["kinds"].items()][:_MOST_KINDS]}
-    return KeptArm(**lists, gain=said["gain"], depth=said["depth"], kinds=kinds)
+    return KeptArm(**lists, gain=said["gain"], depth=said["depth"], row=said["row"], kinds=kinds)
 
 
 def _machine(spec: RunnerSpec) -> str:

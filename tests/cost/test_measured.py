@@ -257,6 +257,19 @@ def test_a_process_of_few_steps_keeps_nothing_and_contexts_stay_apart() -> None:
     assert again.forward(1, 3000) / again.forward(1, 100) == pytest.approx(2.0, rel=0.1)
 
 
+def test_what_is_known_of_long_texts_does_not_drift_while_only_short_ones_are_decoded() -> None:
+    """Over processes each of which starts while the machine is idle, and decodes while it is busy."""
+    cost = MeasuredCost({1: 1.0, 64: 2.0})
+    for _ in range(100):
+        cost.record(1, 100, 1.0)
+        cost.record(1, 3000, 2.0)
+    for _ in range(6):
+        cost = MeasuredCost.restored(cost.kept(), [(1, 1.0)])
+        assert cost.forward(1, 3000) == pytest.approx(2.0, rel=0.1)
+        for _ in range(100):
+            cost.record(1, 100, 1.7)
+
+
 @pytest.mark.parametrize(
     "kept",
     [
@@ -266,6 +279,7 @@ def test_a_process_of_few_steps_keeps_nothing_and_contexts_stay_apart() -> None:
         {"77": kept_after(true_seconds)["512"]},
         {"512": (float("nan"), *kept_after(true_seconds)["512"][1:])},
         {"512": (0.0, *kept_after(true_seconds)["512"][1:])},
+        {"512": (1.0, 0.0, *kept_after(true_seconds)["512"][2:])},
         {"512": tuple(-number for number in kept_after(true_seconds)["512"])},
     ],
 )

@@ -45,7 +45,7 @@ _LEARNED = 32  # steps after which what was learned is worth keeping
 class _Curve:
     """Seconds for each of `ROWS` at about one context length, and how often each was measured."""
 
-    __slots__ = ("measured", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
+    __slots__ = ("level", "measured", "recent", "records", "run", "seconds", "slower", "trusted", "watched")
 
     def __init__(self, seconds: Sequence[float], measured: Sequence[int]) -> None:
         self.seconds = list(seconds)
@@ -55,21 +55,31 @@ class _Curve:
         self.trusted = [0.0] * len(ROWS)  # records of each row count; old ones count less
         self.slower, self.run = False, 0  # last steps slower than estimated; alike in a row
         self.watched = list(seconds)  # at the last revision
+        self.level = seconds[0]  # seconds of one row behind a short text, when this was measured last
 
     def kept(self) -> tuple[float, ...]:
-        """Seconds of each of `ROWS`, then how often each was measured, then for how many records it is trusted."""
-        return (*self.seconds, *[min(count, _FEW) for count in self.measured], *self.trusted)
+        """The level, then seconds of each of `ROWS`, how often each was measured, and for how many records it is
+        trusted.
+        """
+        return (self.level, *self.seconds, *[min(count, _FEW) for count in self.measured], *self.trusted)
+
+    def scale(self, level: float) -> None:
+        """To the speed at which one row behind a short text takes so many seconds."""
+        ratio = level / self.level
+        self.seconds = [estimate * ratio for estimate in self.seconds]
+        self.watched, self.level = list(self.seconds), level
 
     @staticmethod
     def restored(numbers: Sequence[float]) -> _Curve:
         """Of what another one kept. Raises ValueError for what is no such thing."""
-        if len(numbers) != 3 * len(ROWS) or not all(0 <= number < math.inf for number in numbers):
+        if len(numbers) != 3 * len(ROWS) + 1 or not all(0 <= number < math.inf for number in numbers):
             raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
-        seconds, measured, trusted = numbers[: len(ROWS)], numbers[len(ROWS) : 2 * len(ROWS)], numbers[2 * len(ROWS) :]
-        if not seconds[0]:
+        level, *rest = numbers
+        seconds, measured, trusted = rest[: len(ROWS)], rest[len(ROWS) : 2 * len(ROWS)], rest[2 * len(ROWS) :]
+        if not seconds[0] or not level:
             raise ValueError("a forward that takes no time")
         curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)))
-        curve.trusted = list(trusted)
+        curve.level, curve.trusted = level, trusted
         return curve
 
     def at(self, rows: int) -> float:
@@ -177,6 +187,7 @@ class MeasuredCost:
             ratio = seconds / curve.at(rows)
             curve.seconds = [estimate * ratio for estimate in curve.seconds]
         self.revision += curve.learn(rows, seconds)
+        curve.level = self.forward(1, 1)
 
     def kept(self) -> KeptCost:
         """What was learned, for other processes on this machine; nothing before there were enough steps.
@@ -202,10 +213,9 @@ class MeasuredCost:
         cost._guessed = False
         cost._curves = {buckets[context]: _Curve.restored(numbers) for context, numbers in kept.items()}
         rows, seconds = min(timed, default=(1, cost.forward(1, 1)))
-        ratio = seconds / cost.forward(rows, 1)
+        level = cost.forward(1, 1) * seconds / cost.forward(rows, 1)
         for curve in cost._curves.values():
-            curve.seconds = [estimate * ratio for estimate in curve.seconds]
-            curve.watched = list(curve.seconds)
+            curve.scale(level)
         for rows, seconds in timed:
             cost.record(rows, 1, seconds)
         cost._steps = 0
@@ -222,7 +232,7 @@ class MeasuredCost:
             return _Curve(_fill({1: _PRIOR_SECONDS}), [0] * len(ROWS))
         nearest = self._curves[min(self._curves, key=lambda other: abs(other - bucket))]
         curve = _Curve(nearest.seconds, nearest.measured)
-        curve.trusted = list(nearest.trusted)
+        curve.level, curve.trusted = nearest.level, list(nearest.trusted)
         return curve
 
 

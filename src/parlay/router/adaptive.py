@@ -11,7 +11,7 @@ from itertools import chain
 from parlay import trees
 from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
-from parlay.router.prices import FREE, DraftSeconds, Prices, Reading, sizes
+from parlay.router.prices import FREE, DraftDepth, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
 from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
 
@@ -19,7 +19,6 @@ _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which the drafter counts as known
 _TRIAL = 2  # nodes of a trial
 _LOOK = 16  # steps after which a sequence with credit looks at prices again
-_UP = 0.1  # how far the depth per node follows a draft
 _DRAFTER = 0  # its number among those of the strategy
 
 
@@ -63,7 +62,7 @@ class Adaptive(Policy):
         self._prompts, self._gains = Account(PROMPTS), Gains(proved=needs.expected > 0)
         self._states: dict[int, _State] = {}
         self._prices: Prices | None = None
-        self._depth_per_node = 1.0
+        self._depth = DraftDepth()
         self._proposed = 0.0  # nodes per sequence, as proposed in this step
         self._probes = 0.0  # probes per draft, as last proposed
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
@@ -83,7 +82,7 @@ class Adaptive(Policy):
     def _plan(self, state: _State, prices: Prices) -> int:
         ledger = state.ledger
         ledger.earn()
-        size = prices.best_size(state.record, self._depth_per_node) if ledger.is_funded else 0
+        size = prices.best_size(state.record, self._depth) if ledger.is_funded else 0
         if size and ledger.is_unread and not self._pays_reading(state, prices, size):
             size = 0
         state.is_trial = not size and ledger.wait(1) <= 0
@@ -99,7 +98,7 @@ class Adaptive(Policy):
         if most is None:
             return True
         left = most + state.view.prompt_length - len(state.view.tokens)
-        saved = prices.saved(size, state.record, self._depth_per_node)
+        saved = prices.saved(size, state.record, self._depth)
         return left * saved >= self._reading.of(len(state.view.tokens))
 
     def _current_prices(self, views: Sequence[SequenceView], others: int) -> Prices:
@@ -215,8 +214,7 @@ class Adaptive(Policy):
         chained = trees.is_chain(draft.tree)
         missed = len(tested) > accepted and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         state.record.learn(accepted, missed, len(tested), expected)
-        depth = nodes if chained else max(trees.depths(draft.tree)[:nodes])
-        self._depth_per_node += _UP * (depth / nodes - self._depth_per_node)
+        self._depth.learn(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
         if path:
             state.limit = min(2 * state.limit, self._max_budget)
 

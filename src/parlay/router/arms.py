@@ -10,7 +10,7 @@ from parlay import trees
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account
 from parlay.router.memory import KeptArm
-from parlay.router.prices import DraftSeconds, Reading, sizes
+from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
 from parlay.types import Draft, Routed
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ _TESTED = 8  # drafts after which it may read many prompts, if these are expecte
 _KNOWN = 50  # drafts after which the drafter counts as known
 _SLOWER = 2  # slow proposals in a row that are no accident
 _PRIOR = 16.0  # tested levels for which those of other sequences of a kind count at most
-_UP = 0.1  # how far the depth per node follows a draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,9 @@ class ArmState:
         self.gain = START
         """Tokens that one proposal of a replayable drafter gains beyond the next best choice."""
         self.kinds: dict[str, KindState] = {}
-        self.depth_per_node = 1.0
+        self.depth = DraftDepth()
+        self.row = 0.0
+        """Seconds of a forward of one row when it was asked last; 0 before."""
         self.is_opening = False
         """Whether a sequence has it read a prompt in this step, while little is known of it."""
         self._slow = 0  # proposals in a row that took far longer than usual
@@ -83,13 +84,17 @@ class ArmState:
             seconds=self.seconds.kept(),
             reading=self.reading.kept(),
             gain=self.gain,
-            depth=self.depth_per_node,
+            depth=self.depth.share,
+            row=self.row,
             kinds=kinds,
         )
 
-    def restore(self, kept: KeptArm) -> None:
-        """Go on from what another router has learned. Raises ValueError for what is no such thing."""
-        self.gain, self.depth_per_node = checked((kept.gain, kept.depth), 2)
+    def restore(self, kept: KeptArm, row: float) -> None:
+        """Go on from what another router has learned, where a forward of one row takes ``row`` seconds.
+
+        Raises ValueError for what is no such thing.
+        """
+        self.gain, self.depth.share, self.row = checked((kept.gain, kept.depth, kept.row), 3)
         for part, numbers in (
             (self.calibration, kept.calibration),
             (self.record, kept.record),
@@ -101,6 +106,10 @@ class ArmState:
             known = self.of_kind(kind)
             known.record.restore(record)
             (known.gain,) = checked((gain,), 1)
+        if self.row:
+            self.seconds.scale(row / self.row)
+            self.reading.scale(row / self.row)
+            self.row = row
 
     def of_kind(self, kind: str) -> KindState:
         """What is known of it in sequences of one kind."""
@@ -134,10 +143,6 @@ class ArmState:
         if self._slow >= _SLOWER:
             self.seconds, own, self._slow = DraftSeconds(self.seconds.revision), seconds / slowdown, 0
         self.seconds.learn(nodes, own, forward)
-
-    def learn_shape(self, nodes: int, depth: int) -> None:
-        """A draft of so many nodes was so deep."""
-        self.depth_per_node += _UP * (depth / nodes - self.depth_per_node)
 
 
 @dataclass(slots=True)
@@ -224,7 +229,7 @@ class ArmInSequence:
         last = len(tested) > len(path) and (chained or not path or draft.tree.parents[tested[-1]] == path[-1])
         self.record.learn(len(path), last, len(tested), expected)
         self.tested += len(path) + last
-        self.whole.learn_shape(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
+        self.whole.depth.learn(nodes, nodes if chained else max(trees.depths(draft.tree)[:nodes]))
         if path:
             self.limit = min(2 * self.limit, self.whole.arm.most)
 
@@ -235,11 +240,11 @@ class ArmInSequence:
             known.gain += (1 - _WHOLE_DECAY) * (tokens - known.gain)
 
 
-def restored(state: ArmState, kept: KeptArm | None) -> ArmState:
-    """The arm with what is kept of it, if that can be used."""
+def restored(state: ArmState, kept: KeptArm | None, row: float) -> ArmState:
+    """The arm with what is kept of it, if that can be used; ``row``: seconds of a forward of one row."""
     if kept is not None:
         try:
-            state.restore(kept)
+            state.restore(kept, row)
         except ValueError as error:
             _log.warning("what was kept of %s can't be used (%s): it is learned anew", state.arm.name, error)
             return ArmState(state.arm, state.number)

@@ -21,7 +21,7 @@ _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
 _Size = tuple[int, float, float]
 """Nodes to ask an arm for, tokens that they are expected to bring, and the seconds that they cost."""
-_Sizes = dict[tuple[int, float, int, int], _Size]
+_Sizes = dict[tuple[int, float, float, int, int], _Size]
 
 
 class StepPrices:
@@ -160,15 +160,16 @@ def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
 def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float) -> Choice:
     """The size that is worth most of the drafts that an arm could be asked for, if this share of levels is right."""
     whole = arm.whole
-    key, known = (whole.number, round(share, 2), arm.limit, whole.seconds.revision), prices.sizes(rate)
+    depth, known = whole.depth, prices.sizes(rate)
+    key = whole.number, round(share, 2), round(depth.share, 1), arm.limit, whole.seconds.revision
     found = known.get(key)
     if found is None:
         found = 0, 0.0, 0.0
-        worth, deep = _MARGIN, whole.depth_per_node
+        worth = _MARGIN
         for size in whole.sizes[1:]:
             if size > arm.limit or size > prices.most:
                 break
-            gain = expected_accepted(share, size * deep)
+            gain = expected_accepted(share, depth.of(size))
             seconds = prices.of_drafting(whole.seconds.of(size)) + prices.of_nodes(size)
             value = prices.goal.worth(gain) - rate * seconds
             if value > worth:

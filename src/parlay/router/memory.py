@@ -16,7 +16,10 @@ from parlay.types import NO_COST, KeptCost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptArm:
-    """Of one drafter: the numbers of each part of an `ArmState`. ``kinds``: by kind its gain, then its record."""
+    """Of one drafter: the numbers of each part of an `ArmState`. ``kinds``: by kind its gain, then its record.
+
+    ``row``: the seconds of a forward of one row when it was asked last: other seconds here count beside these.
+    """
 
     calibration: tuple[float, ...]
     record: tuple[float, ...]
@@ -24,6 +27,7 @@ class KeptArm:
     reading: tuple[float, ...] = ()
     gain: float
     depth: float
+    row: float
     kinds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no n
 _FEW = 4  # of so many first proposals the quickest sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
 _READ = 0.3  # how far the estimate of reading follows a prompt
+_DEEPER = 0.1  # how far the estimate of depth follows a draft
 _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it is at least `FREE` of a forward
 
 
@@ -49,6 +50,12 @@ class DraftSeconds:
         self._fit()
         self._watched = self._fixed, self._per_node
         self.revision += 1
+
+    def scale(self, factor: float) -> None:
+        """To a machine that takes so many times as long."""
+        self._seconds, self._products = self._seconds * factor, self._products * factor
+        self._fit()
+        self._watched = self._fixed, self._per_node
 
     def of(self, nodes: float) -> float:
         """Seconds of a proposal of so many nodes; 0 before any was seen."""
@@ -93,6 +100,22 @@ class DraftSeconds:
             self._fixed = max(0.0, (self._seconds - self._per_node * self._nodes) / self._count)
 
 
+class DraftDepth:
+    """How deep drafts are: one level, and a share of one for each node after the first."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+
+    def of(self, nodes: float) -> float:
+        """Levels of a draft of so many nodes."""
+        return 1 + (nodes - 1) * self.share if nodes else 0.0
+
+    def learn(self, nodes: int, depth: int) -> None:
+        """A draft of so many nodes was so deep."""
+        if nodes > 1:
+            self.share += _DEEPER * ((depth - 1) / (nodes - 1) - self.share)
+
+
 class Reading:
     """What it takes a drafter to read a prompt, by the prompts that it has read."""
 
@@ -109,6 +132,10 @@ class Reading:
         if kept:
             (self._per_token,) = checked(kept, 1)
             self._seen = True
+
+    def scale(self, factor: float) -> None:
+        """To a machine that takes so many times as long."""
+        self._per_token *= factor
 
     def of(self, tokens: int) -> float:
         """Seconds for a prompt of so many tokens; 0 before any was seen."""
@@ -147,28 +174,29 @@ class Prices:
         """Seconds of plain decoding per token."""
         return self.steps[0][2] / self.rows
 
-    def best_size(self, record: Record, depth_per_node: float) -> int:
+    def best_size(self, record: Record, depth: DraftDepth) -> int:
         """The number of nodes with the most tokens per second if all sequences draft so many; 0 if plain is fastest.
 
         If drafting is free, the number that pays at the highest acceptance: trimming cuts drafts that are less likely.
         """
-        share, depth_per_node = _SURE if self._free else round(record.share, 3), round(depth_per_node, 2)
-        size = self.sizes.get((share, depth_per_node))
+        share = _SURE if self._free else round(record.share, 3)
+        key = share, round(depth.share, 2)
+        size = self.sizes.get(key)
         if size is None:
-            best = min(self.steps, key=lambda step: self._seconds(step, share, depth_per_node))
-            size = self.sizes[share, depth_per_node] = best[0]
+            best = min(self.steps, key=lambda step: self._seconds(step, share, depth))
+            size = self.sizes[key] = best[0]
         return size
 
-    def saved(self, size: int, record: Record, depth_per_node: float) -> float:
+    def saved(self, size: int, record: Record, depth: DraftDepth) -> float:
         """Seconds that drafts of so many nodes are expected to save a sequence for each token that it decodes."""
         step = next(each for each in self.steps if each[0] == size)
-        plain, drafted = (self._seconds(each, record.share, depth_per_node) for each in (self.steps[0], step))
+        plain, drafted = (self._seconds(each, record.share, depth) for each in (self.steps[0], step))
         return plain - drafted
 
-    def _seconds(self, step: tuple[int, float, float], share: float, depth_per_node: float) -> float:
+    def _seconds(self, step: tuple[int, float, float], share: float, depth: DraftDepth) -> float:
         """Seconds of a sequence's token if all sequences draft so."""
         nodes, drafting, forward = step
-        accepted = expected_accepted(share, nodes * depth_per_node)
+        accepted = expected_accepted(share, depth.of(nodes))
         return (drafting + forward) / (self.rows / self.sequences + accepted)
 
 

@@ -54,7 +54,8 @@ class Router(Policy):
         """``known``: by name what others have learned of the arms, on the same machine with the same model."""
         self._cost, self._aim, self._goal = cost, aim, aim.goal
         self._has_warned = False
-        self._arms = [restored(ArmState(arm, number), known.get(arm.name)) for number, arm in enumerate(arms)]
+        row = cost.forward(1, 1)
+        self._arms = [restored(ArmState(arm, number), known.get(arm.name), row) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains(proved=any(arm.expected for arm in arms))
         self._states: dict[int, InSequence] = {}
@@ -209,6 +210,7 @@ class Router(Policy):
                 for state in asked:
                     read = max(read, state.arms[arm.number].charge(each, state.length))
                 arm.learn_seconds(nodes, each, slowdown, forward / len(asked), read=read)
+                arm.row = self._cost.forward(1, 1)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
             own = min(own, 4 * self._own_seconds or own)
