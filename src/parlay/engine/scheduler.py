@@ -55,7 +55,7 @@ class Scheduler:
     def __init__(self, runner: Runner, limits: Limits, cost: Cost) -> None:
         self._runner = runner
         self._limits = limits
-        self.waiting: list[Sequence] = []
+        self.waiting = shares.Waiting(self._rank)
         self.running: list[Sequence] = []
         """Both by rank."""
         self.preemptions = 0
@@ -64,13 +64,14 @@ class Scheduler:
         self._shares = shares.Shares(cost, limits.max_rows)
 
     def add(self, sequence: Sequence) -> None:
-        bisect.insort(self.waiting, sequence, key=self._rank)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is over. Take it out of its queue and release its cache."""
-        for queue in (self.waiting, self.running):
-            if sequence in queue:
-                queue.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.leave(sequence)
         self._runner.release(sequence.sequence)
 
     def next(self) -> list[Turn]:
@@ -96,7 +97,8 @@ class Scheduler:
                 self._shares.take(admitted, len(turns[-1].pending))
                 room -= len(turns[-1].pending)
         if not turns and not failed and self.waiting and not self.running:
-            failed.append(_failed(self.waiting.pop(0), "the runner refuses memory although nothing else holds any"))
+            failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
+            self.waiting.leave(self.waiting[0])
         return turns + failed
 
     def draft_rows(self, limit: int) -> int:
@@ -154,13 +156,13 @@ class Scheduler:
         except OutOfRoom as error:
             failed.append(_failed(sequence, str(error)))
             self._close(sequence)
-            self.waiting.remove(sequence)
+            self.waiting.leave(sequence)
             return self._admit(failed)
         if not fits:
             self._close(sequence)
             self._refused = (sequence, self._runner.room())
             return None
-        self.waiting.remove(sequence)
+        self.waiting.leave(sequence)
         bisect.insort(self.running, sequence, key=self._rank)
         self._count_prefix(sequence)
         return sequence

@@ -5,9 +5,9 @@ With one owner nothing here has an effect.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import bisect
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -17,12 +17,39 @@ from parlay.engine.sequence import Sequence
 from parlay.types import Cost
 
 
-def first_waiting(waiting: SequenceOf[Sequence], running: Iterable[Sequence]) -> Sequence:
-    """Which of ``waiting`` (by rank) starts next: the first of the owner that has the fewest running."""
+class Waiting(list[Sequence]):
+    """Sequences that wait, by rank. Counts those of each owner, so that none looks through a long queue of one owner's.
+
+    They come by `add` and leave by `leave`.
+    """
+
+    def __init__(self, rank: Callable[[Sequence], tuple[int, int]]) -> None:
+        super().__init__()
+        self.owners: Counter[str] = Counter()
+        self._rank = rank
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self, sequence, key=self._rank)
+        self.owners[_owner(sequence)] += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+        owner = _owner(sequence)
+        self.owners[owner] -= 1
+        if not self.owners[owner]:
+            del self.owners[owner]
+
+
+def first_waiting(waiting: Waiting, running: Iterable[Sequence]) -> Sequence:
+    """Which of those that wait starts next: the first of the owner that has the fewest running."""
+    if len(waiting.owners) == 1:
+        return waiting[0]
     there = Counter(_owner(sequence) for sequence in running)
     first: dict[str, Sequence] = {}
     for sequence in waiting:
         first.setdefault(_owner(sequence), sequence)
+        if len(first) == len(waiting.owners):
+            break
     return min(first.values(), key=lambda sequence: there[_owner(sequence)])
 
 
@@ -161,7 +188,7 @@ class Shares:
         bound = len(owners) * min(self._seconds(own) for own in streams)
         context = _context([sequence for own in owners.values() for sequence in own])
         counts = range(len(owners), self._max_rows + 1)
-        fit = bisect_right(counts, bound, key=lambda rows: self._cost.forward(rows, context))
+        fit = bisect.bisect_right(counts, bound, key=lambda rows: self._cost.forward(rows, context))
         return counts[max(0, fit - 1)]
 
     def _seconds(self, streams: list[Sequence]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 from parlay import trees
@@ -19,6 +18,15 @@ class Nodes:
     drafted_by_depth: Counter[int] = field(default_factory=Counter)
     accepted_by_depth: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def copy(self) -> Nodes:
+        return Nodes(
+            self.drafted_by_source.copy(),
+            self.accepted_by_source.copy(),
+            self.drafted_by_depth.copy(),
+            self.accepted_by_depth.copy(),
+            self.outcomes.copy(),
+        )
 
     def count(self, draft: Draft, path: tuple[int, ...], proposed: int) -> None:
         self.drafted_by_source.update(draft.sources[:proposed])
@@ -73,7 +81,7 @@ class Tally:
 
     def nodes(self) -> Nodes:
         """The counts of all drafts."""
-        nodes = deepcopy(self.others)
+        nodes = self.others.copy()
         nodes.outcomes[0, 0] += self.steps - self.draft_steps
         for (source, proposed, accepted), drafts in self.chains.items():
             nodes.count_chains(source, proposed, accepted, drafts)
