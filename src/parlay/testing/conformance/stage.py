@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
@@ -68,10 +69,9 @@ class Stage:
 
     def expected(self, ask: StageRequest) -> ReferenceText:
         """What plain decoding gives, by the slow reference decoder; decoded once."""
-        key = repr(ask)
-        if key not in self.known:
-            self.known[key] = reference.decode(self.logits_of, ask.request("expected"))
-        return self.known[key]
+        if ask.spelling not in self.known:
+            self.known[ask.spelling] = reference.decode(self.logits_of, ask.request("expected"))
+        return self.known[ask.spelling]
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,11 @@ class StageRequest:
     salt: str = ""
     group: str = ""
     grammar: ToyGrammar | None = None
+
+    @cached_property
+    def spelling(self) -> str:
+        """The same for equal requests. Drafters that know the text ask for it at each step."""
+        return repr(self)
 
     def request(self, name: str) -> Request:
         return Request(

@@ -34,7 +34,7 @@ class Effort:
     draws: int
 
 
-SHORT = Effort(tokens=64, draws=3_000)
+SHORT = Effort(tokens=48, draws=3_000)
 LONG = Effort(tokens=400, draws=40_000)
 
 GREEDY = SamplingParams(temperature=0.0)
