@@ -14,7 +14,7 @@ from parlay.models.adapter import AdapterRunner
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import Effort, Stage, check_runner, run_check, runner_stage, subject_of
 
-EFFORT = Effort(tokens=60, draws=0)
+EFFORT = Effort(tokens=32, draws=0)
 MODELS = {
     "gpt2": (torch.float64, 1e-10),
     "gpt-neox": (torch.float64, 1e-10),
@@ -23,6 +23,11 @@ MODELS = {
 }
 """Tiny models with their dtype and noise bound. Mamba computes its state in float32 whatever its weights are in."""
 CHECKS = ("greedy", "mixed", "continuing", "endings", "chunks", "forks", "preemption")
+LEFT_OUT = {"gpt2": {"endings"}, "gpt-neox": {"endings", "chunks"}}
+"""Where a text ends inside a draft is the engine's work, and the toys show it on trees; what is cut back then is here
+in every other check. Recurrent models, which must replay, keep it. Both models have one kind of cache, filled in chunks
+in one way."""
+CASES = [(model, check) for model in MODELS for check in CHECKS if check not in LEFT_OUT.get(model, ())]
 
 
 @cache
@@ -45,8 +50,7 @@ def test_logits_are_those_of_a_fresh_prefill(model: str) -> None:
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "check"), CASES)
 def test_every_text_is_the_one_of_plain_decoding(model: str, check: str) -> None:
     finding = run_check(check, subject_of("union"), stage(model), EFFORT)
     assert finding.passed, str(finding)
