@@ -46,13 +46,18 @@ def test_drafters_that_never_pay_cost_less_than_two_percent_and_a_half(arms: tup
 def test_the_best_of_several_is_found(arms: tuple[SimulatedArm, ...], sequences: int) -> None:
     """In 800 tokens of a router that knew nothing: within five percent of the best alone, known in hindsight only."""
     best = max(speed_alone(arm, sequences) for arm in arms)
-    assert speed(*arms, tokens=800, seeds=3, sequences=sequences) > 0.95 * max(1.0, best)
+    assert speed(*arms, tokens=800, seeds=seeds_of(sequences), sequences=sequences) > 0.95 * max(1.0, best)
 
 
 @cache
 def speed_alone(arm: SimulatedArm, sequences: int) -> float:
     """Of one arm in the test above, where each is one of several."""
-    return speed(arm, tokens=800, seeds=3, sequences=sequences)
+    return speed(arm, tokens=800, seeds=seeds_of(sequences), sequences=sequences)
+
+
+def seeds_of(sequences: int) -> int:
+    """A run of several sequences is a mean over as many already."""
+    return 3 if sequences == 1 else 1
 
 
 def test_copying_where_there_is_something_to_copy_and_a_head_elsewhere_beats_both() -> None:
