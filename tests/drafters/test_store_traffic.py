@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,13 @@ class Answers:
 
     texts: dict[Ids, Ids]
 
+    @cached_property
+    def lengths(self) -> set[int]:
+        return set(map(len, self.texts))
+
     def __call__(self, ids: Sequence[int]) -> Tensor:
         logits_V = torch.zeros(VOCAB)
-        for length in set(map(len, self.texts)):
+        for length in self.lengths:
             text, written = self.texts.get(tuple(ids[:length])), tuple(ids[length:])
             if text is not None and written == text[: len(written)]:
                 logits_V[text[len(written)] if len(written) < len(text) else EOS] = 9.0
