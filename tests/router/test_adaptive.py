@@ -238,6 +238,23 @@ def test_a_prompt_is_not_read_for_an_answer_too_short_to_save_that_time() -> Non
     assert drafted(28, 200)
 
 
+def test_how_long_answers_were_says_whether_a_prompt_is_read_where_no_limit_does() -> None:
+    policy = Adaptive(TableCost(steep), 16)
+    good = Drafting(rate=0.7, score=0.7, step_seconds=0.1, opening_seconds=10.0)
+
+    def drafted(number: int, length: int) -> bool:
+        request = replace(REQUEST, params=SamplingParams(max_tokens=4000))
+        view = SequenceView(number, request, tokens=[1] * 500, prompt_length=500)
+        run = simulate(policy, good, steep, length, view=view, seed=number)
+        policy.release(number)
+        return any(run.sizes)
+
+    assert all(drafted(number, 200) for number in range(4))
+    assert sum(drafted(number, 4) for number in range(4, 34)) <= 20
+    assert not any(drafted(number, 4) for number in range(34, 64))
+    assert drafted(64, 200), "one that goes on is drafted for, though the others were short"
+
+
 def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> None:
     late = frozenset(range(100, 400))
     run = simulate(Adaptive(TableCost(steep), 16), Drafting(0.0, 0.7, right_at=late), steep, 400)

@@ -239,3 +239,20 @@ def test_a_head_for_a_kind_of_requests_is_asked_for_these_alone() -> None:
     steps = machine.run.steps
     machine.decode(200, first=1, kind="code")
     assert machine.run.verified["1"] > 0.8 * (machine.run.steps - steps)
+
+
+def test_a_long_prompt_is_not_read_by_a_head_where_answers_turn_out_short() -> None:
+    """Reading takes as long as ten forwards. No request says how long its answer may become."""
+    machine = Machine((replace(HEAD, opening_seconds=10.0, expected=0.6),))
+
+    def is_asked(number: int, length: int) -> bool:
+        view, before = SequenceView(number, tokens=[1] * 500, prompt_length=500), len(machine.run.asked)
+        while len(view.tokens) - 500 < length:
+            machine.step([view])
+        machine.router.release(number)
+        return any(machine.run.asked[before:])
+
+    assert is_asked(0, 200)
+    short = [is_asked(number, 4) for number in range(1, 41)]
+    assert not any(short[20:])
+    assert is_asked(41, 200), "one that goes on is drafted for"

@@ -11,7 +11,7 @@ from itertools import chain
 from parlay import trees
 from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
-from parlay.router.prices import FREE, DraftDepth, DraftSeconds, Prices, Reading, sizes
+from parlay.router.prices import FREE, AnswerLengths, DraftDepth, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
 from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
 
@@ -58,7 +58,7 @@ class Adaptive(Policy):
         self._calibration = ScoreCalibration()
         self._record = Record(expected=needs.expected)
         self._draft_seconds = DraftSeconds()
-        self._reading = Reading()
+        self._reading, self._answers = Reading(), AnswerLengths()
         self._prompts, self._gains = Account(PROMPTS), Gains(proved=needs.expected > 0)
         self._states: dict[int, _State] = {}
         self._prices: Prices | None = None
@@ -93,13 +93,9 @@ class Adaptive(Policy):
         return state.budget
 
     def _pays_reading(self, state: _State, prices: Prices, size: int) -> bool:
-        """Whether the rest of an answer, as long as it may become, can save the time that reading its prompt takes."""
-        most = state.view.request.params.max_tokens
-        if most is None:
-            return True
-        left = most + state.view.prompt_length - len(state.view.tokens)
+        """Whether the rest of an answer is expected to save the time that reading its prompt takes."""
         saved = prices.saved(size, state.record, self._depth)
-        return left * saved >= self._reading.of(len(state.view.tokens))
+        return saved > 0 and self._answers.left(state.view) * saved >= self._reading.of(len(state.view.tokens))
 
     def _current_prices(self, views: Sequence[SequenceView], others: int) -> Prices:
         """The prices of this batch; computed anew only if the batch or an estimate has changed."""
@@ -222,6 +218,7 @@ class Adaptive(Policy):
         state = self._states.pop(sequence, None)
         if state is not None:
             state.ledger.earn()
+            self._answers.learn(state.view)
 
     def _state(self, view: SequenceView, prices: Prices) -> _State:
         state = self._states.get(view.sequence)

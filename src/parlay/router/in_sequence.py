@@ -13,10 +13,10 @@ from parlay.router.choice import NOTHING, Choice, Offer, StepPrices, best_cut, b
 from parlay.router.goals import Goal
 from parlay.router.ledger import Account, Ledger
 from parlay.router.life import Life
+from parlay.router.prices import AnswerLengths
 from parlay.router.ranking import best_of, cut_to
 from parlay.types import Draft, SequenceView
 
-_UNBOUNDED = 1 << 20  # tokens of an answer without a limit
 TRIAL = 2  # nodes of a trial
 WORTH_MOST = "worth most"
 TRIED = "trial"
@@ -41,6 +41,8 @@ class InSequence:
     """Those of them that are not replayable."""
     explored: Account
     """Pays for trials of one arm where another would have been drafted."""
+    answers: AnswerLengths
+    """Of all sequences."""
     steps: int = 0
     length: int = 0
     """Tokens before the step."""
@@ -137,9 +139,8 @@ class InSequence:
         return self.choice
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
-        """Whether the arm may read the prompt: the rest of the answer must be able to save the time that it takes."""
-        left = (self.view.request.params.max_tokens or _UNBOUNDED) + self.view.prompt_length - self.length
-        saved = left * wanted.worth * prices.token / (1 + wanted.gain)
+        """Whether the arm may read the prompt: the rest of the answer is expected to save the time that it takes."""
+        saved = self.answers.left(self.view) * wanted.worth * prices.token / (1 + wanted.gain)
         seconds = prices.token * prices.sequences
         return saved >= prices.of_drafting(arm.whole.reading.of(self.length)) and arm.whole.may_open(seconds, pays=True)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from parlay.router.acceptance import Record, checked, expected_accepted
+from parlay.types import SequenceView
 
 FREE = 0.01  # of a forward: drafting that costs less counts as free
 _SURE = 0.98  # acceptance that the best drafts are assumed to have
@@ -14,7 +16,7 @@ _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
 _FEW = 4  # of so many first proposals the quickest sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
-_READ = 0.3  # how far the estimate of reading follows a prompt
+_READ = 0.3  # how far the estimates of reading and of answers follow one of them
 _DEEPER = 0.1  # how far the estimate of depth follows a draft
 _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it is at least `FREE` of a forward
 
@@ -146,6 +148,27 @@ class Reading:
         per_token = max(0.0, seconds) / max(tokens, 1)
         self._per_token += (_READ if self._seen else 1.0) * (per_token - self._per_token)
         self._seen = True
+
+
+class AnswerLengths:
+    """How long answers were lately, in tokens: so many tokens a drafter that reads a prompt can still make quicker."""
+
+    def __init__(self) -> None:
+        self._usual = math.inf
+
+    def left(self, view: SequenceView) -> float:
+        """Tokens that are still to come: as many as answers usually have, or as there were; never more than the limit.
+
+        An answer that is longer than others already goes on for about as long again.
+        """
+        most, done = view.request.params.max_tokens, len(view.tokens) - view.prompt_length
+        limit = math.inf if most is None else most - done
+        return min(limit, max(self._usual, done))
+
+    def learn(self, view: SequenceView) -> None:
+        """An answer is over."""
+        done = len(view.tokens) - view.prompt_length
+        self._usual = done if self._usual == math.inf else self._usual + _READ * (done - self._usual)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from parlay.router.choice import Choice, StepPrices
 from parlay.router.in_sequence import TRIAL, InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.memory import NOTHING_KEPT, KeptArm
+from parlay.router.prices import AnswerLengths
 from parlay.router.ranking import NO_CANDIDATES, best, best_count
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
 
@@ -59,6 +60,7 @@ class Router(Policy):
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains(proved=any(arm.expected for arm in arms))
         self._states: dict[int, InSequence] = {}
+        self._answers = AnswerLengths()
         self._prices = self._priced((), 1, 1, 0)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
@@ -231,7 +233,9 @@ class Router(Policy):
         return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.life.told(), power)
 
     def release(self, sequence: int) -> None:
-        self._states.pop(sequence, None)
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            self._answers.learn(state.view)
 
     # ---------------------------------------------------------------------------------------------------------- states
 
@@ -257,7 +261,7 @@ class Router(Policy):
             arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
             suiting = [arm for arm in arms if arm.whole.arm.suits(view.request.kind)]
             priced = [arm for arm in suiting if not arm.whole.arm.replayable]
-            state = self._states[view.sequence] = InSequence(view, ledger, arms, priced, Account(trials))
+            state = self._states[view.sequence] = InSequence(view, ledger, arms, priced, Account(trials), self._answers)
         return state
 
 
