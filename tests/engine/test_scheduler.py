@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -160,3 +162,18 @@ def test_stats_tell_what_is_there_and_what_has_been() -> None:
     assert stats.preemptions == target.scheduler.preemptions > 0
     assert (stats.running, stats.waiting, stats.cache_tokens_used) == (0, 0, 0)
     assert stats.prefix_tokens_asked == 6  # what a preempted one finds of itself again counts for nothing
+
+
+def test_an_engine_that_nobody_uses_gives_back_its_runner_at_once() -> None:
+    """Nothing in it refers back to it: a server that unloads a model frees its memory then."""
+    gc.disable()
+    try:
+        used = engine()
+        used.add(request("a"), PLAIN)
+        while not used.idle:
+            used.step()
+        runner = weakref.ref(used.runner)
+        del used
+        assert runner() is None
+    finally:
+        gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from parlay.engine import shares
 from parlay.engine.sequence import Sequence
@@ -55,6 +56,7 @@ class Scheduler:
     def __init__(self, runner: Runner, limits: Limits, cost: Cost) -> None:
         self._runner = runner
         self._limits = limits
+        self._rank = partial(_rank, limits.patience)  # no method: a queue that held one would keep the runner alive
         self.waiting = shares.Waiting(self._rank)
         self.running: list[Sequence] = []
         """Both by rank."""
@@ -209,16 +211,17 @@ class Scheduler:
         sequence.cached = 0
         sequence.is_open = False
 
-    def _rank(self, sequence: Sequence) -> tuple[int, int]:
-        """Lower goes first; see the class."""
-        return sequence.sequence + self._limits.patience * sequence.request.priority, sequence.sequence
-
     def _decoding_first(self) -> list[Sequence]:
         """Sequences with one pending token go before prefill, so that a long prompt delays nobody."""
         decoding = [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached <= 1]
         if len(decoding) < len(self.running):
             decoding += [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached > 1]
         return decoding
+
+
+def _rank(patience: int, sequence: Sequence) -> tuple[int, int]:
+    """Lower goes first; see `Limits`."""
+    return sequence.sequence + patience * sequence.request.priority, sequence.sequence
 
 
 def _reusable(sequence: Sequence) -> list[int]:
