@@ -30,8 +30,8 @@ requests here. The larger the target, the more an expensive drafter can gain.
 The heads of `eagle3` and `medusa` and the draft model are those that come with the package. Other heads were trained
 for eight minutes on one core of the same machine, on some hundred thousand tokens, so the table shows what they cost
 rather than what they can do: [how often they are right](../benchmarks/results/modelled.md). `ppd`, `pass`, `bita` and
-`speculative-streaming` are on that page alone: their training runs through the whole target, so twenty minutes of a
-shared core were 22 to 170 updates.
+`speculative-streaming` were not run here: their training runs through the whole target, so twenty minutes of a shared
+core were 22 to 170 updates, and [they are right seldom](../benchmarks/results/modelled-inputs.md).
 """
 
 
