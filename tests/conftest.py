@@ -8,7 +8,6 @@ looks less often for what else has gone.
 
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache in which models are the user's, and nothing else of Parlay is: for processes that tests start, too."""
     from parlay.models.user_cache import user_cache  # here, for threads are counted when torch is loaded
 
@@ -34,9 +33,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for kept in (*users.parent.glob("*"), users / "models"):
         if kept != users and kept.exists():
             (own / kept.relative_to(users.parent)).symlink_to(kept)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_CACHE, str(own))
-        yield own
+    os.environ[_CACHE] = str(own)  # for good: what is kept when the process ends is none of the user's either
+    return own
 
 
 @pytest.fixture(autouse=True)
