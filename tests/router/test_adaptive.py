@@ -221,38 +221,33 @@ def test_a_drafter_that_reads_states_sees_the_step_before_it_drafts() -> None:
     assert seen[0] == (0, True)
 
 
+def drafted(policy: Adaptive, number: int, length: int, *, most: int | None = None) -> bool:
+    """Whether a good drafter that takes ten forwards to read the prompt drafts in an answer of such a length.
+
+    The request names the limit ``most``, or just that length.
+    """
+    good = Drafting(rate=0.7, score=0.7, step_seconds=0.1, opening_seconds=10.0)
+    request = replace(REQUEST, params=SamplingParams(max_tokens=most or length))
+    view = SequenceView(number, request, tokens=[1] * 500, prompt_length=500)
+    run = simulate(policy, good, steep, length, view=view, seed=number)
+    policy.release(number)
+    return any(run.sizes)
+
+
 def test_a_prompt_is_not_read_for_an_answer_too_short_to_save_that_time() -> None:
     """A good drafter takes ten forwards to read a prompt: it does for answers of 200 tokens, not for those of 8."""
     policy = Adaptive(TableCost(steep), 16)
-    good = Drafting(rate=0.7, score=0.7, step_seconds=0.1, opening_seconds=10.0)
-
-    def drafted(number: int, most: int) -> bool:
-        request = replace(REQUEST, params=SamplingParams(max_tokens=most))
-        view = SequenceView(number, request, tokens=[1] * 500, prompt_length=500)
-        run = simulate(policy, good, steep, most, view=view, seed=number)
-        policy.release(number)
-        return any(run.sizes)
-
-    assert all(drafted(number, 200) for number in range(8))
-    assert sum(drafted(number, 8) for number in range(8, 28)) <= 2
-    assert drafted(28, 200)
+    assert all(drafted(policy, number, 200) for number in range(8))
+    assert sum(drafted(policy, number, 8) for number in range(8, 28)) <= 2
+    assert drafted(policy, 28, 200)
 
 
 def test_how_long_answers_were_says_whether_a_prompt_is_read_where_no_limit_does() -> None:
     policy = Adaptive(TableCost(steep), 16)
-    good = Drafting(rate=0.7, score=0.7, step_seconds=0.1, opening_seconds=10.0)
-
-    def drafted(number: int, length: int) -> bool:
-        request = replace(REQUEST, params=SamplingParams(max_tokens=4000))
-        view = SequenceView(number, request, tokens=[1] * 500, prompt_length=500)
-        run = simulate(policy, good, steep, length, view=view, seed=number)
-        policy.release(number)
-        return any(run.sizes)
-
-    assert all(drafted(number, 200) for number in range(4))
-    assert sum(drafted(number, 4) for number in range(4, 34)) <= 20
-    assert not any(drafted(number, 4) for number in range(34, 64))
-    assert drafted(64, 200), "one that goes on is drafted for, though the others were short"
+    assert all(drafted(policy, number, 200, most=4000) for number in range(4))
+    assert sum(drafted(policy, number, 4, most=4000) for number in range(4, 34)) <= 20
+    assert not any(drafted(policy, number, 4, most=4000) for number in range(34, 64))
+    assert drafted(policy, 64, 200, most=4000), "one that goes on is drafted for, though the others were short"
 
 
 def test_a_drafter_that_is_right_only_later_is_trusted_within_a_few_probes() -> None:
