@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from parlay import threads
 from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import Results
+from parlay.system import threads
 
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -1,4 +1,4 @@
-"""How often a prompt's kind is found: by the rules of `parlay.router.features`, and by naive Bayes beside them.
+"""How often a prompt's kind is found: by the rules of `parlay.text.prompt_kind`, and by naive Bayes beside them.
 
 The published sets were looked at by nobody who wrote a rule, and no classifier learns from them. What it learns from is
 a file of lines with ``prompt`` and ``kind`` in JSON.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.commands import one_line_errors
 from parlay.bench.workloads import Item, load
-from parlay.router.features import kind_of
+from parlay.text.prompt_kind import kind_of
 
 KINDS = {
     "spec-bench/writing": "prose",

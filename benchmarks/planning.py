@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.pages import table
-from parlay import trees
 from parlay.bench.provenance import provenance
 from parlay.router.arms import Arm
 from parlay.router.router import Router
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams, Spent
+from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams, Spent, trees
 
 COPYING, HEAD = Arm("copying", 32, replayable=True), Arm("head", 8)
 ARMS = {"one that copies": (COPYING,), "one that copies, and a head": (COPYING, HEAD)}

@@ -19,9 +19,10 @@ from benchmarks.figures.overhead import PARAMS, PROMPT_TOKENS, open_strategy, re
 from benchmarks.figures.phases import TimedEngine
 from benchmarks.figures.stub import StubCost, StubRunner
 from benchmarks.options import add_threads_flag
-from parlay import models, threads
+from parlay import models
 from parlay.cost.timing import calibrate
 from parlay.engine import Limits
+from parlay.system import threads
 from parlay.types import Cost, Runner, SamplingParams
 
 

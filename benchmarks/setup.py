@@ -13,8 +13,8 @@ from parlay.bench import workloads
 from parlay.bench.prepare import lasting
 from parlay.bench.workloads import Workload
 from parlay.llm import LLM
+from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import weight_files
-from parlay.models.resolving import BUILT_IN_DRAFTS, resolve
 from parlay.testing.dense_copy import save_dense
 from parlay.testing.widen import widen
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import add_threads_flag
-from parlay import threads
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN, Results
@@ -24,6 +23,7 @@ from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import CellSummary, summarise
 from parlay.bench.table import table
 from parlay.llm import LLM
+from parlay.system import threads
 
 BOUNDS = Path(__file__).with_name("smoke.json")
 

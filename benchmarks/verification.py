@@ -23,11 +23,12 @@ from benchmarks.commands import RESULTS
 from benchmarks.options import add_cache_flag, add_threads_flag
 from benchmarks.pages import about, table
 from benchmarks.setup import FULL, SMOLLM2_BF16, Setup
-from parlay import models, threads
+from parlay import models
 from parlay.bench.forwards import TimedModel, measure, weight_bytes
 from parlay.bench.provenance import provenance
 from parlay.bench.records import Results, Row
 from parlay.options import LoadOptions
+from parlay.system import threads
 
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXTS = (256, 4096, 16384)

@@ -26,7 +26,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache in which models are the user's, and nothing else of Parlay is: for processes that tests start, too."""
-    from parlay.models.user_cache import user_cache  # here, for threads are counted when torch is loaded
+    from parlay.system.user_cache import user_cache  # here, for threads are counted when torch is loaded
 
     users, own = user_cache(), tmp_path_factory.mktemp("cache")
     (own / users.name).mkdir()
@@ -40,9 +40,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def own_router_memory(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What routers learn in one test is not known in the next."""
-    from parlay.models.user_cache import user_cache
+    from parlay.system.user_cache import user_cache
 
     def place() -> Path:
         return tmp_path / "router-memory" if os.environ.get(_CACHE) == str(own_cache) else user_cache()
 
-    monkeypatch.setattr("parlay.remembered.user_cache", place)
+    monkeypatch.setattr("parlay.llm.router_file.user_cache", place)

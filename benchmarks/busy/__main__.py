@@ -27,7 +27,7 @@ from parlay.bench.records import Results
 from parlay.bench.runner import Bench
 from parlay.bench.wave import Decoder
 from parlay.llm import LLM
-from parlay.models.resolving import resolve
+from parlay.models.fetch.resolving import resolve
 
 ALL_PEERS = ("llama-cpp-python", "transformers", "openvino-genai")
 QUICK_PEERS = ("llama-cpp-python",)

@@ -11,7 +11,7 @@ from parlay.bench.records import PLAIN, System
 from parlay.bench.runner import BenchPlan
 from parlay.bench.workloads import Item, Workload
 from parlay.llm import LLM
-from parlay.outputs import CompletionOutput
+from parlay.llm.outputs import CompletionOutput
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
 

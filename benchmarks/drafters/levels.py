@@ -24,13 +24,12 @@ from statistics import median
 
 from benchmarks.drafters.propose import Sight
 from benchmarks.drafters.texts import markov
-from parlay import trees
 from parlay.bench.provenance import provenance
 from parlay.drafters.resources import Resources
 from parlay.models import load
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import Drafter, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict
+from parlay.types import Drafter, NoiseKey, Observation, Request, Runner, SamplingParams, Verdict, trees
 
 NODES = 16
 STRATEGIES = {

@@ -21,6 +21,7 @@ from benchmarks.drafters.trained import SPEC_BENCH, texts
 from benchmarks.options import add_run_flags
 from benchmarks.pages import about, number, table
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
+from parlay.bench.plan.heads import HEADS
 from parlay.bench.records import PLAIN, Row
 from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.cost.devices import machine
@@ -29,7 +30,6 @@ from parlay.cost.speed import DraftPlan, Setting, TreeShape, speed_of
 from parlay.drafters.heads.options import HEADS_OF_OTHERS
 from parlay.heads import store
 from parlay.heads.card import read_card
-from parlay.plan.heads import HEADS
 
 NODES = (1, 2, 4, 8, 16)
 _LEVELS = 4

@@ -34,8 +34,8 @@ def markov(length: int, seed: int) -> list[int]:
 
 def of_file(path: Path, length: int) -> list[int]:
     """The beginning of a file in ids of the built-in tokenizer. Raises ValueError for one that is too short."""
+    from parlay.models.fetch.resolving import resolve
     from parlay.models.loading import load_tokenizer
-    from parlay.models.resolving import resolve
 
     tokens = load_tokenizer(resolve("parlay-mini")).encode(path.read_text(encoding="utf-8")[: 8 * length])
     if len(tokens) < length:

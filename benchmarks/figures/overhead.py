@@ -16,7 +16,7 @@ from parlay.bench.records import Cell, Results, Row
 from parlay.drafters.resources import Resources
 from parlay.engine import Limits
 from parlay.options import UsageError
-from parlay.strategies.cache import StrategyCache
+from parlay.strategies.built import StrategyCache
 from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 
 BATCHES = (1, 32)

@@ -21,12 +21,12 @@ from benchmarks.peers.catalogue import PEERS
 from benchmarks.peers.decoder import PeerDecoder
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.worker import Limits
-from parlay import threads
 from parlay.bench import workloads
 from parlay.bench.records import Results, System
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.llm import LLM
-from parlay.models.resolving import resolve
+from parlay.models.fetch.resolving import resolve
+from parlay.system import threads
 
 THREADS = (1, 2)
 PLAIN_TOKENS, PLAIN_PROMPTS = 128, 2

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from parlay import models, threads, trees
+from parlay import models
 from parlay.bench.records import Cell, Row
 from parlay.options import LoadOptions
-from parlay.types import Runner, Segment
+from parlay.system import threads
+from parlay.types import Runner, Segment, trees
 
 PART = "bits"
 TOKENS = 160

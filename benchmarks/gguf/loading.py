@@ -67,8 +67,9 @@ def _run(words: list[str]) -> tuple[float, str]:
 
 def _load(path: Path, count: int) -> dict[str, float]:
     with uncollected():
-        from parlay import models, threads
+        from parlay import models
         from parlay.models.loading import read_config
+        from parlay.system import threads
 
     threads.use(count)
     read_config(path)  # what is imported and made once is no part of a load

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.gguf.llama import LlamaCpp
-from parlay import models, threads, trees
+from parlay import models
 from parlay.bench.forwards import FORWARD, WEIGHTS, time_reading, weight_bytes
 from parlay.bench.records import OURS, Cell, Row
 from parlay.options import LoadOptions
-from parlay.types import Segment
+from parlay.system import threads
+from parlay.types import Segment, trees
 
 LLAMA = "llama-cpp-python"
 ROWS = (1, 2, 4, 8, 16, 32)

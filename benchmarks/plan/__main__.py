@@ -20,13 +20,13 @@ from benchmarks.plan.cells import BUDGETS, CELLS, DRAFTS, HELD_OUT, HELD_OUT_WOR
 from benchmarks.plan.decode import Decoded, Stage
 from benchmarks.plan.report import report
 from parlay.bench.forwards import FORWARD
+from parlay.bench.plan.machine import calibrate_here, open_random
 from parlay.bench.records import Cell as Measured
 from parlay.bench.records import Results, Row
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.cost.speed import Setting, Speed, predict
 from parlay.options import LoadOptions
-from parlay.plan.machine import calibrate_here, open_random
 from parlay.types import Runner
 
 logger = logging.getLogger("benchmarks")

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.plan.cells import BUDGETS, PLAIN, WRITE_4, Cell
-from parlay import trees
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.draft_models.options import DraftModelOptions
@@ -33,6 +32,7 @@ from parlay.types import (
     SamplingParams,
     SequenceView,
     Strategy,
+    trees,
 )
 
 

@@ -6,9 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parlay import trees
-from parlay.testing.wrapped_runner import WrappedRunner
-from parlay.types import NO_SKIP, Output, Runner, Segment, Skip
+from parlay.models.wrapped_runner import WrappedRunner
+from parlay.types import NO_SKIP, Output, Runner, Segment, Skip, trees
 
 Ids = tuple[int, ...]
 _FAR = 1e4  # a logit above any other

@@ -17,7 +17,7 @@ from parlay.bench.records import PLAIN
 from parlay.bench.workloads import Item, Message, load
 from parlay.bench.workloads.files import records
 from parlay.llm import LLM
-from parlay.prompts import TokensPrompt
+from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 PROSE, COPY, CALLS = "prose", "copy", "calls"

@@ -14,7 +14,7 @@ from benchmarks.regimes.forced import ForcedRunner, Forward
 from benchmarks.regimes.texts import Given, Stretch
 from parlay.engine import Engine
 from parlay.llm import LLM
-from parlay.requests import RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from parlay.types import SamplingParams
 
 STEPS = 12

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.options import add_threads_flag
 from benchmarks.scaling.fit import Line, fit
 from benchmarks.setup import FULL, KINDS, Setup
-from parlay import models, threads
+from parlay import models
 from parlay.bench.loops import first_loop
 from parlay.bench.prepare import first_ids
 from parlay.bench.provenance import provenance
@@ -26,9 +26,10 @@ from parlay.bench.wave import Ids
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine, Limits
 from parlay.llm import LLM
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
-from parlay.strategies.cache import RunnerCache, StrategyCache
+from parlay.strategies.built import RunnerCache, StrategyCache
+from parlay.system import threads
 from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
 
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64)

@@ -23,10 +23,10 @@ from benchmarks.pages import about, table
 from benchmarks.peers.catalogue import VLLM
 from benchmarks.peers.decoder import surroundings
 from benchmarks.setup import FULL, SMOLLM2_BF16, Setup
-from parlay import threads
 from parlay.bench.provenance import provenance
 from parlay.llm import LLM
-from parlay.prompts import TokensPrompt
+from parlay.system import threads
+from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 INPUT, OUTPUT = 128, 128

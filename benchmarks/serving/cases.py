@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 
 from benchmarks.strategies.__main__ import everything
 from parlay import SamplingParams
-from parlay.demo_prompts import CALL, COPY, EDIT, PROSE
-from parlay.requests import RequestOptions
+from parlay.cli.race_prompts import CALL, COPY, EDIT, PROSE
+from parlay.llm.input_processor import RequestOptions
 
 Kind = Literal["complete", "cancelled", "malformed", "failing"]
 Leave = Literal["close", "cancel", "forget", "timeout"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
 from parlay.bench.records import PLAIN
-from parlay.demo_prompts import EDIT, PROSE
+from parlay.cli.race_prompts import EDIT, PROSE
 from parlay.strategies.entry import DEFAULT_STRATEGY
 
 MINI = "parlay-mini"

@@ -12,7 +12,7 @@ import json
 import random
 import sys
 
-from parlay.demo_prompts import PROSE
+from parlay.cli.race_prompts import PROSE
 
 WORDS = 1_100
 """Of a long prompt, which has some 1,500 tokens."""

@@ -23,8 +23,8 @@ from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.served import served
 from parlay.bench.provenance import ROOT, provenance
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.strategies.entry import DEFAULT_STRATEGY
 
 TASKS = ROOT / "benchmarks" / "serving" / "lm_eval"

@@ -25,11 +25,12 @@ from benchmarks.commands import RESULTS, show_log
 from benchmarks.options import add_threads_flag
 from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, summary
-from parlay import LLM, ParlayError, RequestOutput, SamplingParams, threads
+from parlay import LLM, ParlayError, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
 from parlay.bench.memory import resident_bytes
 from parlay.bench.provenance import provenance
-from parlay.requests import RequestOptions
+from parlay.llm.input_processor import RequestOptions
+from parlay.system import threads
 from parlay.types import Exactness
 
 EXACT = (Exactness.BITS, Exactness.SEED)

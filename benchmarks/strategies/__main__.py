@@ -13,11 +13,11 @@ from benchmarks.strategies.guide import guide
 from benchmarks.strategies.replays import replays
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
-from parlay import threads
 from parlay.bench.records import read
 from parlay.drafters.heads.options import HEADS_OF_OTHERS
 from parlay.heads import store
 from parlay.strategies.catalogue import catalogue
+from parlay.system import threads
 
 PARTS = ("replay", "speed")
 

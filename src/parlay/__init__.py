@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
-    from parlay.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from parlay.llm import LLM
-    from parlay.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
-    from parlay.prompts import TextPrompt, TokensPrompt
+    from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from parlay.llm.llm import LLM
+    from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
+    from parlay.text.prompts import TextPrompt, TokensPrompt
     from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -34,10 +34,10 @@ __all__ = [
 
 _HOMES = {
     "parlay.aio": ("AsyncLLM",),
-    "parlay.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
-    "parlay.llm": ("LLM",),
-    "parlay.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
-    "parlay.prompts": ("TextPrompt", "TokensPrompt"),
+    "parlay.llm.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+    "parlay.llm.llm": ("LLM",),
+    "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
+    "parlay.text.prompts": ("TextPrompt", "TokensPrompt"),
     "parlay.types": ("ParlayError", "SamplingParams", "StructuredOutputsParams"),
 }
 

@@ -1,239 +1,31 @@
-"""What `LLM` returns: vLLM's result shape, with the strategy, its exactness and the engine's metrics beside it."""
+"""Public path of what `LLM` and `AsyncLLM` return (vLLM's module name)."""
 
-from __future__ import annotations
+from parlay.llm.outputs import (
+    CompletionOutput,
+    Logprob,
+    Logprobs,
+    Piece,
+    PredictionUse,
+    PromptLogprobs,
+    RequestFailed,
+    RequestOutput,
+    RequestOutputs,
+    Spell,
+    StreamEvent,
+    joined,
+)
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import overload
-
-from parlay.pictures import shown
-from parlay.types import Exactness, FinishReason, Metrics, ParlayError, TokenLogprobs
-
-Spell = Callable[[int], str | None]
-"""The text of one token; None without a tokenizer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """Natural-log probability of a token, its rank (1 = most likely) and its text, as in vLLM."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Logprobs(Sequence[dict[int, Logprob]]):
-    """A dict for each token, as in vLLM: the token itself, then the likeliest ones, by id. Made when it is looked at.
-
-    ``entries`` are what the dicts are made of.
-    """
-
-    entries: tuple[TokenLogprobs, ...]
-    _spell: Spell = field(compare=False)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    @overload
-    def __getitem__(self, place: int) -> dict[int, Logprob]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[dict[int, Logprob]]: ...
-    def __getitem__(self, place: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob]]:
-        if isinstance(place, slice):
-            return [self._by_id(entry) for entry in self.entries[place]]
-        return self._by_id(self.entries[place])
-
-    def __repr__(self) -> str:
-        return _few(self)
-
-    def _by_id(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        likeliest = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)]
-        told = [(entry.token, entry.logprob, entry.rank), *likeliest]
-        return {token: Logprob(logprob, rank, self._spell(token)) for token, logprob, rank in told}
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
-    """`Logprobs` of a prompt's tokens. There is None for the first, which nothing predicts."""
-
-    rest: Logprobs
-    """Those of all tokens but the first."""
-
-    @property
-    def entries(self) -> tuple[TokenLogprobs | None, ...]:
-        return (None, *self.rest.entries)
-
-    def __len__(self) -> int:
-        return 1 + len(self.rest)
-
-    @overload
-    def __getitem__(self, place: int) -> dict[int, Logprob] | None: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[dict[int, Logprob] | None]: ...
-    def __getitem__(self, place: int | slice) -> dict[int, Logprob] | list[dict[int, Logprob] | None] | None:
-        if isinstance(place, slice):
-            return [None, *self.rest][place]
-        at = range(len(self))[place]
-        return self.rest[at - 1] if at else None
-
-    def __repr__(self) -> str:
-        return _few(self)
-
-
-def _few(entries: Sequence[object]) -> str:
-    """The first ones in words."""
-    told = ", ".join(map(repr, entries[:2]))
-    return f"[{told}{f', and {len(entries) - 2} more' if len(entries) > 2 else ''}]"
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionUse:
-    """What its prediction was worth to one sample, in tokens; over several samples, add them up.
-
-    ``accepted``: tokens of the output that were drafted from the prediction. A strategy that copies from it as from any
-    other text accepts none. ``rejected``: the length of the prediction less ``accepted``, and 0 if a part was copied
-    twice. The one token per step that the target writes itself does not count as accepted. So a prediction that is the
-    whole answer has as many rejected tokens as there were steps, or fewer.
-    """
-
-    accepted: int
-    rejected: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CompletionOutput:
-    """One sample. ``seed`` reproduces it (with ``index`` as the sample index), whatever the strategy."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    cumulative_logprob: float | None
-    logprobs: Logprobs | None
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    strategy: str
-    exactness: Exactness
-    seed: int
-    sources: tuple[str, ...]
-    """Per token: the drafter that proposed it, or ``target``."""
-    text_ends: tuple[int, ...] = ()
-    """Per token: how long the text is with it. Where a stop string is cut off, the last ones are longer than it."""
-    metrics: Metrics
-    error: str | None = None
-    prediction: PredictionUse | None = None
-    """None where the request came without one."""
-
-    def finished(self) -> bool:
-        """True: outputs are made when they are over. As in vLLM."""
-        return True
-
-    def __repr__(self) -> str:
-        return f"CompletionOutput({_short(self.text)}, {self._facts()})"
-
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        return shown(self.text, self.text_ends, self.sources, "", self._facts())
-
-    def _facts(self) -> str:
-        rate = f"{self.metrics.steps} steps, {self.metrics.tokens_per_step:.2f} tokens per step"
-        ended = self.error or self.finish_reason
-        return f"{len(self.token_ids)} tokens in {rate}, {self.strategy}, {self.exactness}, seed {self.seed}, {ended}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class RequestOutput:
-    """One prompt and its samples."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: PromptLogprobs | None
-    outputs: tuple[CompletionOutput, ...]
-    finished: bool = True
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that an earlier text had left in the cache."""
-        return self.outputs[0].metrics.cached_tokens
-
-    def __repr__(self) -> str:
-        asked = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else _short(self.prompt)
-        return f"RequestOutput(prompt={asked}, outputs={[*self.outputs]})"
-
-    def _repr_html_(self) -> str:
-        """What notebooks show."""
-        heading = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else _cut(self.prompt, 300)
-        return "".join(
-            shown(each.text, each.text_ends, each.sources, "" if place else heading, each._facts())
-            for place, each in enumerate(self.outputs)
-        )
-
-
-class RequestOutputs(list[RequestOutput]):
-    """What a call returns: a list, which notebooks show output by output."""
-
-    def _repr_html_(self) -> str:
-        return "".join(output._repr_html_() for output in self)
-
-
-def _short(text: str) -> str:
-    return repr(_cut(text, 60))
-
-
-def _cut(text: str, most: int) -> str:
-    """The text, its end left out where it is long."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-class RequestFailed(ParlayError):
-    """Some samples failed. ``outputs`` holds every request's output; a failed sample's ``error`` says why."""
-
-    def __init__(self, message: str, outputs: list[RequestOutput]) -> None:
-        super().__init__(message)
-        self.outputs = outputs
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A run of text and the source of the token it came with."""
-
-    text: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class StreamEvent:
-    """What one step added to one sample. The last event of the last sample carries the whole output."""
-
-    index: int
-    pieces: tuple[Piece, ...]
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
-    output: RequestOutput | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join([piece.text for piece in self.pieces])
-
-    def __repr__(self) -> str:
-        ended = f", {self.finish_reason}" if self.finish_reason else ""
-        return f"StreamEvent({self.text!r}, sample {self.index}, {len(self.token_ids)} tokens{ended})"
-
-
-def joined(events: Collection[StreamEvent]) -> list[StreamEvent]:
-    """The same news with one event for each sample, in the order of their last events."""
-    if len(events) < 2:
-        return list(events)
-    by_sample: dict[int, list[StreamEvent]] = {}
-    for event in events:
-        own = by_sample.pop(event.index, [])
-        own.append(event)
-        by_sample[event.index] = own  # now the last
-    return [_one(own) for own in by_sample.values()]
-
-
-def _one(events: list[StreamEvent]) -> StreamEvent:
-    pieces = tuple(piece for event in events for piece in event.pieces)
-    token_ids = tuple(token for event in events for token in event.token_ids)
-    return StreamEvent(events[0].index, pieces, token_ids, events[-1].finish_reason, events[-1].output)
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "Logprobs",
+    "Piece",
+    "PredictionUse",
+    "PromptLogprobs",
+    "RequestFailed",
+    "RequestOutput",
+    "RequestOutputs",
+    "Spell",
+    "StreamEvent",
+    "joined",
+]

@@ -46,7 +46,7 @@ from parlay import models
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
-from parlay.strategies.cache import RunnerCache, StrategyCache
+from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 

@@ -8,7 +8,7 @@ import pytest
 
 from parlay import RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
-from parlay.requests import RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
 SHORT = SamplingParams(temperature=0, max_tokens=12)

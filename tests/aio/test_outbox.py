@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from parlay.aio.mailbox import Message, Ticket
-from parlay.aio.outbox import BETWEEN_SECONDS, Outbox
+from parlay.aio.job_queue import Message, Ticket
+from parlay.aio.output_queue import BETWEEN_SECONDS, Outbox
 
 
 class Addressed:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from parlay import models, threads
+from parlay import models
 from parlay.bench.forwards import ForwardPrices, TimedModel, curves, is_forward, measure, prices, read_prices
 from parlay.bench.records import Cell, Results, Row
+from parlay.system import threads
 
 TABLE = ForwardPrices("m", {0: [(1, 1.0), (3, 2.0), (5, 2.0)], 100: [(1, 2.0), (3, 4.0)]})
 

@@ -17,10 +17,11 @@ from benchmarks.gguf.files import KINDS, Shape, random_blocks
 from benchmarks.gguf.llama import LlamaCpp
 from benchmarks.gguf.page import page
 from benchmarks.gguf.speed import LLAMA, ROWS, Ours, part_of
-from parlay import models, threads
+from parlay import models
 from parlay.bench.forwards import FORWARD, WEIGHTS
 from parlay.bench.provenance import provenance
 from parlay.bench.records import OURS, Cell, Results, Row
+from parlay.system import threads
 from parlay.types import Segment
 
 SMALL = Shape(layers=2, hidden=256, ffn=512, heads=4, kv_heads=2, vocab=1024)

@@ -12,9 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from parlay import trees
 from parlay.cache import BLOCK, CacheShape, Store
-from parlay.types import NO_TREE, OutOfRoom, Segment, Skip, Tree
+from parlay.types import NO_TREE, OutOfRoom, Segment, Skip, Tree, trees
 
 SHAPE = CacheShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.int64, device=torch.device("cpu"))
 

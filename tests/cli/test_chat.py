@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from parlay.chat.loop import read_line
-from parlay.models.resolving import resolve
+from parlay.cli.terminal_chat.loop import read_line
+from parlay.models.fetch.resolving import resolve
 from tests.cli.conftest import Cli
 
 FLAGS = ("--model", "parlay-mini", "--max-tokens", "12", "--temperature", "0")

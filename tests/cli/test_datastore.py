@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from parlay import corpus
 from parlay.drafters.stores.datastore_file import Datastore
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
+from parlay.text import corpus
 from tests.cli.conftest import SNAPSHOTS, Cli, Result
 from tests.cli.test_generate import Screen
 

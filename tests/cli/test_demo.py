@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from parlay import demo
 from parlay.bench.records import Cell, Row
 from parlay.bench.wave import Prepared
+from parlay.cli import race as demo
 from tests.cli.conftest import Cli
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay.engine import Engine
-from parlay.models.resolving import resolve
+from parlay.models.fetch.resolving import resolve
 from tests.cli.conftest import Cli, Result
 
 PROMPT = "The cat and the dog, the cat and the bird, the cat and the"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.models.pulled import place_of
+from parlay.models.fetch.pulled import place_of
 from tests.cli.conftest import Cli
 
 

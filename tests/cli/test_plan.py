@@ -11,14 +11,14 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.bench.loops import first_loop
+from parlay.bench.plan import machine
+from parlay.bench.plan.acceptance import decoded
 from parlay.cost.calibrate import Calibration
 from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
-from parlay.plan import machine
-from parlay.plan.acceptance import decoded
 from parlay.strategies.spelling import parse
+from tests.bench.plan.conftest import TINY, WORKS, config_only
 from tests.cli.conftest import Cli
-from tests.plan.conftest import TINY, WORKS, config_only
 
 __all__ = ["config_only"]  # the fixture
 

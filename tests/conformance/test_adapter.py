@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from parlay.models.adapter import AdapterRunner
+from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import Effort, Stage, check_runner, run_check, runner_stage, subject_of
 

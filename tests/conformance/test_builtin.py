@@ -12,10 +12,10 @@ import pytest
 from parlay import models
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
+from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import BUILT_IN_DRAFTS, resolve
 from parlay.options import LoadOptions
-from parlay.strategies.cache import RunnerCache
+from parlay.strategies.built import RunnerCache
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, StageRequest, decode

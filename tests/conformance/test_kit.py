@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from parlay import trees
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
 from parlay.testing.conformance import (
@@ -42,6 +41,7 @@ from parlay.types import (
     SequenceView,
     Skip,
     Verdict,
+    trees,
 )
 
 STAGE = toy_stage("toy")

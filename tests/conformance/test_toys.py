@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from parlay import trees
 from parlay.engine import Limits
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
@@ -18,7 +17,7 @@ from parlay.testing.conformance.universal import CAPACITY, agree, prompt
 from parlay.testing.toy_drafters import Prober, Raising, RejectedReader
 from parlay.testing.toy_head import ToyHead, toy_state
 from parlay.testing.toys import ToyRunner, nan_after
-from parlay.types import Draft, Drafter, SamplingParams, SequenceView, Strategy
+from parlay.types import Draft, Drafter, SamplingParams, SequenceView, Strategy, trees
 
 STAGE = toy_stage("toy")
 RECURRENT = toy_stage("toy recurrent", tree="chain", cut=4)

@@ -11,15 +11,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
+from parlay.bench.plan.machine import config_of, open_random, shape_of
 from parlay.cache import Budget
 from parlay.cost.devices import DEVICES, machine
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes, operators
 from parlay.models import load
 from parlay.models.config import read_config
+from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions
-from parlay.plan.machine import config_of, open_random, shape_of
 from parlay.testing.checkpoints import random_model
-from parlay.testing.random_decoder import save_decoder
 
 MACHINE = Machine(
     bandwidth=2e10,

@@ -8,8 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from parlay import trees
-from parlay.types import Draft, Drafter, NoiseKey, Request, Runner, SamplingParams, SequenceView
+from parlay.types import Draft, Drafter, NoiseKey, Request, Runner, SamplingParams, SequenceView, trees
 
 GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
 SAMPLED = replace(GREEDY, params=SamplingParams(temperature=0.8))

@@ -15,7 +15,7 @@ from parlay.sampling.rules.threshold import Threshold
 from parlay.sampling.rules.typical import Typical
 from parlay.strategies.accept_rules import DRAWN, GUESSED, RULES, UNVERIFIED
 from parlay.strategies.building import build_rule
-from parlay.strategies.cache import StrategyCache
+from parlay.strategies.built import StrategyCache
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance import catalogue_specs, subject_of

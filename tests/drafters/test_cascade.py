@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.combined.cascade import Cascade
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
@@ -28,6 +27,7 @@ from parlay.types import (
     SequenceView,
     Tree,
     Verdict,
+    trees,
 )
 from tests.drafters.sight import GREEDY, SAMPLED, MakeRunner, Sight, propose
 

@@ -12,20 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay import trees
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore import Retrieval
 from parlay.drafters.stores.datastore import RetrievalOptions as Options
 from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, Subject, decode
 from parlay.testing.conformance.stages import toy_stage
-from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams
+from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams, trees
 from tests.drafters.sight import no_runner
 
 VOCAB = 50

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint, vocabulary
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.types import Tokenizer
 
 letters = st.lists(st.integers(0, 2), max_size=12)

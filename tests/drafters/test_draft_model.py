@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import sample
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Request
+from parlay.types import NO_DRAFT, Request, trees
 from tests.drafters.sight import GREEDY, SAMPLED, MakeRunner, Sight, propose, token_paths
 
 VOCAB = 12

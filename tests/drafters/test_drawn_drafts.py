@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.draft_models.draft_model import DraftModel
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, OpenNode, conditioned
 from parlay.drafters.resources import Resources
@@ -19,7 +18,7 @@ from parlay.options import UsageError
 from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import Draft, NoiseKey, Request, SamplingParams
+from parlay.types import Draft, NoiseKey, Request, SamplingParams, trees
 from tests.drafters.sight import MakeRunner, propose
 
 VOCAB = 12

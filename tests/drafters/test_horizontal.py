@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.combined.cs_drafting import Step, layout
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
@@ -24,6 +23,7 @@ from parlay.types import (
     SequenceView,
     Tree,
     Verdict,
+    trees,
 )
 from tests.drafters.sight import MakeRunner, Sight, propose
 

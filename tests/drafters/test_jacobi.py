@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.fixed_point.jacobi import Jacobi
 from parlay.drafters.fixed_point.options import JacobiOptions as Options
@@ -38,6 +37,7 @@ from parlay.types import (
     Tokenizer,
     Tree,
     Verdict,
+    trees,
 )
 from tests.drafters.sight import no_runner
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_skip import LayerSkip
 from parlay.options import UsageError
@@ -28,6 +27,7 @@ from parlay.types import (
     SamplingParams,
     Skip,
     Verdict,
+    trees,
 )
 from tests.drafters.own_layers import LOGITS, TARGET, VOCAB, LayeredSight, Layers
 from tests.drafters.sight import GREEDY, SAMPLED, no_runner
@@ -115,7 +115,7 @@ def test_a_target_that_can_not_skip_is_an_error_with_both_names(target: RunnerSp
 
 
 def test_a_model_behind_the_adapter_is_such_a_target() -> None:
-    from parlay.models.adapter import AdapterRunner
+    from parlay.models.transformers_adapter.runner import AdapterRunner
 
     runner = AdapterRunner(random_model("gpt2"), name="tiny-gpt2")
     with pytest.raises(UsageError, match=r"strategy layer-skip .* runner of tiny-gpt2 can't skip any"):

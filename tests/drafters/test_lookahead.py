@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.fixed_point import lookahead, ngram_pool
 from parlay.drafters.fixed_point.jacobi import Jacobi
@@ -37,6 +36,7 @@ from parlay.types import (
     SequenceView,
     Strategy,
     Verdict,
+    trees,
 )
 from tests.drafters.sight import no_runner
 

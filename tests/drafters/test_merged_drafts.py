@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.distributions import distribution
 from parlay.strategies.building import build, build_rule
 from parlay.strategies.spelling import parse
-from parlay.types import Draft, Exactness, NoiseKey, Request, SamplingParams
+from parlay.types import Draft, Exactness, NoiseKey, Request, SamplingParams, trees
 from tests.drafters.sight import MakeRunner
 
 VOCAB = 12

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.draft_models.sequoia import Sequoia
 from parlay.drafters.draft_models.static_trees import RankRecord, best_shape, best_tree
 from parlay.drafters.resources import Resources
@@ -20,7 +19,7 @@ from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Observation, Request, Tree, Verdict
+from parlay.types import NO_DRAFT, Draft, Observation, Request, Tree, Verdict, trees
 from tests.drafters.sight import GREEDY, SAMPLED, MakeRunner, Sight, propose
 
 VOCAB = 12

@@ -7,11 +7,10 @@ from itertools import combinations
 
 import pytest
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees
 from tests.drafters.sight import Sight, no_runner
 
 

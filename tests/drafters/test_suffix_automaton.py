@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay import trees
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.drafters.stores.suffix_automaton import SuffixAutomaton
 from parlay.drafters.stores.suffix_automaton import SuffixAutomatonOptions as Options
@@ -24,6 +23,7 @@ from parlay.types import (
     Needs,
     Observation,
     Verdict,
+    trees,
 )
 from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.suffix_decoding import SuffixDecoding
 from parlay.drafters.stores.suffix_decoding import SuffixDecodingOptions as Options
@@ -21,7 +20,7 @@ from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Observation, Request, Verdict
+from parlay.types import NO_DRAFT, Observation, Request, Verdict, trees
 from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=50, open_runner=no_runner)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft
 from parlay.drafters.self_speculation.swift import Swift, comb
@@ -27,6 +26,7 @@ from parlay.types import (
     RunnerSpec,
     SamplingParams,
     Skip,
+    trees,
 )
 from tests.drafters.own_layers import LOGITS, TARGET, VOCAB, LayeredSight, Layers
 from tests.drafters.sight import GREEDY, no_runner

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.token_recycling import WIDTH, TokenRecycling, template
 from parlay.drafters.stores.token_recycling import TokenRecyclingOptions as Options
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, Verdict
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, Verdict, trees
 from tests.drafters.sight import GREEDY, Sight, no_runner
 
 VOCAB = 1000

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay import trees
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.trie_lookahead import TrieLookahead
 from parlay.drafters.stores.trie_lookahead import TrieLookaheadOptions as Options
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict
+from parlay.types import NO_DRAFT, Draft, Observation, Request, Verdict, trees
 from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 RESOURCES = Resources(vocab_size=100, open_runner=no_runner)

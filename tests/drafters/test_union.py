@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parlay import trees
 from parlay.drafters.combined.union import Union
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Verdict
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Verdict, trees
 from tests.drafters.sight import Sight, no_runner
 
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 import pytest
 
-from parlay import trees
 from parlay.engine import Engine, Limits
 from parlay.engine.constrained import GRAMMAR
 from parlay.router.policies import Fixed
@@ -17,7 +16,19 @@ from parlay.testing import toy_drafters
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.testing.toys import ToyRunner
-from parlay.types import Draft, Event, NoiseKey, Output, Request, SamplingParams, Segment, SequenceView, Strategy, Tree
+from parlay.types import (
+    Draft,
+    Event,
+    NoiseKey,
+    Output,
+    Request,
+    SamplingParams,
+    Segment,
+    SequenceView,
+    Strategy,
+    Tree,
+    trees,
+)
 from tests.engine.toy_engine import LOGITS, VOCAB
 
 GRAMMAR_40 = ToyGrammar(VOCAB, length=40, seed=7)

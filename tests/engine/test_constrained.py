@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from parlay import trees
 from parlay.engine.constrained import GRAMMAR, drafters_part, legal, with_forced
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
-from parlay.types import NO_DRAFT, Draft, Tree
+from parlay.types import NO_DRAFT, Draft, Tree, trees
 
 TOOL = ToyGrammar(16, length=40, seed=7)
 

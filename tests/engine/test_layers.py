@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parlay import trees
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
 from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Draft, Needs, Observation, SamplingParams, SequenceView, Skip, Strategy
+from parlay.types import Draft, Needs, Observation, SamplingParams, SequenceView, Skip, Strategy, trees
 
 LOGITS = RandomLogits(24)
 NONE: Skip = frozenset()

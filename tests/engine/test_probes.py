@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from parlay import trees
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
@@ -27,6 +26,7 @@ from parlay.types import (
     Skip,
     Strategy,
     Tree,
+    trees,
 )
 from tests.engine.toy_engine import ANSWER, LOGITS, VOCAB
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from parlay import trees
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import toy_drafters
@@ -25,6 +24,7 @@ from parlay.types import (
     SequenceView,
     Spent,
     Strategy,
+    trees,
 )
 from tests.engine.toy_engine import ANSWER, LOGITS, PLAIN, VOCAB, committed, engine
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from parlay.engine import Engine, Limits
-from parlay.engine.paces import Paces
-from parlay.engine.shares import divided
+from parlay.engine.fair_share import divided
+from parlay.engine.owner_latency import Paces
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import ToyRunner
 from parlay.types import NO_SKIP, NoiseKey, Output, Request, SamplingParams, Segment, Skip

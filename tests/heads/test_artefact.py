@@ -20,10 +20,10 @@ from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
 from parlay.heads.card import front_matter, read_card
 from parlay.heads.proof import LENGTH, Proof
 from parlay.llm import LLM
-from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 from tests.heads.conftest import LOAD
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.heads.blockwise import Blockwise
 from parlay.drafters.heads.options import BLOCKWISE, BlockwiseOptions
 from parlay.drafters.resources import Resources
@@ -14,7 +13,7 @@ from parlay.heads import ngrams
 from parlay.heads.blockwise import WINDOW, BlockwiseHeads
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import NO_DRAFT, Draft, Observation, Verdict
+from parlay.types import NO_DRAFT, Draft, Observation, Verdict, trees
 from tests.drafters.sight import Sight, no_runner
 
 VOCAB, LATTICE, WEIGHT = 24, 5, 0.4

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.heads.dynamo import UNVERIFIED, Dynamo, otsu
 from parlay.drafters.heads.options import DYNAMO, DynamoOptions
 from parlay.drafters.resources import Resources
@@ -21,7 +20,7 @@ from parlay.strategies.accept_rules import RULES
 from parlay.strategies.spelling import parse
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import NO_DRAFT, Draft, Exactness, NoiseKey, Observation, Request, Tree, Verdict
+from parlay.types import NO_DRAFT, Draft, Exactness, NoiseKey, Observation, Request, Tree, Verdict, trees
 from tests.drafters.sight import GREEDY, SAMPLED, Sight, no_runner
 
 VOCAB, LATTICE = 24, 5

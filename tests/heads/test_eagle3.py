@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from parlay.heads.eagle3 import Eagle3Head
 from parlay.heads.layer import Steps
 from parlay.heads.native import eagle3_decoder
-from parlay.models.eager import EagerForward
 from parlay.models.native import NativeRunner
+from parlay.models.torch_ops.eager import EagerForward
 from parlay.testing.random_heads import random_eagle3
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Features, Segment, Tree

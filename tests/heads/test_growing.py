@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from parlay import threads
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY
 from parlay.compiled.library import NotLoaded, load
@@ -19,9 +18,10 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.llm import LLM
 from parlay.models.compiled.growing import Drafts
 from parlay.models.native import NativeRunner
-from parlay.prompts import TokensPrompt
+from parlay.system import threads
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.text.prompts import TokensPrompt
 from parlay.types import Draft, SamplingParams, SequenceView
 
 try:

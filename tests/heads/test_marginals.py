@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.heads.block import BlockDrafter
 from parlay.drafters.heads.mtp import mtp
 from parlay.drafters.heads.options import BLOCK_DRAFTER, MTP, BlockOptions, DynamicTreeOptions
@@ -17,7 +16,7 @@ from parlay.heads.opening import OpenHead
 from parlay.heads.parallel import ParallelHeads
 from parlay.testing.random_heads import PARALLEL, random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees
 from tests.drafters.sight import Sight, no_runner
 
 VOCAB = 24

@@ -13,8 +13,8 @@ from parlay.drafters.resources import Resources
 from parlay.heads.eagle import EagleHead
 from parlay.heads.layer import Steps
 from parlay.heads.native import eagle_decoder, mtp_decoder
-from parlay.models.eager import EagerForward
 from parlay.models.native import NativeRunner
+from parlay.models.torch_ops.eager import EagerForward
 from parlay.testing.random_heads import random_heads, random_next_states
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Features, Observation, Segment, Tree, Verdict

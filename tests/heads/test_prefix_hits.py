@@ -10,14 +10,14 @@ import pytest
 from torch import Tensor
 
 from parlay.drafters.heads.eagle3 import Eagle3
-from parlay.engine.layers import TargetLayers
+from parlay.engine.target_layers import TargetLayers
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.llm import LLM
-from parlay.prompts import TokensPrompt
 from parlay.router.policies import Fixed
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.text.prompts import TokensPrompt
 from parlay.types import Budgets, Draft, SamplingParams, SequenceView
 
 _SHARED = [place * 7 % VOCAB_SIZE for place in range(50)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parlay import models, trees
+from parlay import models
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.options import BITA, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.heads.probes import Bita, Pass, Ppd, SpeculativeStreaming, probe_counts
@@ -21,7 +21,7 @@ from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.train.recipes.target import Target
 from parlay.train.recipes.torch_decoder import TorchTarget
-from parlay.types import Draft, Features, Observation, Segment, Tree, Verdict
+from parlay.types import Draft, Features, Observation, Segment, Tree, Verdict, trees
 from tests.drafters.sight import Sight, no_runner, propose
 
 VOCAB = 24

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.hydra import Hydra
 from parlay.drafters.heads.medusa import Medusa
@@ -22,7 +21,7 @@ from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig
 from parlay.testing.random_heads import PLUS, random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees
 from tests.drafters.sight import Sight, no_runner
 
 VOCAB, BUDGET = 24, 8

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
-from parlay import trees
 from parlay.models import UnsupportedModel
-from parlay.models.adapter import AdapterRunner
+from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
-from parlay.types import Exactness, Features, OutOfRoom, Segment, Skip, Tree
+from parlay.types import Exactness, Features, OutOfRoom, Segment, Skip, Tree, trees
 
 TREE_MODELS = ["gpt2", "gpt-neox", "llama"]
 CHAIN_MODELS = ["bloom", "gemma2", "lfm2", "qwen3-next"]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import threads, trees
 from parlay.compiled.build import NAMES
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
@@ -18,7 +17,8 @@ from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.models.shapes import Weight
 from parlay.models.stored import Format, StoredTensor
-from parlay.types import Exactness, Segment, Tree
+from parlay.system import threads
+from parlay.types import Exactness, Segment, Tree, trees
 
 VOCAB = 97
 SMALL = {"hidden_size": 48, "intermediate_size": 80, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}

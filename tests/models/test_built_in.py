@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from parlay import LLM, SamplingParams, models
-from parlay.models.kept import kept
-from parlay.models.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
+from parlay.models.fetch.local_models import kept
+from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.options import UsageError
 
 

@@ -13,10 +13,10 @@ from parlay.compiled import library
 from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.models.config import DecoderConfig, read_config
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner, Quantize
 from parlay.models.quantize import Int8Weight
-from parlay.models.resolving import resolve
 from parlay.types import Segment, Tree
 
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from parlay import LLM, SamplingParams, models
+from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.file import load_weights, read_config
 from parlay.models.gguf.reader import BadGguf, read
 from parlay.models.gguf.tokenizer import load_tokenizer
 from parlay.models.loading import read_config as read_any_config
-from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
 from parlay.types import ParlayError

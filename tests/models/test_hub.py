@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub.utils import get_session
 
 from parlay import LLM, SamplingParams
-from parlay.models.hub import NotOnHub, asked, check_hashes
-from parlay.models.resolving import resolve, resolve_tokenizer
+from parlay.models.fetch.hub import NotOnHub, asked, check_hashes
+from parlay.models.fetch.resolving import resolve, resolve_tokenizer
 from parlay.options import LoadOptions
 from parlay.types import ParlayError
 from tests.cli.conftest import Cli, cli

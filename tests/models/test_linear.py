@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.models.linear import MIN_ROWS, padded
+from parlay.models.torch_ops.linear import MIN_ROWS, padded
 
 
 def test_row_counts_are_few_and_at_most_an_eighth_more_than_wanted() -> None:

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay.models.config import read_config
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer, load_weights
 from parlay.models.opening import load
-from parlay.models.resolving import resolve
 from parlay.models.shapes import BadCheckpoint
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, random_model, save_random

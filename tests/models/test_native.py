@@ -13,14 +13,14 @@ from transformers import PreTrainedModel
 
 from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import Page, PageTable
-from parlay.models.attention import ExactAttention
-from parlay.models.attention_form import Form, Heads
-from parlay.models.attention_masked import MaskedAttention
 from parlay.models.config import DecoderConfig, RopeConfig, read_config
-from parlay.models.gathered import gathered
-from parlay.models.kernels import choose_dtype
 from parlay.models.native import NativeRunner
 from parlay.models.rope import Rope
+from parlay.models.torch_ops.attention import ExactAttention
+from parlay.models.torch_ops.attention_form import Form, Heads
+from parlay.models.torch_ops.attention_masked import MaskedAttention
+from parlay.models.torch_ops.gathered import gathered
+from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.types import Exactness, OutOfRoom, Segment, Tree
 

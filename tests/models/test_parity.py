@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from parlay import models
 from parlay.models import NativeRunner
-from parlay.models.adapter import AdapterRunner
+from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, VOCAB_SIZE, random_model, save_random
 from parlay.types import ParlayError, Runner, Segment

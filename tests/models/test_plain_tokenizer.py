@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from parlay.encoding import encode
+from parlay.models.fetch.resolving import resolve
 from parlay.models.folder_tokenizer import load_tokenizer
 from parlay.models.gguf.tokenizer import build
 from parlay.models.plain_tokenizer import PlainTokenizer
-from parlay.models.resolving import resolve
-from parlay.text import make_detokenizer
+from parlay.text.detokenizer import make_detokenizer
+from parlay.text.tokenize import encode
 from parlay.types import ParlayError
 from tests.models.test_gguf_tokenizer import byte_level, sentence_piece
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import models, threads
+from parlay import models
 from parlay.compiled.build import LIBRARY
 from parlay.compiled.library import NotLoaded, load
+from parlay.system import threads
 from parlay.types import Runner, Segment, Tree
 
 try:

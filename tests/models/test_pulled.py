@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from parlay.models import pulled
-from parlay.models.resolving import resolve
+from parlay.models.fetch import pulled
+from parlay.models.fetch.resolving import resolve
 from parlay.types import ParlayError
 from tests.cli.conftest import Cli, cli
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.compiled.library import SWITCH
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Result, Work
 from parlay.models.native import NativeRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
-from parlay.types import NO_SKIP, Exactness, Features, Segment, Skip, Tree
+from parlay.types import NO_SKIP, Exactness, Features, Segment, Skip, Tree, trees
 
 CONFIG = DecoderConfig(
     architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_layers=3,

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from parlay import LLM, SamplingParams
-from parlay.chat_template import render
-from parlay.models.pulled import place_of
-from parlay.models.resolving import BUILT_IN_DRAFTS
-from parlay.outputs import RequestOutput
+from parlay.llm.outputs import RequestOutput
+from parlay.models.fetch.pulled import place_of
+from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
 from parlay.testing.dense_copy import save_dense
+from parlay.text.chat_template import render
 from parlay.types import Exactness, Segment
 
 NAME = "smollm2-135m"

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from parlay import models
 from parlay.compiled.library import SWITCH
-from parlay.models import eager
 from parlay.models.native import NativeRunner
+from parlay.models.torch_ops import eager
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
 from parlay.train.recipes.target import Target

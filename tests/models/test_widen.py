@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from parlay import models
 from parlay.models.config import read_config
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.widen import choose_shape, count_parameters, same_sums, widen

@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from parlay import trees
 from parlay.cost.measured import MeasuredCost
 from parlay.router.policies import Adaptive
-from parlay.types import Spent
+from parlay.types import Spent, trees
 from tests.router.views import SequenceView
 
 Delay = Callable[[int, random.Random], float]

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from parlay import trees
 from parlay.router.ledger import LENT
 from parlay.router.policies import Adaptive, Fixed, Plain, make_policy
-from parlay.types import NO_DRAFT, NOTHING_NEEDED, Budgets, Draft, Needs, Policy, SamplingParams, Spent, Tree
+from parlay.types import NO_DRAFT, NOTHING_NEEDED, Budgets, Draft, Needs, Policy, SamplingParams, Spent, Tree, trees
 from tests.router.views import REQUEST, SequenceView
 
 Forward = Callable[[int], float]

@@ -9,8 +9,8 @@ import pytest
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.router.effort import EFFORTS
-from parlay.strategies.arms import arms, as_arm
-from parlay.strategies.cache import StrategyCache
+from parlay.strategies.built import StrategyCache
+from parlay.strategies.candidates import arms, as_arm
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.effort import all_with_effort, with_effort
 from parlay.strategies.spelling import parse

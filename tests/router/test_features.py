@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.kinds import PromptKinds
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
-from parlay.router.features import FORM, KINDS, kind_of
+from parlay.text.prompt_classifier import PromptKinds
+from parlay.text.prompt_kind import FORM, KINDS, kind_of
 from parlay.types import SamplingParams, StructuredOutputsParams
 
 STORY = "The harbour lay still under the moon, and nobody on the quay spoke of the ship that had not come back. " * 8

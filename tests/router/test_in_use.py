@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.outputs import CompletionOutput
+from parlay.llm.outputs import CompletionOutput
 from parlay.types import Routed
 from tests.router.faulty import Clock
 

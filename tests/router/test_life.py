@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from parlay.router.life import Life
+from parlay.router.choice_history import Life
 
 
 @pytest.mark.parametrize("steps", [0, 1, 31, 32, 33, 64, 65, 1000, 4097])

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from parlay import trees
 from parlay.router.policies import BY_NAME, Confidence, Heuristic, Risk, make_policy
 from parlay.router.stopping import best_threshold
-from parlay.types import NO_DRAFT, NOTHING_NEEDED, Draft, Policy, Spent, Tree
+from parlay.types import NO_DRAFT, NOTHING_NEEDED, Draft, Policy, Spent, Tree, trees
 from tests.router.views import SequenceView
 
 

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parlay import trees
 from parlay.sampling.distributions import Vector
 from parlay.sampling.rules.rule_input import RuleInput
-from parlay.types import Draft, DraftKind, Tree, Verdict
+from parlay.types import Draft, DraftKind, Tree, Verdict, trees
 
 Outcome = TypeVar("Outcome")
 

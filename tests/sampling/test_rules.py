@@ -14,11 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parlay import trees
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
 from parlay.testing.reference import ReferenceText
-from parlay.types import Draft, Fault, NoiseKey, Request, SamplingParams, Tree, Verdict
+from parlay.types import Draft, Fault, NoiseKey, Request, SamplingParams, Tree, Verdict, trees
 
 MakeView = Callable[..., ReferenceText]
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from parlay import trees
 from parlay.sampling import noise
 from parlay.sampling.distributions import distribution, pick, soft_distribution
 from parlay.sampling.noise import Purpose
@@ -21,7 +20,7 @@ from parlay.sampling.rules.threshold import Threshold
 from parlay.sampling.rules.typical import Typical
 from parlay.sampling.rules.without_replacement import WithoutReplacement
 from parlay.testing.reference import ReferenceText
-from parlay.types import NO_DRAFT, Draft, Exactness, Fault, NoiseKey, SamplingParams, Tree, Verdict
+from parlay.types import NO_DRAFT, Draft, Exactness, Fault, NoiseKey, SamplingParams, Tree, Verdict, trees
 
 MakeView = Callable[..., ReferenceText]
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parlay import trees
 from parlay.sampling.rules.threshold import Threshold
 from parlay.sampling.rules.typical import Typical, entropy
 from parlay.testing.reference import ReferenceText
-from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict
+from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict, trees
 
 MakeView = Callable[..., ReferenceText]
 

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from parlay import LLM
 from parlay.aio import AsyncLLM
-from parlay.remembered import entries, place
+from parlay.llm.router_file import entries, place
 from parlay.serve.app import create_app
-from parlay.serve.auth import OPEN, digest, tenant
+from parlay.serve.guard.auth import OPEN, digest, tenant
 from parlay.serve.settings import Settings
 
 MakeApp = Callable[..., FastAPI]

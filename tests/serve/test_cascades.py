@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.calibration import calibrate_cascade
+from parlay.certificates.agreement import SCORE
+from parlay.certificates.cascade import Cascade, Threshold, sureness
+from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling, write
+from parlay.certificates.requirement import Floor
 from parlay.cli import main
-from parlay.quality.agreement import SCORE
-from parlay.quality.allowed import Floor
-from parlay.quality.cascade import Cascade, Threshold, sureness
-from parlay.quality.certificate import Certificate, Certified, Claim, Sampling, write
 from parlay.serve.app import create_app
 from parlay.serve.cascades import Link
 from tests.serve.conftest import Shared

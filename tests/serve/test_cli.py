@@ -25,13 +25,13 @@ from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.cli.serve import KEY_VARIABLE, add_arguments, settings
 from parlay.cli.serve_models import chosen_models, loading, named_models, read_ahead
+from parlay.llm.vocabulary import Vocabularies
 from parlay.models.facts import stamps
-from parlay.models.resolving import resolve
+from parlay.models.fetch.resolving import resolve
 from parlay.serve.server import Server
 from parlay.serve.settings import Settings
 from parlay.testing.checkpoints import save_random
 from parlay.types import Tokenizer
-from parlay.vocabulary import Vocabularies
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 
 from parlay import LLM
 from parlay.aio import AsyncLLM
-from parlay.serve import connection
-from parlay.serve.connection import Connection
+from parlay.serve.guard import connection
+from parlay.serve.guard.connection import Connection
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}

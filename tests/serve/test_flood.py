@@ -16,10 +16,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-import parlay.encoding
+import parlay.text.tokenize
 from parlay.aio import AsyncLLM
-from parlay.encoding import Encoder, PromptTooLong, encode
-from parlay.serve.workers import FairQueue
+from parlay.serve.guard.workers import FairQueue
+from parlay.text.tokenize import Encoder, PromptTooLong, encode
 
 MONITOR = """
 import http.client, sys, time
@@ -74,7 +74,7 @@ def test_what_is_certainly_too_long_is_not_encoded(engine: AsyncLLM, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was encoded")
 
-    monkeypatch.setattr("parlay.encoding.encode", refuse)
+    monkeypatch.setattr("parlay.text.tokenize.encode", refuse)
     with pytest.raises(PromptTooLong, match="tokens or more, and this model holds 4096: shorten it"):
         Encoder(engine.llm.tokenizer).encode("word " * 100_000, 4096)
 
@@ -98,13 +98,13 @@ SAID = [{"role": "user", "content": "word " * 100_000}]
 def test_every_api_refuses_too_many_bytes_before_they_are_encoded(
     make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], named: str
 ) -> None:
-    encode_others = parlay.encoding.encode
+    encode_others = parlay.text.tokenize.encode
 
     def refuse(tokenizer: Any, text: str, *, special: bool) -> list[int]:
         assert len(text) < 100_000, "it was encoded"
         return encode_others(tokenizer, text, special=special)
 
-    monkeypatch.setattr("parlay.encoding.encode", refuse)
+    monkeypatch.setattr("parlay.text.tokenize.encode", refuse)
     reply = TestClient(make_app()).post(path, json=fields)
     assert reply.status_code == 400
     assert "this model holds 4096: shorten it" in reply.text
@@ -146,7 +146,7 @@ def test_owners_that_wait_take_turns() -> None:
 def test_large_bodies_that_wait_are_bounded_for_each_key(
     make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parlay.serve.workers._HEAVY_WAITING", 0)
+    monkeypatch.setattr("parlay.serve.guard.workers._HEAVY_WAITING", 0)
     body: dict[str, Any] = {"model": "parlay-mini", "prompt": "x" * 50_000}
     reply = TestClient(make_app()).post("/v1/completions", json=body)
     assert reply.status_code == 429

@@ -6,10 +6,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from parlay.aio import AsyncLLM
+from parlay.llm.vocabulary import Vocabulary
 from parlay.models.plain_tokenizer import PlainTokenizer
 from parlay.serve.errors import ApiError
-from parlay.serve.infill import infill_prompt
-from parlay.vocabulary import Vocabulary
+from parlay.serve.openai.fill_in_the_middle import infill_prompt
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 MOST = 64

@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
-from parlay.outputs import CompletionOutput, RequestOutput
+from parlay.llm.outputs import CompletionOutput, RequestOutput
 from parlay.serve.finished import Finished
-from parlay.serve.metrics import POSITIONS, Recorder
+from parlay.serve.observe.metrics import POSITIONS, Recorder
 from parlay.serve.registry import Registry
 from parlay.types import Exactness, FinishReason, Metrics, Routed, RouterRecord, SamplingParams
 
@@ -282,8 +282,8 @@ def test_prompt_tokens_are_told_by_source_and_states_by_label(recorder: Recorder
 
 def test_a_clock_that_goes_back_makes_no_time_negative(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     gone_back = SimpleNamespace(monotonic=lambda: -1e6)
-    monkeypatch.setattr("parlay.serve.running.time", gone_back)
-    monkeypatch.setattr("parlay.serve.http_metrics.time", SimpleNamespace(monotonic=iter((0.0, -5.0)).__next__))
+    monkeypatch.setattr("parlay.serve.protocol.running.time", gone_back)
+    monkeypatch.setattr("parlay.serve.observe.http_metrics.time", SimpleNamespace(monotonic=iter((0.0, -5.0)).__next__))
     assert client.post("/v1/completions", json={"prompt": "One", "max_tokens": 4}).status_code == 200
     monkeypatch.undo()
     told = samples(client.get("/metrics").text)

@@ -13,15 +13,15 @@ from starlette.testclient import TestClient
 
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.serve.bodies.common import MOST_BIASES
-from parlay.serve.bodies.spelling import MOST_FIELDS
+from parlay.serve.anthropic.reply import MessageShape, message_reply
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.formats import FORMATS, PLAIN
 from parlay.serve.chat.scanning import Arguments
-from parlay.serve.reading import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable, read_json
-from parlay.serve.replies.messages import MessageShape, message_reply
-from parlay.serve.replies.ollama import OllamaShape, ollama_reply
-from parlay.serve.replies.spelling import Speller
+from parlay.serve.field_spelling import MOST_FIELDS
+from parlay.serve.guard.reading import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable, read_json
+from parlay.serve.ollama.reply import OllamaShape, ollama_reply
+from parlay.serve.protocol.common import MOST_BIASES
+from parlay.serve.protocol.token_bytes import Speller
 
 JSON = {"Content-Type": "application/json"}
 
@@ -42,7 +42,7 @@ def test_a_body_of_too_many_things_is_refused_before_it_is_read(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was read")
 
-    monkeypatch.setattr("parlay.serve.reading.from_json", refuse)
+    monkeypatch.setattr("parlay.serve.guard.reading.from_json", refuse)
     for path in ("/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"):
         reply = client.post(path, content=many(unit, most + 1), headers=JSON)
         assert reply.status_code == 400

@@ -16,11 +16,11 @@ from parlay.aio import AsyncLLM
 from parlay.cli.serve import add_arguments, settings
 from parlay.cli.serve_record import recording
 from parlay.serve.app import create_app
-from parlay.serve.auth import digest
 from parlay.serve.finished import Finished
-from parlay.serve.recording import MASK, RotatedFiles, TrafficRecord
+from parlay.serve.guard.auth import digest
+from parlay.serve.observe.recording import MASK, RotatedFiles, TrafficRecord
 from parlay.serve.settings import KeyLimits, Settings
-from parlay.train.data.given import Cut, read_given, texts_given
+from parlay.train.data.user_texts import Cut, read_given, texts_given
 from parlay.types import ParlayError
 
 CHAT = "/v1/chat/completions"
@@ -107,7 +107,7 @@ def test_a_disk_that_fails_costs_records_and_no_request(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("parlay.serve.recording.os.write", full)
+    monkeypatch.setattr("parlay.serve.observe.recording.os.write", full)
     with caplog.at_level(logging.WARNING):
         kept.post(CHAT, HELLO)
         kept.post(CHAT, HELLO)

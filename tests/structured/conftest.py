@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from parlay import LLM
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.structured.grammars import Grammars
 from parlay.types import Tokenizer
 

@@ -6,10 +6,10 @@ import pytest
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from parlay.reasoning import BEGIN, END, Marks, expected_thoughts, marks
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammars
 from parlay.testing.toy_tokenizers import byte_level
+from parlay.text.reasoning import BEGIN, END, Marks, expected_thoughts, marks
 from parlay.types import StructuredOutputsParams
 
 STOP = 4

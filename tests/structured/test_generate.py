@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from parlay import LLM, ParlayError, RequestFailed, SamplingParams, StructuredOutputsParams
-from parlay.outputs import CompletionOutput
+from parlay.llm.outputs import CompletionOutput
 
 PROMPT = 'Examples:\n{"name": "Ada", "age": 36, "tags": ["one", "two"]}\nAnother one:\n'
 SCHEMA = {

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from parlay import models
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
 from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.given import Cut, Given, read_given, save_given, texts_given
 from parlay.train.data.prompts import ChatFrame, Conversation, read_conversations, read_prompts
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
+from parlay.train.data.user_texts import Cut, Given, read_given, save_given, texts_given
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
 

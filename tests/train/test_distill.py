@@ -17,15 +17,15 @@ from torch import Tensor
 
 from parlay import models
 from parlay.llm import LLM
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
 from parlay.options import LoadOptions, UsageError
-from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
-from parlay.train.data.asked import Teacher, ask
+from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.preparing import Answering, answer_as
+from parlay.train.data.teacher_api import Teacher, ask
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
 from parlay.train.divergences import DIVERGENCES, SummedInParts
 from parlay.train.heads import DISTILL, fit

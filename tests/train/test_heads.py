@@ -16,9 +16,9 @@ from parlay.heads.artefact import BadHead
 from parlay.heads.opening import heads_of
 from parlay.llm import LLM
 from parlay.options import LoadOptions, UsageError
-from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
@@ -146,7 +146,7 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
 
     While somebody watches, a bar says how it goes, else a line for each interval.
     """
-    monkeypatch.setattr("parlay.progress.watched", lambda: watched)
+    monkeypatch.setattr("parlay.system.progress.watched", lambda: watched)
     (tmp_path / "texts").mkdir()
     for part in range(3):
         story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(90))

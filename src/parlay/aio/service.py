@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from parlay.aio.background import Background
-from parlay.aio.mailbox import Busy, Closed, Mailbox, Ticket
+from parlay.aio.engine_loop import EngineThread, Worker
+from parlay.aio.job_queue import Busy, Closed, Mailbox, Ticket
 from parlay.aio.stream import JobStream
-from parlay.aio.worker import EngineThread, Worker
-from parlay.chat_template import Messages
-from parlay.jobs import Audit, Job
-from parlay.llm import LLM
-from parlay.outputs import RequestFailed, RequestOutput, StreamEvent
-from parlay.prompts import Prompt
-from parlay.requests import RequestOptions
+from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Audit, Job
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import RequestFailed, RequestOutput, StreamEvent
+from parlay.text.chat_template import Messages
+from parlay.text.prompts import Prompt
 from parlay.types import EngineStats, ParlayError, SamplingParams
 
 logger = logging.getLogger(__name__)

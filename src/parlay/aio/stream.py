@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from parlay.aio.mailbox import Ticket
-from parlay.aio.worker import Worker
-from parlay.outputs import RequestOutput, StreamEvent, joined
+from parlay.aio.engine_loop import Worker
+from parlay.aio.job_queue import Ticket
+from parlay.llm.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from parlay.bench.wave import Ids
 from parlay.bench.workloads import Message
 from parlay.bench.workloads.filler import book
-from parlay.llm import LLM
+from parlay.llm.llm import LLM
 from parlay.types import ParlayError
 
 _LETTERS_PER_TOKEN = 8

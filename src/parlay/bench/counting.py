@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay import trees
-from parlay.types import Exactness, RunnerSpec, Segment
+from parlay.types import Exactness, RunnerSpec, Segment, trees
 
 
 class CountingRunner:

@@ -18,12 +18,12 @@ from statistics import median
 
 import torch
 
-from parlay import threads, trees
 from parlay.bench.records import Cell, Results, Row, read
 from parlay.models.config import UnsupportedModel
 from parlay.models.loading import load_weights, read_config
 from parlay.models.shapes import weight_shapes
-from parlay.types import Runner, Segment
+from parlay.system import threads
+from parlay.types import Runner, Segment, trees
 
 FORWARD = "forward"
 """The strategy's name in cells of timed forwards."""

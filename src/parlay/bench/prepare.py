@@ -17,8 +17,8 @@ from parlay.bench.loops import FEWEST_TOKENS, first_loop, lasts, looped
 from parlay.bench.records import PLAIN
 from parlay.bench.wave import Answer, Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Item, Message, Workload
-from parlay.llm import LLM
-from parlay.prompts import TokensPrompt
+from parlay.llm.llm import LLM
+from parlay.text.prompts import TokensPrompt
 from parlay.types import SamplingParams
 
 LOOPS = "the answer repeats itself at once"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import parlay
-from parlay import threads
-from parlay.processor import cpu_model
+from parlay.system import threads
+from parlay.system.cpu_info import cpu_model
 
 ROOT = Path(__file__).parents[3]
 """The checkout that the package runs from, if it does."""

@@ -16,7 +16,7 @@ from parlay.bench.records import PLAIN, Results
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import CellSummary, summarise
 from parlay.bench.workloads import Item, Message, Workload
-from parlay.llm import LLM
+from parlay.llm.llm import LLM
 from parlay.strategies.catalogue import catalogue
 from parlay.types import Exactness
 

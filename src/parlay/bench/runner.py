@@ -20,7 +20,7 @@ from parlay.bench.rounds import Rounds, one_line
 from parlay.bench.summary import plain_of, summary
 from parlay.bench.wave import Decoder, Prepared, Waves
 from parlay.bench.workloads import Workload
-from parlay.llm import LLM
+from parlay.llm.llm import LLM
 
 CERTAIN = 0.02
 """Relative standard error of a ratio below which no further round is measured."""

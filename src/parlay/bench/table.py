@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from parlay.bench.records import PLAIN
 from parlay.bench.summary import CellSummary, Spread, geometric_means
-from parlay.terminal import aligned
+from parlay.system.terminal import aligned
 
 ABSENT = "-"
 

@@ -17,9 +17,9 @@ from typing import Protocol
 from parlay.bench.memory import forget_peak, peak_bytes
 from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.energy import EnergyMeter, TooShort, Window
-from parlay.jobs import Job
-from parlay.llm import LLM
-from parlay.requests import RequestOptions
+from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Job
+from parlay.llm.llm import LLM
 from parlay.types import Exactness, Metrics, ParlayError, SamplingParams
 
 Ids = tuple[int, ...]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parlay.bench.records import Row
     from parlay.bench.runner import Bench, BenchPlan
     from parlay.bench.workloads import Workload
-    from parlay.llm import LLM
+    from parlay.llm.llm import LLM
     from parlay.types import RunnerSpec
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> int:
     from parlay.bench import workloads  # here, because these load torch and transformers
     from parlay.bench.presets import strategies
-    from parlay.models.pulled import usual
+    from parlay.models.fetch.pulled import usual
     from parlay.strategies.effort import all_with_effort
 
     preset = _preset(options.preset)
@@ -197,7 +197,7 @@ def _plan(
 
 def _open(options: argparse.Namespace) -> LLM:
 
-    from parlay.llm import LLM
+    from parlay.llm.llm import LLM
 
     return LLM(
         options.model,
@@ -231,7 +231,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.bench.runner import Bench
     from parlay.bench.wave import Waves
     from parlay.energy import choose_meter
-    from parlay.models.resolving import resolve
+    from parlay.models.fetch.resolving import resolve
 
     spec = llm.runner.spec
     results = Results(options.out, provenance(_command(options), _conditions(options, spec, plan)), fresh=options.fresh)

@@ -82,7 +82,6 @@ def _refuse_with(options: argparse.Namespace) -> None:
 def run(options: argparse.Namespace) -> int:
     _refuse_with(options)
 
-    from parlay import threads
     from parlay.bench import presets
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
@@ -90,6 +89,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.bench.replay.tokens import open_tokens
     from parlay.bench.summary import summarise
     from parlay.bench.table import table
+    from parlay.system import threads
 
     threads.settle(options.threads)
     chosen = presets.strategies(options.strategies) if options.strategies else ()
@@ -128,7 +128,7 @@ def _prices(options: argparse.Namespace, results: Results) -> ForwardPrices | No
     if options.cost_model is None:
         return None
     from parlay import models
-    from parlay.models.resolving import resolve
+    from parlay.models.fetch.resolving import resolve
 
     directory = resolve(options.cost_model)
     runner = models.load(options.cost_model, options_from(LoadOptions, options))

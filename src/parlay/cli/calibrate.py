@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.certificates.requirement import Floor
 from parlay.cli import FAILURE
 from parlay.cli.flags import (
     add_model_flags,
@@ -20,13 +21,12 @@ from parlay.cli.flags import (
 )
 from parlay.cli.opening import open_llm
 from parlay.options import LoadOptions
-from parlay.quality.allowed import Floor
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
+    from parlay.bench.certify import Calibration, Ids, Shown
     from parlay.bench.workloads import Item
-    from parlay.calibration import Calibration, Ids, Shown
-    from parlay.llm import LLM
+    from parlay.llm.llm import LLM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +72,9 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
     if bool(options.strategies) == (options.small is not None):
         raise ValueError("name lossy strategies with --strategy, or a model with --small")
+    from parlay.bench.certify import calibrate
     from parlay.bench.recommend import read_prompts
-    from parlay.calibration import calibrate
-    from parlay.quality.certificate import write
+    from parlay.certificates.certificate import write
 
     workload = read_prompts(options.prompts, options.most)
     if options.small is not None:
@@ -91,9 +91,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, params: SamplingParams) -> int:
-    from parlay.calibration import calibrate_cascade
-    from parlay.llm import LLM
-    from parlay.quality.certificate import write
+    from parlay.bench.certify import calibrate_cascade
+    from parlay.certificates.certificate import write
+    from parlay.llm.llm import LLM
 
     load = options_from(LoadOptions, options)
     with open_llm(options, None) as large, LLM(options.small, load=load, router_memory="off") as small:

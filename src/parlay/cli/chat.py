@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.chat.defaults import SAMPLING
 from parlay.cli.flags import (
     USUAL,
     add_model_flags,
@@ -20,10 +19,11 @@ from parlay.cli.flags import (
     sampling_params,
 )
 from parlay.cli.opening import open_llm
-from parlay.terminal import Tint
+from parlay.system.terminal import Tint
+from parlay.text.chat_defaults import SAMPLING
 
 if TYPE_CHECKING:
-    from parlay.chat.commands import State
+    from parlay.cli.terminal_chat.commands import State
     from parlay.strategies.spelling import StrategySpec
 
 DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
@@ -49,10 +49,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     strategy = chosen_strategy(options)
-    from parlay.chat.commands import State
-    from parlay.chat.conversation import ChatSettings, Conversation, read_conversation
-    from parlay.models.pulled import usual
-    from parlay.models.resolving import resolve
+    from parlay.cli.terminal_chat.commands import State
+    from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
+    from parlay.models.fetch.pulled import usual
+    from parlay.models.fetch.resolving import resolve
 
     options.model = options.model or usual()
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _talk(options: argparse.Namespace, strategy: StrategySpec | None, state: State) -> None:
-    from parlay.chat.loop import Chat, read_line
+    from parlay.cli.terminal_chat.loop import Chat, read_line
 
     if sys.stdin.isatty():
         import readline  # noqa: F401 (line editing and history)

@@ -14,8 +14,8 @@ from parlay.types import ParlayError, Tokenizer
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from parlay.corpus import CorpusSource, Document
     from parlay.drafters.stores.datastore_file import Datastore
+    from parlay.text.corpus import CorpusSource, Document
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +48,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from parlay import corpus  # here, because these load numpy and transformers
+    from parlay.models.fetch.resolving import resolve_tokenizer
     from parlay.models.loading import load_tokenizer
-    from parlay.models.resolving import resolve_tokenizer
+    from parlay.text import corpus
 
     output: Path = options.output
     _check_output(output)
@@ -78,8 +78,8 @@ def _check_output(path: Path) -> None:
 
 
 def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datastore:
-    from parlay import corpus
     from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
+    from parlay.text import corpus
 
     skipped: list[CorpusSource] = []
     with _bar("tokenising", "B", sum(source.size for source in sources)) as bar:
@@ -99,7 +99,7 @@ def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datas
 
 def _texts(sources: list[CorpusSource], skipped: list[CorpusSource]) -> Iterator[Document]:
     """The documents of all sources. Those that hold no text join ``skipped``."""
-    from parlay import corpus
+    from parlay.text import corpus
 
     for source in sources:
         found = corpus.documents(source)

@@ -1,4 +1,4 @@
-"""`parlay demo`: see `parlay.demo`."""
+"""`parlay demo`: see `parlay.cli.race`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.demo import demonstrate  # here, because it loads torch and transformers
-    from parlay.llm import LLM
-    from parlay.models.pulled import usual
+    from parlay.cli.race import demonstrate  # here, because it loads torch and transformers
+    from parlay.llm.llm import LLM
+    from parlay.models.fetch.pulled import usual
 
     model = options.model or usual()
     if model == BUILT_IN:

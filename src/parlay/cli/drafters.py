@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from parlay.cli import drafters_recommend
 from parlay.options import nearest
-from parlay.terminal import aligned, printable
+from parlay.system.terminal import aligned, printable
 
 if TYPE_CHECKING:
     from parlay.heads.artefact import HeadFacts
@@ -171,9 +171,9 @@ def _convert(folder: Path, model: str, out: Path) -> None:
     from parlay.heads.artefact import CARD, Origin, save
     from parlay.heads.card import read_card
     from parlay.heads.opening import converted, matrices_of
+    from parlay.models.fetch.resolving import resolve
     from parlay.models.loading import read_config
     from parlay.models.origin import public_name, weights_sha256
-    from parlay.models.resolving import resolve
 
     if not model:
         raise ValueError(f"{folder} is no head of Parlay's own: name its target, as in --model user/name")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.flags import USUAL, add_model_flags, options_from
 from parlay.options import LoadOptions
-from parlay.terminal import aligned
+from parlay.system.terminal import aligned
 
 if TYPE_CHECKING:
     from parlay.bench.recommend import Candidate
@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     from parlay.bench.presets import strategies  # here, because these load torch
     from parlay.bench.recommend import Trial, read_prompts, recommend, without_training
-    from parlay.llm import LLM
-    from parlay.models.pulled import usual
+    from parlay.llm.llm import LLM
+    from parlay.models.fetch.pulled import usual
 
     workload = read_prompts(options.prompts, options.most)
     others = strategies(options.strategies) if options.strategies else None

@@ -16,7 +16,7 @@ def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
     """A line per drafter with what was expected of it and what it came to, then steps by the reason of the choice, and
     the request's life: a line for some steps, with a bar as long as they committed tokens per step.
 
-    ``going_on`` says of each token whether it goes on with earlier text; see `parlay.router.overlap`.
+    ``going_on`` says of each token whether it goes on with earlier text; see `parlay.cli.overlap`.
     """
     record = metrics.router
     if record is None:

@@ -8,9 +8,9 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from parlay.certificates.requirement import Allowed
+from parlay.certificates.requirement import parse as allowed_by
 from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
-from parlay.quality.allowed import Allowed
-from parlay.quality.allowed import parse as allowed_by
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
 ALIASES = {"max_tokens": "max_new_tokens"}
 
 USUAL = "smollm2-135m where it has been pulled, else parlay-mini"
-"""What help calls the model of commands for newcomers, `parlay.models.pulled.usual`."""
+"""What help calls the model of commands for newcomers, `parlay.models.fetch.pulled.usual`."""
 
 T = TypeVar("T", bound=Options)
 

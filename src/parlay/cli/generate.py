@@ -25,15 +25,15 @@ from parlay.cli.flags import (
     sampling_params,
 )
 from parlay.cli.opening import open_llm
+from parlay.cli.overlap import going_on
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
-from parlay.router.overlap import going_on
-from parlay.terminal import Interrupt, Tint, wants_colour
+from parlay.system.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
 
 if TYPE_CHECKING:
-    from parlay.jobs import Stream
-    from parlay.llm import LLM
-    from parlay.outputs import CompletionOutput, RequestOutput
+    from parlay.llm.jobs import Stream
+    from parlay.llm.llm import LLM
+    from parlay.llm.outputs import CompletionOutput, RequestOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +220,7 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
 
 def _summarise(sample: CompletionOutput, params: SamplingParams, tint: Tint) -> None:
     """Two lines on standard error: what it took, and what the drafts were worth."""
-    from parlay import threads  # here, because it loads torch
+    from parlay.system import threads
 
     metrics = sample.metrics
     seed = "" if params.greedy else f"; seed {sample.seed}"

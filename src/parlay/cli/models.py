@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.kept import kept  # here, because help needs none of it
+    from parlay.models.fetch.local_models import kept  # here, because help needs none of it
 
     found = kept()
     if options.json:

@@ -12,7 +12,7 @@ from parlay.cli.flags import options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
-    from parlay.llm import LLM
+    from parlay.llm.llm import LLM
     from parlay.strategies.spelling import StrategySpec
 
 
@@ -34,11 +34,11 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     """
     if strategy is None and options.draft_model is not None:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
-    from parlay.models.resolving import resolve
+    from parlay.models.fetch.resolving import resolve
 
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     with uncollected():
-        from parlay.llm import LLM
+        from parlay.llm.llm import LLM
         from parlay.strategies.entry import DEFAULT_STRATEGY
 
     llm = LLM(

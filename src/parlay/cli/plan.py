@@ -14,14 +14,14 @@ from parlay.cli.flags import add_option_flags, strategy
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE
 from parlay.cost.devices import machine as known_machine
 from parlay.options import LoadOptions
-from parlay.terminal import aligned
+from parlay.system.terminal import aligned
 
 if TYPE_CHECKING:
+    from parlay.bench.plan.acceptance import Chances
+    from parlay.bench.plan.report import PlanCase
+    from parlay.bench.plan.strategies import Acceptance, Models
+    from parlay.bench.plan.traffic import Traffic
     from parlay.cost.roofline import Machine
-    from parlay.plan.acceptance import Chances
-    from parlay.plan.report import PlanCase
-    from parlay.plan.strategies import Acceptance, Models
-    from parlay.plan.traffic import Traffic
     from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
@@ -99,9 +99,9 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
 def run(options: argparse.Namespace) -> int:
     _check_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
-    from parlay import threads
-    from parlay.plan.report import case
-    from parlay.plan.strategies import compared, plan, read_acceptance
+    from parlay.bench.plan.report import case
+    from parlay.bench.plan.strategies import compared, plan, read_acceptance
+    from parlay.system import threads
 
     threads.settle(options.threads)
     told, traffic = read_acceptance(options.acceptance), _traffic(options)
@@ -130,7 +130,7 @@ def _header(options: argparse.Namespace, models: Models, ground: _Ground) -> str
 
 
 def _stands_for_blocks(options: argparse.Namespace) -> bool:
-    from parlay.plan.machine import in_blocks
+    from parlay.bench.plan.machine import in_blocks
 
     asked = options.device or options.calibration or options.quantize or options.dtype != "auto"
     return not asked and in_blocks(options.model)
@@ -138,7 +138,7 @@ def _stands_for_blocks(options: argparse.Namespace) -> bool:
 
 def _traffic(options: argparse.Namespace) -> Traffic | None:
     """What --prompts names; None without it."""
-    from parlay.plan.traffic import read_traffic
+    from parlay.bench.plan.traffic import read_traffic
 
     if options.prompts and options.acceptance:
         raise ValueError("--prompts measures what --acceptance says: leave out one of them")
@@ -147,15 +147,15 @@ def _traffic(options: argparse.Namespace) -> Traffic | None:
 
 def _told(options: argparse.Namespace, told: Acceptance) -> Chances:
     """Those of --acceptance, or what is assumed without it."""
-    from parlay.plan.acceptance import Chances
+    from parlay.bench.plan.acceptance import Chances
 
     return Chances(told, "as --acceptance says") if options.acceptance else Chances(told, "ASSUMED", _ASSUMED)
 
 
 def _measured(options: argparse.Namespace, strategies: Sequence[StrategySpec], traffic: Traffic) -> Chances:
-    from parlay.llm import LLM
-    from parlay.plan.acceptance import measured
-    from parlay.plan.strategies import drafting
+    from parlay.bench.plan.acceptance import measured
+    from parlay.bench.plan.strategies import drafting
+    from parlay.llm.llm import LLM
 
     def opened() -> LLM:
         load = LoadOptions(quantize=options.quantize, threads=options.threads)
@@ -172,7 +172,7 @@ def _assumed(chances: Chances, strategies: Sequence[StrategySpec]) -> str:
 
 
 def _rates(chances: Chances, strategies: Sequence[StrategySpec]) -> list[tuple[str, tuple[float, ...]]]:
-    from parlay.plan.strategies import drafting
+    from parlay.bench.plan.strategies import drafting
 
     return [(str(spec), chances.acceptance.of(spec)) for spec in drafting(strategies)]
 
@@ -194,7 +194,7 @@ class _Ground:
 
 def _check_flags(options: argparse.Namespace) -> None:
     """Says what is wrong before torch is loaded and a machine is measured, which takes a minute."""
-    from parlay.models.resolving import resolve_config
+    from parlay.models.fetch.resolving import resolve_config
 
     _check_machine_flags(options)
     for model in (options.model, options.draft_model):
@@ -226,9 +226,9 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
 
 def _models(options: argparse.Namespace, ground: _Ground) -> Models:
     """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
-    from parlay.models.resolving import BUILT_IN_DRAFTS
-    from parlay.plan.machine import read_model, shape_of
-    from parlay.plan.strategies import Models
+    from parlay.bench.plan.machine import read_model, shape_of
+    from parlay.bench.plan.strategies import Models
+    from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
     target, *drafts = [
@@ -241,7 +241,7 @@ def _models(options: argparse.Namespace, ground: _Ground) -> Models:
 
 def _table_device(options: argparse.Namespace) -> _Ground:
     """A known device, by its maker's figures."""
-    from parlay.plan.machine import bytes_of
+    from parlay.bench.plan.machine import bytes_of
 
     weights = options.dtype if options.dtype != "auto" else "bfloat16"
     source = (
@@ -254,7 +254,7 @@ def _table_device(options: argparse.Namespace) -> _Ground:
 
 def _this_machine(options: argparse.Namespace) -> _Ground:
     """This machine, as it was calibrated now or before."""
-    from parlay.plan.machine import load_calibration
+    from parlay.bench.plan.machine import load_calibration
 
     weights = _wanted_weights(options)
     path = _calibration_file(options, weights)
@@ -279,7 +279,7 @@ def _wanted_weights(options: argparse.Namespace) -> str:
 
 
 def _load(options: argparse.Namespace) -> LoadOptions:
-    from parlay.plan.machine import load_here
+    from parlay.bench.plan.machine import load_here
 
     asked = LoadOptions(dtype=options.dtype, quantize=options.quantize, threads=options.threads)
     return load_here(options.model, asked)
@@ -287,7 +287,7 @@ def _load(options: argparse.Namespace) -> LoadOptions:
 
 def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
     """Where the calibration is, made first if that is asked for, or if there is none yet."""
-    from parlay.plan import machine
+    from parlay.bench.plan import machine
 
     path: Path = options.calibration or machine.calibration_path(weights)
     if options.calibrate or (options.calibration is None and not path.is_file()):

@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.kept import remove  # here, because help needs none of it
+    from parlay.models.fetch.local_models import remove  # here, because help needs none of it
 
     model = remove(options.model)
     print(f"removed {model.name} ({model.size / 1e6:,.0f} MB) from {model.place}")

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from parlay.terminal import aligned, printable
+from parlay.system.terminal import aligned, printable
 
 if TYPE_CHECKING:
-    from parlay.remembered import Entry
+    from parlay.llm.router_file import Entry
     from parlay.router.acceptance import Record
-    from parlay.router.memory import KeptArm
+    from parlay.router.saved_state import KeptArm
     from parlay.types import KeptCost
 
 _NODES = 8  # of the proposals whose time is shown
@@ -38,7 +38,7 @@ def _action(
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.remembered import entries, forget, place
+    from parlay.llm.router_file import entries, forget, place
     from parlay.types import ParlayError
 
     if options.action == "reset":

@@ -28,7 +28,7 @@ from parlay.cli.serve_models import (
     read_ahead,
 )
 from parlay.cli.serve_record import add_record_arguments, recording
-from parlay.serve.json_lines import JsonLines
+from parlay.serve.observe.json_lines import JsonLines
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
 
@@ -166,9 +166,9 @@ def _serve(
 ) -> None:
     """Until the process is told to end."""
     first = loaded_first(options, models)
+    from parlay.llm.vocabulary import Vocabularies
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server
-    from parlay.vocabulary import Vocabularies
 
     named = len(options.models) + len(options.model)
     vocabularies = Vocabularies(KEPT + named)
@@ -197,7 +197,7 @@ def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
         yield []
         return
     _check_packages(TRACING_PACKAGES, "--otlp-traces-endpoint", "otel")
-    from parlay.serve.tracing import Tracer
+    from parlay.serve.observe.tracing import Tracer
 
     tracer = Tracer(endpoint)
     try:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.certificates.requirement import AUDIT_SHARE
 from parlay.cli.flags import (
     add_certificate_flag,
     add_option_flags,
@@ -20,15 +21,14 @@ from parlay.cli.flags import (
     options_from,
 )
 from parlay.options import LoadOptions
-from parlay.quality.allowed import AUDIT_SHARE
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
-    from parlay.llm import LLM
+    from parlay.llm.llm import LLM
+    from parlay.llm.vocabulary import Vocabularies
     from parlay.serve.cascades import Link
-    from parlay.vocabulary import Vocabularies
 
 IDLE_SECONDS = 300.0
 KEPT = 8
@@ -124,7 +124,7 @@ def loaded_first(options: argparse.Namespace, models: Mapping[str, str]) -> str 
     """The first model, if it was named and not only found; says before torch is loaded that it is not there."""
     if options.model_dir is not None and not (options.models or options.model):
         return None
-    from parlay.models.resolving import resolve  # here, because help needs no models
+    from parlay.models.fetch.resolving import resolve  # here, because help needs no models
 
     first = next(iter(models))
     resolve(models[first])
@@ -205,10 +205,10 @@ def read_ahead(models: Sequence[str], vocabularies: Vocabularies) -> None:
     To read one holds up everybody else, so it is done before there is anybody. What is wrong with a model is told to
     whoever asks for it.
     """
+    from parlay.llm.vocabulary import Vocabulary
     from parlay.models.facts import stamps
+    from parlay.models.fetch.resolving import is_local, resolve
     from parlay.models.loading import load_tokenizer, read_config
-    from parlay.models.resolving import is_local, resolve
-    from parlay.vocabulary import Vocabulary
 
     for model in filter(is_local, models):
         with suppress(ParlayError, OSError):
@@ -225,8 +225,8 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
 
     Raises ValueError for a cascade whose models are not both here, and for two of one model.
     """
+    from parlay.certificates.cascade import read
     from parlay.models.origin import weights_fingerprint
-    from parlay.quality.cascade import read
     from parlay.serve.cascades import Link
 
     found: dict[str, Link] = {}
@@ -245,8 +245,8 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
 
 def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
     """Those of this model; where it is the only one, all: the model says then which are not its own."""
+    from parlay.certificates.certificate import read
     from parlay.models.origin import weights_fingerprint
-    from parlay.quality.certificate import read
 
     paths = [Path(name) for name in options.certificates]
     if not paths or len(chosen_models(options)) == 1:
@@ -257,9 +257,9 @@ def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
 
 def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -> LLM:
     """With the vocabulary that it had before, if it is loaded again and its files are the same."""
-    from parlay.llm import LLM
+    from parlay.llm.llm import LLM
     from parlay.models.facts import stamps
-    from parlay.models.resolving import resolve
+    from parlay.models.fetch.resolving import resolve
     from parlay.strategies.entry import DEFAULT_STRATEGY
 
     files = stamps(resolve(model))

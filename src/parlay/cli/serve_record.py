@@ -54,7 +54,7 @@ def recording(options: argparse.Namespace, allowed: Settings) -> Iterator[list[O
     if megabytes < 1:
         raise ValueError(f"--record-megabytes must be at least 1, got {megabytes}")
     owners, masks = _agreed(allowed, options.no_auth), _masks(options.record_mask)
-    from parlay.serve.recording import TrafficRecord
+    from parlay.serve.observe.recording import TrafficRecord
 
     record = TrafficRecord(options.record, owners, most_bytes=megabytes * 1_000_000, masks=masks)
     try:
@@ -65,7 +65,7 @@ def recording(options: argparse.Namespace, allowed: Settings) -> Iterator[list[O
 
 def _agreed(allowed: Settings, open_to_all: bool) -> frozenset[str]:
     """The digests of keys whose owners agreed; without keys whoever starts the server is all who uses it."""
-    from parlay.serve.auth import digest
+    from parlay.serve.guard.auth import digest
 
     if open_to_all:
         raise ValueError("--record keeps what people write, and with --no-auth nobody was asked: give out API keys")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from parlay import trees
 from parlay.engine.isolation import isolated, named
-from parlay.engine.turn import Turn, grouped
+from parlay.engine.sequence_step import Turn, grouped
 from parlay.sampling.sampler import ranked
-from parlay.types import Exactness, Fault
+from parlay.types import Exactness, Fault, trees
 
 
 def accept(turns: list[Turn]) -> None:

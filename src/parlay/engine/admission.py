@@ -16,11 +16,10 @@ drafts. A draft that was drawn from a distribution is cut only in ways that do n
 
 from __future__ import annotations
 
-from parlay import trees
 from parlay.engine.constrained import legal, with_forced
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.turn import Turn
-from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, Policy, RunnerSpec
+from parlay.engine.sequence_step import Turn
+from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, Policy, RunnerSpec, trees
 
 
 class DraftAdmission:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from parlay import trees
 from parlay.engine.sequence import Sequence
-from parlay.engine.turn import Commit, Turn
+from parlay.engine.sequence_step import Commit, Turn
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
-from parlay.types import CommittedTokens, ParlayError, TokenLogprobs
+from parlay.types import CommittedTokens, ParlayError, TokenLogprobs, trees
 
 TARGET = "target"
 """Source of a token that no drafter proposed."""

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from parlay import trees
-from parlay.types import Constraint, Draft, DraftKind
+from parlay.types import Constraint, Draft, DraftKind, trees
 
 GRAMMAR = "grammar"
 """Source of a token that no drafter proposed: the constraint allowed no other."""

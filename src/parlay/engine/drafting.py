@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from parlay.engine.admission import DraftAdmission
+from parlay.engine.clock import since
 from parlay.engine.constrained import drafters_part
-from parlay.engine.elapsed import since
 from parlay.engine.isolation import isolated
-from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.turn import Turn, charge, grouped
+from parlay.engine.sequence_step import Turn, charge, grouped
+from parlay.engine.target_layers import TargetLayers
 from parlay.types import NO_DRAFT, Budgets, Draft, Drafter, Needs, Policy, Spent, Strategy
 
 

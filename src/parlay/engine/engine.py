@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
+from parlay.engine.clock import plausible, since
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
-from parlay.engine.elapsed import plausible, since
 from parlay.engine.isolation import isolated, named
-from parlay.engine.layers import TargetLayers
 from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.turn import Commit, Turn, charge
+from parlay.engine.sequence_step import Commit, Turn, charge
+from parlay.engine.target_layers import TargetLayers
 from parlay.engine.verify import verify
 from parlay.sampling.processors import validate
-from parlay.threads import torch_on_one
+from parlay.system.threads import torch_on_one
 from parlay.types import (
     NOTHING_SPENT,
     Cost,

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from parlay.engine import shares
+from parlay.engine import fair_share as shares
 from parlay.engine.sequence import Sequence
-from parlay.engine.turn import Turn
+from parlay.engine.sequence_step import Turn
 from parlay.types import Cost, OutOfRoom, Runner
 
 
@@ -49,8 +49,9 @@ class Scheduler:
     sequence starves: of those that arrive later and are d levels more urgent, fewer than ``patience * d`` overtake it,
     and none of the others do. The first in rank is admitted first, gets rows in each step and is never preempted, so
     it ends, and then another is first. All this holds among the requests of one owner: owners share places, rows and
-    memory evenly (`parlay.engine.shares`). A preempted sequence loses its cache but not its tokens: it waits at its old
-    rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside it are.
+    memory evenly (`parlay.engine.fair_share`). A preempted sequence loses its cache but not its tokens: it waits at
+    its old rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside
+    it are.
     """
 
     def __init__(self, runner: Runner, limits: Limits, cost: Cost) -> None:

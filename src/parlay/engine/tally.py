@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from parlay import trees
-from parlay.types import Draft
+from parlay.types import Draft, trees
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from parlay.engine.isolation import isolated, named
-from parlay.engine.turn import Turn, charge
+from parlay.engine.sequence_step import Turn, charge
 from parlay.types import NO_DRAFT, Runner, Segment
 
 

@@ -10,7 +10,7 @@ from parlay.heads import store
 from parlay.heads.artefact import CARD, CONFIG, WEIGHTS, HeadFacts, read_facts
 from parlay.heads.card import TAG, front_matter, read_card
 from parlay.heads.store import Pulled, StoredDrafter
-from parlay.models.hub import asked, check_hashes, without_address
+from parlay.models.fetch.hub import asked, check_hashes, without_address
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from parlay.heads.artefact import CARD, CONFIG, FORMAT, GENERAL, WEIGHTS, BadHead, HeadFacts, load, read_facts
-from parlay.models.hub import hash_of
-from parlay.models.user_cache import user_cache
+from parlay.models.fetch.hub import hash_of
 from parlay.options import UsageError, nearest
+from parlay.system.user_cache import user_cache
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heads"
 """Drafters that come with the package: a folder for each method, in it a folder for each target."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from parlay.models.fetch.hub import hash_of
+from parlay.models.fetch.resolving import SUFFIX
 from parlay.models.gguf.file import read_parts
-from parlay.models.hub import hash_of
-from parlay.models.resolving import SUFFIX
 from parlay.types import ParlayError
 
 Stamp = tuple[Path, int, int]

@@ -10,17 +10,16 @@ from typing import Literal
 
 import torch
 
-from parlay import trees
 from parlay.cache import Budget, CacheShape, Rows, Store
 from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
-from parlay.models.eager import EagerForward
 from parlay.models.forward import Forward, Given, Grown, Growth, Result, Wish, Work
 from parlay.models.fused import Operand, in_eight_bits
-from parlay.models.kernels import choose_dtype
-from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip
+from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.torch_ops.kernels import choose_dtype
+from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from parlay import threads
 from parlay.cache import Budget
 from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.fetch.resolving import resolve
 from parlay.models.fused import stored_as
-from parlay.models.kernels import choose_dtype
 from parlay.models.loading import load_weights, read_config
 from parlay.models.memory import free_bytes
 from parlay.models.native import NativeRunner
-from parlay.models.resolving import resolve
 from parlay.models.shapes import Weight
+from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.options import LoadOptions
+from parlay.system import threads
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
@@ -102,7 +102,7 @@ def _adapt_loaded(
 def _adapt(
     model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, quantize: str | None, name: str = ""
 ) -> Runner:
-    from parlay.models.adapter import AdapterRunner
+    from parlay.models.transformers_adapter.runner import AdapterRunner
 
     if budget is not None and budget.fixed and cache_tokens is None:
         raise UnsupportedModel(

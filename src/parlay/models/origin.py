@@ -6,8 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from parlay.models import hub
-from parlay.models.resolving import SUFFIX, resolve
+from parlay.models.fetch import hub
+from parlay.models.fetch.resolving import SUFFIX, resolve
 
 _PART = re.compile(r"-\d{5}-of-")
 

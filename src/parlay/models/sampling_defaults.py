@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from parlay.models.fetch.resolving import resolve_config
 from parlay.models.gguf.file import read_parts
-from parlay.models.resolving import resolve_config
 from parlay.types import SamplingParams
 
 _CONFIG_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")

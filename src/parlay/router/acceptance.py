@@ -10,9 +10,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from parlay import trees
 from parlay.router.ranking import Candidates
-from parlay.types import Draft
+from parlay.types import Draft, trees
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between buckets of scores
 UNSCORED = 0.7  # score of a node whose drafter gives none

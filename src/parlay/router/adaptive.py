@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from parlay import trees
 from parlay.router.acceptance import UNSCORED, Outcome, Record, ScoreCalibration, walk
 from parlay.router.ledger import PROMPTS, Account, Gains, Ledger
 from parlay.router.prices import FREE, AnswerLengths, DraftDepth, DraftSeconds, Prices, Reading, sizes
 from parlay.router.ranking import NO_CANDIDATES, best, best_count, best_of, cut_to
-from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
+from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent, trees
 
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _KNOWN = 50  # drafts after which the drafter counts as known

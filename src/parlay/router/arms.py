@@ -6,12 +6,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from parlay import trees
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account
-from parlay.router.memory import KeptArm
 from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
-from parlay.types import Draft, Routed
+from parlay.router.saved_state import KeptArm
+from parlay.types import Draft, Routed, trees
 
 _log = logging.getLogger(__name__)
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence

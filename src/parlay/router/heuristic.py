@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay import trees
-from parlay.types import Budgets, Draft, Policy, SequenceView, Spent
+from parlay.types import Budgets, Draft, Policy, SequenceView, Spent, trees
 
 _MORE, _LESS, _LEAST = 2, 1, 1
 _MOST = 1024  # the upper bound of the parameter k

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from parlay import trees
-from parlay.types import Draft
+from parlay.types import Draft, trees
 
 Candidates = tuple[Sequence[int], list[float]]
 """Nodes of one draft in ascending order, none without its parent, and the path probability of each."""

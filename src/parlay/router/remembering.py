@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import Arm
-from parlay.router.memory import Memory
 from parlay.router.router import Router
+from parlay.router.saved_state import Memory
 from parlay.types import Cost
 
 

@@ -11,11 +11,11 @@ from parlay.router.acceptance import Outcome
 from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
 from parlay.router.choice import Choice, StepPrices
-from parlay.router.in_sequence import TRIAL, InSequence
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
-from parlay.router.memory import NOTHING_KEPT, KeptArm
 from parlay.router.prices import AnswerLengths
 from parlay.router.ranking import NO_CANDIDATES, best, best_count
+from parlay.router.saved_state import NOTHING_KEPT, KeptArm
+from parlay.router.sequence_state import TRIAL, InSequence
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
 
 _LOOK = 16  # steps after which prices are looked at again

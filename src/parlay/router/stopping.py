@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from parlay import trees
 from parlay.router.acceptance import UNSCORED, ScoreCalibration, walk
-from parlay.types import Budgets, Draft, Policy, SequenceView, Spent
+from parlay.types import Budgets, Draft, Policy, SequenceView, Spent, trees
 
 _RECORD = 256  # latest tested nodes, to which a threshold is fitted
 _FEWEST = 6  # tested nodes before the first fit

@@ -13,36 +13,29 @@ from starlette.middleware.cors import CORSMiddleware
 from parlay import __version__
 from parlay.aio import AsyncLLM
 from parlay.serve import errors
-from parlay.serve.audit_metrics import Audits
-from parlay.serve.auth import Guard
-from parlay.serve.bodies.extras import HEADER
+from parlay.serve.anthropic import route as messages
 from parlay.serve.cascades import Cascades, Link
 from parlay.serve.document import Application, operation_id
 from parlay.serve.finished import Observer
+from parlay.serve.guard.auth import Guard
+from parlay.serve.guard.limits import Admission, BodyLimit, Gate
+from parlay.serve.guard.workers import Workers
 from parlay.serve.hosted import Loader
-from parlay.serve.http_metrics import HttpMetrics
-from parlay.serve.kept import KeptResponses
-from parlay.serve.limits import Admission, BodyLimit, Gate
-from parlay.serve.metrics import Recorder
+from parlay.serve.observe.audit_metrics import Audits
+from parlay.serve.observe.http_metrics import HttpMetrics
+from parlay.serve.observe.metrics import Recorder
+from parlay.serve.observe.request_log import log_request
+from parlay.serve.ollama import models_route as ollama_models
+from parlay.serve.ollama import route as ollama
+from parlay.serve.openai.chat import route as chat
+from parlay.serve.openai.completions import route as completions
+from parlay.serve.openai.responses import route as responses
+from parlay.serve.openai.responses.response_store import KeptResponses
+from parlay.serve.protocol.extras import HEADER
 from parlay.serve.pulling import Puller
 from parlay.serve.registry import Leases, Registry
-from parlay.serve.request_log import log_request
-from parlay.serve.routes import (
-    absent,
-    chat,
-    choices,
-    completions,
-    health,
-    messages,
-    models,
-    ollama,
-    ollama_models,
-    page,
-    responses,
-    tokens,
-)
+from parlay.serve.routes import absent, choices, health, models, page, tokens
 from parlay.serve.settings import Settings
-from parlay.serve.workers import Workers
 
 
 def create_app(

@@ -13,13 +13,13 @@ from fastapi import Request
 
 from parlay.aio import Busy, Closed
 from parlay.aio.background import Background
-from parlay.jobs import Job
-from parlay.outputs import CompletionOutput
-from parlay.quality.agreement import text_agreement
-from parlay.quality.allowed import AUDIT_SHARE, Allowed
-from parlay.quality.cascade import PROBE, HeldCascade, sureness
-from parlay.quality.held import Audited
-from parlay.requests import RequestOptions
+from parlay.certificates.agreement import text_agreement
+from parlay.certificates.cascade import PROBE, HeldCascade, sureness
+from parlay.certificates.certificate_file import Audited
+from parlay.certificates.requirement import AUDIT_SHARE, Allowed
+from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Job
+from parlay.llm.outputs import CompletionOutput
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.registry import Registry

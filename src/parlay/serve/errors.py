@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from parlay.aio import Busy, Closed
-from parlay.serve.bodies.spelling import as_sent, read_leniently
+from parlay.serve.field_spelling import as_sent, read_leniently
 from parlay.types import ParlayError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

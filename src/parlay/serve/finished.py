@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from parlay.outputs import RequestOutput
+from parlay.llm.outputs import RequestOutput
 from parlay.types import SamplingParams, Tokenizer
 
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from parlay.models.bringing import bring
-from parlay.models.pulled import Progress
+from parlay.models.fetch.bringing import bring
+from parlay.models.fetch.pulled import Progress
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Loader
 from parlay.serve.registry import Registry

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from uvicorn.server import HANDLED_SIGNALS
 
 from parlay.serve.app import shut_down
-from parlay.serve.connection import Connection
+from parlay.serve.guard.connection import Connection
 
 _LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.reasoning import Marks
 from parlay.structured.constraint import GrammarConstraint
+from parlay.text.reasoning import Marks
 
 
 class AfterReasoning:

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from parlay.models.config import RopeConfig
 from parlay.models.dequantize import dense
 from parlay.models.loading import load_tokenizer, load_weights, read_config
+from parlay.models.random_decoder import config_json
 from parlay.models.stored import StoredTensor
-from parlay.testing.random_decoder import config_json
 
 
 def save_dense(file: Path, directory: Path) -> None:

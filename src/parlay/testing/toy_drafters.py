@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from parlay import trees
 from parlay.sampling.processors import process
 from parlay.sampling.sampler import sample
 from parlay.testing.reference import LogitsOf, ReferenceText, draw
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, SequenceView, Tree
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, Request, SequenceView, Tree, trees
 
 Answer = Callable[[SequenceView, Sequence[int]], int]
 """The token the target takes after the view's tokens and some more ids."""

@@ -12,9 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.testing.reference import LogitsOf
-from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip
+from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
 
 
 class RandomLogits:

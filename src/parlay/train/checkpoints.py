@@ -14,7 +14,7 @@ from torch import Tensor
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf import writing
 from parlay.models.gguf.file import read_parts
-from parlay.models.user_cache import saved_whole
+from parlay.system.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
 _COPIED = (".json", ".txt", ".jinja", ".model")

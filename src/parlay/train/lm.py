@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay.options import Options, option
-from parlay.progress import above_bars
+from parlay.system.progress import above_bars
 from parlay.train import schedule
 from parlay.train.clock import TrainingClock
 from parlay.train.export import export, machine_record, save_state

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parlay.models.user_cache import saved_whole
 from parlay.options import Options, option
+from parlay.system.user_cache import saved_whole
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
 from parlay.train.optimizers import adam, muon

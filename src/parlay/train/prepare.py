@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from parlay import corpus
+from parlay.text import corpus
 from parlay.train.store import TokenStream, write_stream
 from parlay.train.tokenizer import END_OF_TEXT, train_tokenizer
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from parlay.progress import Progress, advance, bar
+from parlay.system.progress import Progress, advance, bar
 
 _LAYOUT = "{desc} {percentage:3.0f}% |{bar}| {remaining} left{postfix}"
 
@@ -29,7 +29,7 @@ class Watch:
     """A bar over a run, with the time left, rate, loss and what was last measured. To be used in a `with`."""
 
     def __init__(self, what: str, wanted: Progress = None) -> None:
-        """``wanted``: see `parlay.progress.bar`."""
+        """``wanted``: see `parlay.system.progress.bar`."""
         self._bar = bar(1.0, what, "", wanted, layout=_LAYOUT)
         self._measured = ""
 

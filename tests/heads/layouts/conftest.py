@@ -13,9 +13,9 @@ from parlay.drafters.heads.proving import ProvedHeads
 from parlay.heads.opening import heads_of
 from parlay.llm import LLM
 from parlay.models.config import DecoderConfig
-from parlay.prompts import TokensPrompt
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.text.prompts import TokensPrompt
 from parlay.train.recipes.target import Target
 from parlay.types import RunnerSpec, SamplingParams
 from tests.heads.conftest import LOAD

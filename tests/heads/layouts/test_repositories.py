@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from parlay.drafters.heads.proving import ProvedHeads
 from parlay.heads.artefact import BadHead
 from parlay.models.config import DecoderConfig
-from parlay.models.hub import NotOnHub
+from parlay.models.fetch.hub import NotOnHub
 from parlay.options import UsageError
 from tests.heads.layouts import published
 

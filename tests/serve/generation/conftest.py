@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.chat_template import Messages
-from parlay.prompts import Prompt
+from parlay.text.chat_template import Messages
+from parlay.text.prompts import Prompt
 
 Post = Callable[..., Any]
 Serve = Callable[[FastAPI], AbstractContextManager[str]]

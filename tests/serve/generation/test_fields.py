@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
-from parlay.chat_template import render
+from parlay.text.chat_template import render
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASKED = {"messages": [{"role": "user", "content": "Say hello."}], "temperature": 0, "max_tokens": 8}

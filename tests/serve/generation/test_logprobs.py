@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from parlay import LLM, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.serve.replies.logprobs import NEVER, finite
-from parlay.serve.replies.spelling import Speller
+from parlay.serve.protocol.logprobs import NEVER, finite
+from parlay.serve.protocol.token_bytes import Speller
 
 PROMPT = "Repeat this: the quick brown fox.\n\nThe text: the quick"
 MESSAGES = [{"role": "user", "content": "Repeat this: the quick brown fox, the quick brown dog."}]

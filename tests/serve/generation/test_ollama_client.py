@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
 from parlay.serve.app import create_app
-from parlay.serve.bodies.ollama import seconds
+from parlay.serve.ollama.body import seconds
 
 PROMPT = "Repeat this line: the ferry leaves at ten past seven."
 SAID = [{"role": "user", "content": PROMPT}]

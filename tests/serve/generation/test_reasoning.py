@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.reasoning import Thoughts, reasons, thoughts_after
 from parlay.serve.chat.answers import AnswerShape, Text, Thought
 from parlay.serve.chat.formats import FORMATS
 from parlay.serve.chat.reasoning import thought_length
+from parlay.text.reasoning import Thoughts, reasons, thoughts_after
 
 CASES: list[tuple[Thoughts, str, str, str]] = [
     ("maybe", "<think>\n hm < ok \n</think>\n\nYes, sir. \n", "hm < ok", "Yes, sir. \n"),

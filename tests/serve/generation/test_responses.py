@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 
 from parlay.serve.chat.answers import Arguments, Begin, Text, Thought
 from parlay.serve.chat.request import ChatMessage
-from parlay.serve.kept import Kept, KeptResponses
-from parlay.serve.replies.items import ItemWriter
-from parlay.serve.translate.responses import joined
+from parlay.serve.openai.responses.items import ItemWriter
+from parlay.serve.openai.responses.response_store import Kept, KeptResponses
+from parlay.serve.openai.responses.to_request import joined
 
 Serve = Callable[[FastAPI], AbstractContextManager[str]]
 LAMP: dict[str, Any] = {

@@ -178,7 +178,7 @@ def test_a_bug_in_a_stream_is_in_the_log_and_not_in_the_answer(
     def broken(*_: Any) -> Any:
         raise RuntimeError("the password is 1234")
 
-    monkeypatch.setattr("parlay.serve.running.Run._record", broken)
+    monkeypatch.setattr("parlay.serve.protocol.running.Run._record", broken)
     body = {"model": "parlay-mini", "prompt": "x", "max_tokens": 2, "stream": True}
     answer = client.post("/v1/completions", json=body)
     last = answer.text.rstrip().split("\n\n")[-1]

@@ -19,10 +19,10 @@ from starlette.testclient import TestClient
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.models.config import DecoderConfig
-from parlay.reasoning import BEGIN, END
+from parlay.models.random_decoder import save_decoder
 from parlay.serve.app import create_app
-from parlay.testing.random_decoder import save_decoder
 from parlay.testing.toy_tokenizers import byte_level
+from parlay.text.reasoning import BEGIN, END
 from parlay.types import StructuredOutputsParams
 
 SPECIAL = ("<end>", BEGIN, END)

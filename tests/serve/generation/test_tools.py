@@ -13,9 +13,7 @@ from torch import Tensor
 
 from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.prompts import TokensPrompt
-from parlay.requests import RequestOptions
-from parlay.serve.bodies.chat import ChatBody
+from parlay.llm.input_processor import RequestOptions
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import CallReader
 from parlay.serve.chat.formats import FORMATS, PLAIN, CallFormat
@@ -24,10 +22,12 @@ from parlay.serve.chat.prompting import conversation
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.chat.scanning import Arguments, Begin, Delta, Text
 from parlay.serve.errors import ApiError
-from parlay.serve.replies.chat import ChatChunks, ChatShape, chat_reply
-from parlay.serve.replies.spelling import Speller
-from parlay.serve.replies.usage import StreamUsage
-from parlay.serve.translate.chat import read_functions, read_messages, read_schema
+from parlay.serve.openai.chat.body import ChatBody
+from parlay.serve.openai.chat.reply import ChatChunks, ChatShape, chat_reply
+from parlay.serve.openai.chat.to_request import read_functions, read_messages, read_schema
+from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.protocol.usage import StreamUsage
+from parlay.text.prompts import TokensPrompt
 
 CODER, MARKED, NAMED, MISTRAL, LLAMA = FORMATS
 NAMES = {"weather", "time"}

@@ -12,7 +12,7 @@ from parlay.bench.replay.runner import ReplayRunner
 from parlay.bench.replay.tokens import Ids, Recorded, RecordedTokens
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
-from parlay.strategies.cache import StrategyCache
+from parlay.strategies.built import StrategyCache
 from parlay.strategies.entry import POLICY
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Cost, Event, Exactness, Metrics, NoiseKey, Request, SamplingParams, Strategy

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from parlay.bench.replay.answers import RecordedAnswer
-from parlay.chat_template import render
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.resolving import resolve
+from parlay.text.chat_template import render
 from parlay.types import ParlayError, Tokenizer
 
 if TYPE_CHECKING:

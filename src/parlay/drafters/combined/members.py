@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from parlay import trees
 from parlay.drafters.resources import NestedStrategy
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView, trees
 
 
 class Member:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
 from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.sampler import ranked, rows
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, SequenceView, Tree, Verdict
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, SequenceView, Tree, Verdict, trees
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parlay import trees
 from parlay.drafters.combined import members
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "union"
 _DECAY = 0.9  # of a member's record, per step in which it proposed

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import takewhile
 from weakref import WeakValueDictionary
 
-from parlay import trees
 from parlay.drafters.combined import members
 from parlay.drafters.copying.alignment import LOST, Trail, chance
 from parlay.drafters.copying.predicted_text import PredictedText, PredictionPlace
@@ -16,7 +15,7 @@ from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "prediction"
 

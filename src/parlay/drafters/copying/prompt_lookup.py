@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from parlay import trees
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, SequenceView
+from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 SOURCE = "prompt-lookup"
 CANDIDATES = 64  # how many occurrences of one n-gram are looked at, the most recent ones

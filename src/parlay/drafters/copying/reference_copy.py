@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from parlay import trees
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, UsageError, option
-from parlay.types import NO_DRAFT, Draft, SequenceView
+from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 SOURCE = "reference-copy"
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parlay import trees
 from parlay.drafters.counting.ngram_counts import CountedText
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import Draft, SequenceView
+from parlay.types import Draft, SequenceView, trees
 
 SOURCE = "adaptive-ngram"
 

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay import trees
 from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.bigram_file import Bigrams
 from parlay.drafters.counting.ngram_counts import CountedText, Favourite, NgramCounts
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
-from parlay.types import Draft, Needs, Observation, SequenceView
+from parlay.types import Draft, Needs, Observation, SequenceView, trees
 
 SOURCE = "lookup-decoding"
 LONGEST = 4  # tokens of the longest n-gram

@@ -5,10 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from parlay import trees
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
-from parlay.types import NO_DRAFT, Draft, Runner, Tree
+from parlay.types import NO_DRAFT, Draft, Runner, Tree, trees
 
 
 class BestChains:

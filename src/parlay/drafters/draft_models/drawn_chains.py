@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.sampling import noise
 from parlay.sampling.distributions import distribution, pick
 from parlay.sampling.noise import Purpose
-from parlay.types import NO_DRAFT, Draft, ParlayError, Runner, SequenceView
+from parlay.types import NO_DRAFT, Draft, ParlayError, Runner, SequenceView, trees
 
 
 class DrawnChains:

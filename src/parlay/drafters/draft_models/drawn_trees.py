@@ -10,11 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.drawn_chains import draw_token, drawable, stream
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, DraftKind, Runner, SequenceView, Tree
+from parlay.types import NO_DRAFT, Draft, DraftKind, Runner, SequenceView, Tree, trees
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay import trees
 from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
@@ -13,7 +12,7 @@ from parlay.drafters.draft_models.options import SequoiaOptions
 from parlay.drafters.draft_models.static_trees import FilledTree, RankRecord, StaticTree, best_shape
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree
+from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree, trees
 
 _REFIT = 16  # steps that a shape is good for
 

@@ -6,9 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay import trees
 from parlay.drafters.draft_models.guesses import Guess
-from parlay.types import NO_DRAFT, Draft, Tree
+from parlay.types import NO_DRAFT, Draft, Tree, trees
 
 _FIRST, _FALL = 0.6, 0.3  # acceptance of the likeliest token before anything was seen, and what each rank leaves of it
 _WEIGHT = 8.0  # observations that this guess, or the record of all depths, is worth

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay import trees
 from parlay.drafters.fixed_point.options import JACOBI as SOURCE
 from parlay.drafters.fixed_point.options import JacobiOptions
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
 _SCORES = (0.16, 0.8, 0.95)
 """Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the

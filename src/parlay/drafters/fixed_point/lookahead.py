@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay import trees
 from parlay.drafters.fixed_point.ngram_pool import NgramPool
 from parlay.drafters.fixed_point.options import LOOKAHEAD as SOURCE
 from parlay.drafters.fixed_point.options import LookaheadOptions
@@ -12,7 +11,7 @@ from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree, trees
 
 _PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
 _FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.guesses import probabilities
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.options import KANGAROO as SOURCE
@@ -21,7 +20,7 @@ from parlay.drafters.self_speculation.skipping import ChainDraft, layers_of, ski
 from parlay.heads.draft_vocab import draft_ids
 from parlay.heads.native import kangaroo_decoder
 from parlay.heads.opening import opened
-from parlay.types import NO_DRAFT, Draft, Features, Needs, Segment, SequenceView
+from parlay.types import NO_DRAFT, Draft, Features, Needs, Segment, SequenceView, trees
 
 
 @dataclass(slots=True)

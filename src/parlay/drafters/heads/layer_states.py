@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.heads.state_heads import States
 from parlay.drafters.heads.text_rows import Inputs, TextRows, Waiting
-from parlay.types import NO_TREE, Features, Observation, Runner, Segment, SequenceView, Tree
+from parlay.types import NO_TREE, Features, Observation, Runner, Segment, SequenceView, Tree, trees
 
 
 class _LayerRows(ABC):

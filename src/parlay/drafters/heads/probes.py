@@ -9,7 +9,6 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.guesses import probabilities
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
 from parlay.drafters.heads.options import BITA, PASS, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
@@ -32,6 +31,7 @@ from parlay.types import (
     Prefix,
     SequenceView,
     Tree,
+    trees,
 )
 
 _TOKEN = 0

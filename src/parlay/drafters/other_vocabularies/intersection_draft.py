@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name
 from parlay.drafters.history import History
@@ -17,7 +16,7 @@ from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, inter
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
 
 class IntersectionDraft:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from parlay import trees
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name
 from parlay.drafters.other_vocabularies.options import UNIVERSAL_DRAFT as SOURCE
@@ -20,7 +19,7 @@ from parlay.drafters.other_vocabularies.vocabularies import (
     scores,
 )
 from parlay.drafters.resources import Resources
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
 
 class UniversalDraft:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from parlay import trees
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import Draft, Layers, RunnerSpec, SequenceView, Skip, Sublayer
+from parlay.types import Draft, Layers, RunnerSpec, SequenceView, Skip, Sublayer, trees
 
 
 def skippable(source: str, resources: Resources) -> RunnerSpec:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay import trees
 from parlay.drafters.combined import members
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.output_store import OutputStores, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, grow
 from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
 from parlay.options import UsageError, option
-from parlay.types import NO_DRAFT, Draft, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "suffix-automaton"
 

@@ -15,7 +15,7 @@ from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, Foreign, Json, Layout
 from parlay.heads.layouts.medusa import MEDUSA
 from parlay.heads.layouts.mlp_speculator import MLP_SPECULATOR
 from parlay.heads.layouts.speculators import SPECULATORS
-from parlay.models.hub import fetch_folder, without_address
+from parlay.models.fetch.hub import fetch_folder, without_address
 
 LAYOUTS: tuple[Layout, ...] = (SPECULATORS, MEDUSA, MLP_SPECULATOR, HYDRA, DEEPSEEK_MTP, EAGLE3, EAGLE)
 """The first that recognises a folder reads it."""

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from parlay import threads
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.growing import Asked, Drafts, Room
@@ -18,6 +17,7 @@ from parlay.models.config import DecoderConfig
 from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Wish, Work, with_features
 from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import inverse_frequencies
+from parlay.system import threads
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for

@@ -11,11 +11,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from parlay import trees
 from parlay.cache import BLOCK, Rows
 from parlay.compiled import structs
 from parlay.models.forward import Given, Work
-from parlay.types import Prefix
+from parlay.types import Prefix, trees
 
 
 class _Span(NamedTuple):

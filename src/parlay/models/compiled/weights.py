@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parlay import threads
 from parlay.cache.buffers import zeros
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.quantize import Int8Weight
 from parlay.models.stored import Format, StoredTensor
+from parlay.system import threads
 
 _INT8 = 24
 """The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.fetch.resolving import SUFFIX
 from parlay.models.gguf import weights
 from parlay.models.gguf.config import decoder_config, family_of
 from parlay.models.gguf.reader import BadGguf, Header, read
-from parlay.models.resolving import SUFFIX
 from parlay.models.shapes import Weight
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

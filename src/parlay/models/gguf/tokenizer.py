@@ -17,7 +17,7 @@ from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
 from parlay.models.plain_tokenizer import PlainTokenizer
-from parlay.models.user_cache import user_cache, written_whole
+from parlay.system.user_cache import user_cache, written_whole
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4

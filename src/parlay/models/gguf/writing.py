@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf.reader import Strings, Value
-from parlay.models.user_cache import written_whole
+from parlay.system.user_cache import written_whole
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:

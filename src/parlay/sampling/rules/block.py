@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from parlay import trees
 from parlay.sampling.distributions import Vector
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.rule_input import RuleInput, residual
-from parlay.types import DraftKind, ParlayError, Verdict
+from parlay.types import DraftKind, ParlayError, Verdict, trees
 
 
 class BlockVerification(DistributionRule):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from parlay import trees
 from parlay.sampling.distributions import Vector
 from parlay.sampling.rules.rule_input import RuleInput
-from parlay.types import ParlayError, Verdict
+from parlay.types import ParlayError, Verdict, trees
 
 GoodEnough = Callable[[Vector], Callable[[int], bool]]
 """From a distribution to a test of its tokens: which of them pass."""

@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from parlay import trees
 from parlay.sampling import noise
 from parlay.sampling.distributions import Vector, pick, soft_distribution
 from parlay.sampling.noise import Purpose
-from parlay.types import Draft, NoiseKey, ParlayError, SequenceView, Verdict
+from parlay.types import Draft, NoiseKey, ParlayError, SequenceView, Verdict, trees
 
 Candidate = tuple[int, Vector]
 """A drafted token and the distribution that it was drawn from."""

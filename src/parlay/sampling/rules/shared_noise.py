@@ -10,10 +10,9 @@ from typing import ClassVar, cast
 
 from torch import Tensor
 
-from parlay import trees
 from parlay.sampling import one_pass
 from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
-from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict
+from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict, trees
 
 
 @dataclass(frozen=True)

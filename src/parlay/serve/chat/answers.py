@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parlay.reasoning import Thoughts
 from parlay.serve.chat.calls import CallReader
 from parlay.serve.chat.formats import CallFormat
 from parlay.serve.chat.reasoning import Thought, ThoughtReader
 from parlay.serve.chat.scanning import Arguments, Begin, CallScanner, Text
 from parlay.serve.chat.xml_calls import XmlCallReader
+from parlay.text.reasoning import Thoughts
 
 __all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from parlay.chat_template import takes_tools
+from parlay.text.chat_template import takes_tools
 
 
 @dataclass(frozen=True, slots=True)

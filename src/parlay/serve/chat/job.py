@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from parlay.jobs import Job
-from parlay.reasoning import END, reasons, template_text
-from parlay.requests import ChatOptions, RequestOptions
+from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.jobs import Job
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.forms import answer_form
 from parlay.serve.chat.prompting import conversation
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.chat.variables import template_variables
 from parlay.serve.hosted import Served
-from parlay.serve.jobs import FieldNames, prepare
+from parlay.serve.protocol.sampling_from_body import FieldNames, prepare
 from parlay.serve.settings import Settings
+from parlay.text.reasoning import END, reasons, template_text
 from parlay.types import SamplingParams
 
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from parlay.chat_template import Tools
 from parlay.serve.chat.formats import CallFormat, format_of
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
+from parlay.text.chat_template import Tools
 
 
 def conversation(chat: ChatRequest, template: str) -> tuple[list[dict[str, Any]], Tools]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parlay.reasoning import BEGIN, END, Thoughts
 from parlay.serve.chat.scanning import overlap
+from parlay.text.reasoning import BEGIN, END, Thoughts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from parlay.requests import check_variables
+from parlay.llm.input_processor import check_variables
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
-from parlay.serve.jobs import FieldNames, refused
+from parlay.serve.protocol.sampling_from_body import FieldNames, refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import gzip
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from parlay.chat.defaults import SAMPLING
 from parlay.models.sampling_defaults import sampling_defaults
 from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import responses
@@ -17,6 +16,7 @@ from parlay.serve.registry import Registry
 from parlay.serve.routes.health import StrategyInfo
 from parlay.serve.settings import Settings
 from parlay.strategies.catalogue import listing
+from parlay.text.chat_defaults import SAMPLING
 from parlay.types import ParlayError
 
 

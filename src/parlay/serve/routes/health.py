@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from parlay import __version__
 from parlay.serve.errors import ApiError, responses, unavailable
-from parlay.serve.limits import Gate
-from parlay.serve.metrics import CONTENT_TYPE, Recorder
+from parlay.serve.guard.limits import Gate
+from parlay.serve.observe.metrics import CONTENT_TYPE, Recorder
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.strategies.catalogue import listing

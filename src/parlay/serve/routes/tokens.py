@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from parlay.chat_template import render
-from parlay.encoding import encode
-from parlay.serve.bodies.common import INT_LIMIT
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.fields import ALL_WHOLE
+from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
-from parlay.serve.reading import BodyRoute
+from parlay.serve.protocol.common import INT_LIMIT
+from parlay.serve.protocol.fields import ALL_WHOLE
 from parlay.serve.registry import Registry
+from parlay.text.chat_template import render
+from parlay.text.tokenize import encode
 from parlay.types import Tokenizer
 
 _PIECE = 8192

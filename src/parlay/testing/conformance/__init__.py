@@ -16,8 +16,8 @@ import torch
 
 from parlay.drafters.resources import Resources
 from parlay.sampling.rules import SharedNoise
-from parlay.strategies.arms import build_all, drafters_of
 from parlay.strategies.building import build, build_rule
+from parlay.strategies.candidates import build_all, drafters_of
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance.compare import Divergence, Excuse

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from parlay.models.wrapped_runner import WrappedRunner
 from parlay.testing.toys import row_texts
-from parlay.testing.wrapped_runner import WrappedRunner
 from parlay.types import NO_SKIP, Output, Runner, Segment, Skip
 
 Texts = dict[tuple[int, ...], list[Tensor]]

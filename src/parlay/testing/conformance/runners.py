@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from parlay import trees
 from parlay.testing.conformance.report import Finding, Report
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_drafters import random_shape
 from parlay.testing.toys import row_texts
-from parlay.types import OutOfRoom, Runner, Segment, Tree
+from parlay.types import OutOfRoom, Runner, Segment, Tree, trees
 
 CAPACITY = 2048
 LONGEST = 48

@@ -16,7 +16,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
-from parlay.strategies.cache import RunnerCache
+from parlay.strategies.built import RunnerCache
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stage import Stage
 from parlay.testing.random_heads import random_heads

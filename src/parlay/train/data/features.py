@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parlay.models.user_cache import saved_whole
+from parlay.system.user_cache import saved_whole
 from parlay.train.data.texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 
 from parlay import models
-from parlay.llm import LLM
+from parlay.llm.llm import LLM
+from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.origin import weights_sha256
-from parlay.models.resolving import resolve
-from parlay.prompts import TokensPrompt
-from parlay.train.data.asked import SHARD, Teacher, ask
+from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.given import Cut, read_given, save_given, texts_given
 from parlay.train.data.prompts import read_prompts
+from parlay.train.data.teacher_api import SHARD, Teacher, ask
 from parlay.train.data.texts import TrainingText, given_path, load_shard, save_shard, shards
+from parlay.train.data.user_texts import Cut, read_given, save_given, texts_given
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
 from parlay.train.recipes.target import Target

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from parlay.chat_template import render
+from parlay.text.chat_template import render
 from parlay.types import ParlayError, Tokenizer
 
 _MARK = "PARLAY"

@@ -10,7 +10,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from parlay.models.user_cache import saved_whole
+from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
 _PATTERN = "texts-{:05d}.npz"

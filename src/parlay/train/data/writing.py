@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parlay.encoding import encode
-from parlay.llm import LLM
-from parlay.prompts import TokensPrompt
+from parlay.llm.llm import LLM
+from parlay.text.prompts import TokensPrompt
+from parlay.text.tokenize import encode
 from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.texts import TrainingText, save_shard, shard_path
 from parlay.types import SamplingParams

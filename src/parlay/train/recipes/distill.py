@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.writing import USUAL
-from parlay.models.resolving import resolve
 from parlay.train.checkpoints import save_student
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured

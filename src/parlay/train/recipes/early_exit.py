@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.models.resolving import resolve
+from parlay.models.fetch.resolving import resolve
 from parlay.train.checkpoints import save_folder
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured

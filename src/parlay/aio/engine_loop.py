@@ -1,0 +1,300 @@
+"""The engine thread: it alone touches the engine. Between steps it makes the calls that other threads have left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from parlay.aio.job_queue import Busy, Closed, Message, Ticket
+from parlay.aio.output_queue import Outbox
+from parlay.aio.stats import StatsCollector
+from parlay.llm.jobs import Sample
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import StreamEvent
+from parlay.system import threads
+from parlay.types import EngineStats, Event, Exactness, Metrics, ParlayError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
+
+
+class EngineThread:
+    """The thread in which a model is loaded and run. torch keeps a set of threads for each thread that computes."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="parlay-engine", daemon=True).start()
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """What the function returns or raises there, behind what was asked for before."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
+    def last(self, function: Callable[[], None]) -> None:
+        """Call this, and end."""
+        self._calls.put(function)
+        self.end()
+
+    def end(self) -> None:
+        """End when what was asked for before is done."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        torch.set_num_threads(threads.count())  # until then torch takes its own default in a new thread
+        while (function := self._calls.get()) is not None:
+            function()
+
+
+class Worker:
+    """Decodes all jobs together, in a thread of its own. The public methods are for any thread, and none waits."""
+
+    def __init__(self, llm: LLM, max_waiting: int, thread: EngineThread) -> None:
+        self._llm = llm
+        self._engine = llm.engine
+        self.capacity = self._engine.limits.max_sequences + max_waiting
+        self._collector = StatsCollector(self._engine)
+        self._stats = self._collector.read()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._under_way = 0
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._done: Future[None] = Future()
+        # What follows belongs to the engine thread.
+        self._owners: dict[str, tuple[Ticket, Sample]] = {}
+        self._deadlines: dict[Ticket, float] = {}
+        self._outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
+        self._until: float | None = None
+        self._stats_due = 0.0
+        thread.last(self._run)
+
+    # --------------------------------------------------------------------------------------------------- any thread
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    @property
+    def stats(self) -> EngineStats:
+        """What waits here for the next step counts as waiting."""
+        stats = self._stats
+        return replace(stats, waiting=max(0, self._under_way - stats.running))
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a job; its mailbox hears the rest. Raises Closed or Busy."""
+        count = len(ticket.job.samples)
+        with self._lock:
+            self._require_open()
+            if self._under_way and self._under_way + count > self.capacity:
+                raise Busy(f"{self._under_way} requests are under way and no more may wait: try again later")
+            self._under_way += count
+            self._inbox.put(lambda: self._add(ticket))
+
+    def abort(self, ticket: Ticket) -> None:
+        """End a job within one step; what is over stays as it is. May be called while garbage is collected."""
+        self._inbox.put(lambda: self._abort(ticket))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have a function that raises nothing called in the engine thread, between two steps. Raises Closed."""
+        with self._lock:
+            self._require_open()
+            self._inbox.put(function)
+
+    def close(self, drain_seconds: float | None) -> Future[None]:
+        """Take nothing more, let what is under way finish for so long, then end it; the future is done after that."""
+        until = math.inf if drain_seconds is None else time.monotonic() + drain_seconds
+        with self._lock:
+            self._closing = True
+            self._inbox.put(lambda: self._drain(until))
+        return self._done
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise Closed("the service has been closed: it takes no more requests")
+
+    # ------------------------------------------------------------------------------------------------ engine thread
+
+    def _run(self) -> None:
+        try:
+            while self._until is None or (self._owners and time.monotonic() < self._until):
+                self._obey()
+                self._expire()
+                if self._owners:
+                    self._step()
+                self._count()
+                self._deliver()
+        except Exception:
+            logger.exception("the engine thread failed; all requests end")
+        self._end()
+
+    def _obey(self) -> None:
+        """Make the calls that have come in; with nothing else to do, wait for one."""
+        if not self._owners and self._until is None:
+            self._inbox.get()()
+            self._stats_due = 0.0
+        while not self._inbox.empty():
+            self._inbox.get()()
+            self._stats_due = 0.0
+
+    def _count(self) -> None:
+        """Read the statistics when samples have come or gone, or now and then: it is too much work for each step."""
+        now = time.monotonic()
+        if now >= self._stats_due:
+            self._stats = self._collector.read()
+            self._stats_due = now + _STALE_SECONDS
+
+    def _add(self, ticket: Ticket) -> None:
+        try:
+            self._llm.add(ticket.job)
+        except Exception as error:
+            self._leave(len(ticket.job.samples))
+            self._post(ticket, error)
+            return
+        self._owners.update({sample.request.id: (ticket, sample) for sample in ticket.job.samples})
+        if ticket.deadline is not None:
+            self._deadlines[ticket] = ticket.deadline
+        self._post(ticket, None)
+
+    def _abort(self, ticket: Ticket) -> None:
+        for sample in ticket.job.samples:
+            self._stop(sample.request.id)
+
+    def _drain(self, until: float) -> None:
+        self._until = min(until, math.inf if self._until is None else self._until)
+
+    def _expire(self) -> None:
+        if not self._deadlines:
+            return
+        now = time.monotonic()
+        for ticket in [ticket for ticket, deadline in self._deadlines.items() if deadline <= now]:
+            ticket.timed_out = True
+            self._abort(ticket)
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except Exception as error:
+            logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
+            self._give_up(f"the engine failed while this request was running ({_one_line(error)})")
+            return
+        for event in events:
+            self._tell(event)
+
+    def _give_up(self, failure: str) -> None:
+        """End what was running. When nothing was, what waits is to blame: it would fail the next step as well."""
+        running = [sequence.request.id for sequence in self._engine.scheduler.running]
+        for name in running or list(self._owners):
+            self._stop(name, failure)
+
+    def _stop(self, name: str, failure: str | None = None) -> None:
+        """End one sample now: aborted, or with the failure that ended it."""
+        if name not in self._owners:
+            return
+        event = self._withdraw(name)
+        if event is None:
+            unknown = Metrics(str(self._owners[name][1].strategy), Exactness.LOSSY)
+            event = Event(name, finish_reason="abort", metrics=unknown)
+        self._tell(event if failure is None else event._replace(finish_reason="error", error=failure))
+
+    def _withdraw(self, name: str) -> Event | None:
+        try:
+            return self._engine.abort(name)
+        except Exception:
+            logger.exception("ending request %s failed; it is dropped", name)
+            return None
+
+    def _tell(self, event: Event) -> None:
+        """Turn an engine event into text for its job's consumer. What fails in that concerns this job alone."""
+        if event.request not in self._owners:
+            return
+        ticket, sample = self._owners[event.request]
+        if event.finish_reason is not None:
+            del self._owners[event.request]
+            self._leave(1)
+            self._collector.count(event)
+            self._stats_due = 0.0
+        try:
+            news = ticket.job.event(sample, event)
+        except Exception as error:
+            logger.exception("the text of request %s can't be told; it ends", event.request)
+            self._break(ticket, ParlayError(f"the output can't be made into text ({_one_line(error)})"))
+            return
+        if news.output is not None:
+            self._deadlines.pop(ticket, None)
+        if news.output is not None or (not ticket.whole and (news.token_ids or news.finish_reason is not None)):
+            self._post(ticket, news)
+
+    def _break(self, ticket: Ticket, error: Exception) -> None:
+        """End a job without an output."""
+        self._stats_due = 0.0
+        self._deadlines.pop(ticket, None)
+        for sample in ticket.job.samples:
+            if self._owners.pop(sample.request.id, None) is not None:
+                self._leave(1)
+                self._withdraw(sample.request.id)
+        self._post(ticket, error)
+
+    def _leave(self, count: int) -> None:
+        with self._lock:
+            self._under_way -= count
+
+    def _post(self, ticket: Ticket, message: Message) -> None:
+        """Everything is urgent but what a step adds to a text whose beginning has been told."""
+        loop = ticket.mailbox.loop
+        outbox = self._outboxes.get(loop)
+        if outbox is None:
+            outbox = self._outboxes[loop] = Outbox(loop)
+        goes_on = isinstance(message, StreamEvent) and message.output is None and not ticket.fresh
+        outbox.leave((ticket, message), urgent=not goes_on)
+        ticket.fresh = ticket.fresh and not isinstance(message, StreamEvent)
+
+    def _deliver(self) -> None:
+        """Wake each event loop once at most, however many of its jobs have news."""
+        for outbox in self._outboxes.values():
+            try:
+                outbox.ring()
+            except RuntimeError:  # the loop is closed, so nobody is left to read
+                for ticket in outbox.waiting:
+                    self._abort(ticket)
+        if not self._owners:
+            self._outboxes.clear()  # loops come and go
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closing = True
+        while not self._inbox.empty():
+            self._inbox.get()()
+        for name in list(self._owners):
+            self._stop(name)
+        self._stats = self._collector.read()
+        self._deliver()
+        try:
+            self._llm.close()
+        except Exception as error:
+            self._done.set_exception(error)
+        else:
+            self._done.set_result(None)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,217 @@
+"""Calibrates lossy strategies: decodes held-out prompts exactly and with each, and certifies what that shows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from parlay.certificates.agreement import SCORE, agreement, text_agreement
+from parlay.certificates.bounds import at_least, fixed_sequence, lower_bound
+from parlay.certificates.cascade import THRESHOLDS, Cascade, Threshold, sureness
+from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling
+from parlay.certificates.gate import rule_level
+from parlay.certificates.requirement import Floor
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import RequestOutput
+from parlay.strategies.spelling import StrategySpec
+from parlay.system.progress import Progress, bar
+from parlay.types import Exactness, SamplingParams
+
+TOGETHER = 16
+"""Prompts that are decoded together."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What one strategy's answers came to. ``bound``: Clopper and Pearson's, on its own.
+
+    ``escaped`` counts answers that went on exactly, ``speed`` is tokens per second over those of exact decoding.
+    """
+
+    strategy: StrategySpec
+    good: int
+    answers: int
+    bound: float
+    mean_agreement: float
+    escaped: int
+    speed: float
+    certified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The strategies in the order in which they were tested; the certificate is None where none is certified."""
+
+    shown: tuple[Shown, ...]
+    certificate: Certificate | None
+
+
+def calibrate(
+    llm: LLM,
+    prompts: Sequence[Ids],
+    strategies: Sequence[StrategySpec],
+    floor: Floor,
+    params: SamplingParams,
+    *,
+    progress: Progress = None,
+) -> Calibration:
+    """Test strategies in the given order, which must be fixed before their answers are seen: safest first.
+
+    Those before the first that fails are certified, and with a chance of at most 1 - ``floor.confidence``, over
+    independent draws of the prompts, any of them is so though fewer than ``floor.floor`` of its answers are good. Equal
+    prompts count once. Each pair of answers has one seed.
+
+    Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
+    """
+    unique = list(dict.fromkeys(prompts))
+    _check(strategies, floor, params, len(unique))
+    seed = params.seed or 0
+    each = [replace(params, n=1, seed=seed + place) for place in range(len(unique))]
+    exact, *lossy = _decoded(llm, unique, each, strategies, progress)
+    shown = [_shown(strategy, answers, exact, floor) for strategy, answers in zip(strategies, lossy, strict=True)]
+    certified = fixed_sequence([at_least(one.good, one.answers, floor.floor) for one in shown], floor.confidence)
+    found = tuple(replace(one, certified=place < certified) for place, one in enumerate(shown))
+    return Calibration(found, _certificate(llm, unique, found, floor, params) if certified else None)
+
+
+def calibrate_cascade(
+    small: LLM, large: LLM, prompts: Sequence[tuple[Ids, Ids]], floor: Floor, params: SamplingParams
+) -> Cascade | None:
+    """Find from what `sureness` on the small model may answer for the large one; None: from none that is of use.
+
+    ``prompts`` are pairs: each prompt as the small model reads it, and as the large one does. Thresholds are tested
+    from the safest on (Learn then Test with a fixed sequence): with a chance of at most 1 - ``floor.confidence`` fewer
+    than ``floor.floor`` of the answers are good. Both models decode greedily and exactly; an answer is good if its text
+    has at least ``floor.agreement`` with the large model's, in that one's tokens. Raises ValueError as `calibrate`.
+    """
+    unique = list(dict.fromkeys(prompts))
+    _check_request(floor, params, len(unique))
+    if not params.greedy or large.tokenizer is None:
+        raise ValueError("a cascade is for greedy requests (temperature=0) and models with a tokenizer")
+    first = small.generate([list(ids) for ids, _ in unique], replace(params, logprobs=0), exactness=Exactness.SEED)
+    second = large.generate([list(ids) for _, ids in unique], params, exactness=Exactness.SEED)
+    sure, good = [], []
+    for one, other in zip(first, second, strict=True):
+        score = text_agreement(large.tokenizer, one.outputs[0].text, other.outputs[0].text)
+        good.append(score >= floor.agreement)
+        logprobs = one.outputs[0].logprobs
+        sure.append(sureness([entry.logprob for entry in logprobs.entries] if logprobs else []))
+    threshold = _threshold(sure, good, floor)
+    if threshold is None:
+        return None
+    bindings = small.gate.binding(), large.gate.binding()
+    return Cascade(*bindings, Sampling.of(params), _claim([ids for _, ids in unique], floor, params), threshold)
+
+
+def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> Threshold | None:
+    """The least threshold that is shown to keep the floor; None if no answer is above any."""
+    rows = list(zip(sure, good, strict=True))
+    goods = [sum(fine or one < least for one, fine in rows) for least in THRESHOLDS]
+    shown = fixed_sequence([at_least(count, len(rows), floor.floor) for count in goods], floor.confidence)
+    by_small = sum(one >= THRESHOLDS[shown - 1] for one in sure) if shown else 0
+    return Threshold(least=THRESHOLDS[shown - 1], good=goods[shown - 1], by_small=by_small) if by_small else None
+
+
+def fewest(floor: Floor) -> int:
+    """How many answers it takes to show the floor if all of them are good: ``floor ** n <= 1 - confidence``."""
+    if floor.floor >= 1:
+        raise ValueError("no number of answers shows a floor of 1: ask for less, or for an exact strategy")
+    return max(1, math.ceil(math.log(1 - floor.confidence) / math.log(floor.floor))) if floor.floor > 0 else 1
+
+
+def _check(strategies: Sequence[StrategySpec], floor: Floor, params: SamplingParams, prompts: int) -> None:
+    if not strategies:
+        raise ValueError("name at least one lossy strategy to calibrate")
+    for strategy in strategies:
+        if rule_level(strategy) is not Exactness.LOSSY:
+            raise ValueError(f"strategy {strategy} is {rule_level(strategy)}, not lossy: it needs no certificate")
+    _check_request(floor, params, prompts)
+
+
+def _check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
+    if prompts < fewest(floor):
+        raise ValueError(
+            f"a floor of {floor.floor:g} with confidence {floor.confidence:g} takes at least {fewest(floor)} different "
+            f"prompts, all with good answers, and here are {prompts}: give more, or ask for less"
+        )
+    if params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words or params.form:
+        raise ValueError("a certificate covers no requests that edit logits or ask for a form: leave that out")
+    if not params.max_tokens:
+        raise ValueError("max_tokens must be a number: a certificate covers requests up to that length")
+
+
+def _decoded(
+    llm: LLM,
+    prompts: Sequence[Ids],
+    params: Sequence[SamplingParams],
+    strategies: Sequence[StrategySpec],
+    progress: Progress,
+) -> list[list[RequestOutput]]:
+    """The answers decoded exactly, and then those of each strategy. In turns of a few prompts, so that all have alike
+    times; a first turn, whose answers are not kept, warms up.
+    """
+    ways: list[StrategySpec | None] = [None, *strategies]
+    found: list[list[RequestOutput]] = [[] for _ in ways]
+    turns = [slice(start, start + TOGETHER) for start in range(0, len(prompts), TOGETHER)]
+    with bar(len(prompts) * len(ways), "Calibrating", "answer", progress) as shown:
+        for turn in (turns[0], *turns):
+            for way, answers in zip(ways, found, strict=True):
+                llm.reset_prefix_cache()
+                asked = [list(ids) for ids in prompts[turn]]
+                exactness = Exactness.SEED if way is None else None
+                new = llm.generate(asked, params[turn], False, strategy=way, exactness=exactness)
+                answers += new
+                shown.update(len(new))
+    return [answers[len(prompts[turns[0]]) :] for answers in found]
+
+
+def _shown(
+    strategy: StrategySpec, lossy: Sequence[RequestOutput], exact: Sequence[RequestOutput], floor: Floor
+) -> Shown:
+    pairs = zip(lossy, exact, strict=True)
+    scores = [agreement(one.outputs[0].token_ids, other.outputs[0].token_ids) for one, other in pairs]
+    good = sum(score >= floor.agreement for score in scores)
+    return Shown(
+        strategy,
+        good,
+        len(scores),
+        lower_bound(good, len(scores), floor.confidence),
+        sum(scores) / len(scores),
+        sum(one.outputs[0].metrics.escaped_at is not None for one in lossy),
+        _rate(lossy) / _rate(exact),
+        certified=False,
+    )
+
+
+def _rate(outputs: Sequence[RequestOutput]) -> float:
+    """Tokens per second after the first step, over all answers."""
+    each = [output.outputs[0].metrics for output in outputs]
+    seconds = sum(one.seconds - one.prefill_seconds for one in each)
+    tokens = sum(one.completion_tokens - one.first_step_tokens for one in each)
+    return tokens / seconds if tokens and seconds > 0 else 1.0
+
+
+def _certificate(
+    llm: LLM, prompts: Sequence[Ids], shown: Sequence[Shown], floor: Floor, params: SamplingParams
+) -> Certificate:
+    certified = [one for one in shown if one.certified]
+    strategies = tuple(Certified(strategy=str(one.strategy), good=one.good, speed=one.speed) for one in certified)
+    return Certificate(llm.gate.binding(), Sampling.of(params), _claim(prompts, floor, params), strategies)
+
+
+def _claim(prompts: Sequence[Ids], floor: Floor, params: SamplingParams) -> Claim:
+    assert params.max_tokens is not None
+    return Claim(
+        answers=len(prompts),
+        prompts=hashlib.sha256(json.dumps(sorted(prompts)).encode()).hexdigest(),
+        max_tokens=params.max_tokens,
+        floor=floor.floor,
+        score=SCORE,
+        agreement=floor.agreement,
+        confidence=floor.confidence,
+    )

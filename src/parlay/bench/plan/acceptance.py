@@ -1,0 +1,104 @@
+"""How often drafted tokens are right on a user's own requests: recorded answers are replayed, prompts decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from parlay.bench.loops import first_loop
+from parlay.bench.plan.strategies import Acceptance
+from parlay.bench.plan.traffic import Traffic
+from parlay.bench.replay.answers import RecordedAnswer
+from parlay.bench.replay.decode import replay, whole_drafts
+from parlay.bench.replay.tokens import RecordedTokens, open_tokens, recorded
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import CompletionOutput
+from parlay.strategies.spelling import StrategySpec
+from parlay.types import Metrics, ParlayError, SamplingParams
+
+_TOKENS = 128
+
+Rates = dict[str, tuple[float, ...]]
+"""By the text of a strategy: the chance that the next drafted token is right. Where a step has no draft, it is wrong.
+
+Drafts are as long as the strategy allows, so that the policy hides nothing.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How often drafted tokens are right, how that is known, and what a reader should know besides."""
+
+    acceptance: Acceptance
+    source: str
+    note: str = ""
+
+
+def measured(
+    strategies: Sequence[StrategySpec],
+    traffic: Traffic,
+    model: str,
+    open_llm: Callable[[], LLM],
+    say: Callable[[str], None],
+) -> Chances:
+    """The chances on a user's requests. Recorded answers are replayed; what looks at the target decodes the prompts."""
+    rates: Rates = {}
+    notes = []
+    if traffic.answers:
+        say(f"replaying {len(traffic.answers)} recorded answers")
+        rates = replayed(strategies, traffic.answers, open_tokens(model))
+        notes.append(f"Recorded answers that were replayed, with no model running: {len(traffic.answers)}.")
+    rest = [spec for spec in strategies if str(spec) not in rates]
+    if rest:
+        say(f"measuring acceptance on {len(traffic.prompts)} prompts")
+        with open_llm() as llm:
+            rates |= decoded(rest, traffic.prompts, llm)
+        names = ", ".join(map(str, rest))
+        notes.append(f"{model} decoded {len(traffic.prompts)} prompts with {names}.")
+    return Chances(Acceptance(by_strategy=rates), f"measured on {traffic.name}", " ".join(notes))
+
+
+def replayed(strategies: Sequence[StrategySpec], answers: Sequence[RecordedAnswer], tokens: RecordedTokens) -> Rates:
+    """The rates of those strategies that need no more than the recorded text; no model runs."""
+    texts = [text for text in (recorded(answer, tokens) for answer in answers) if text.prompt and text.output]
+    rates: Rates = {}
+    for spec in strategies:
+        try:
+            rates[str(spec)] = (_rate(one.metrics for one in replay(str(spec), texts, tokens)),)
+        except (ParlayError, ValueError):  # it looks at the target, which has to write the answers then
+            continue
+    return rates
+
+
+def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[str], llm: LLM) -> Rates:
+    """The rates on greedy answers that this model writes, up to where they begin to repeat themselves.
+
+    Copying from a loop is easy, and would make drafts of a small model look better than they are.
+    """
+    longest = SamplingParams(temperature=0, max_tokens=_TOKENS)
+    plain = _decode(llm, "none", prompts, [longest] * len(prompts))
+    cut = [replace(longest, max_tokens=max(first_loop(sample.token_ids), 1)) for sample in plain]
+    return {
+        str(spec): (_rate(sample.metrics for sample in _decode(llm, str(whole_drafts(spec)), prompts, cut)),)
+        for spec in strategies
+    }
+
+
+def _decode(
+    llm: LLM, strategy: str, prompts: Sequence[str], params: Sequence[SamplingParams]
+) -> list[CompletionOutput]:
+    if llm.tokenizer is not None and llm.tokenizer.chat_template:
+        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        outputs = llm.chat(asked, params, strategy=strategy)
+    else:
+        outputs = llm.generate(list(prompts), params, strategy=strategy)
+    return [sample for output in outputs for sample in output.outputs]
+
+
+def _rate(metrics: Iterable[Metrics]) -> float:
+    right = tried = 0
+    for each in metrics:
+        for (proposed, accepted), steps in each.outcomes.items():
+            right += steps * accepted
+            tried += steps * max(1, min(accepted + 1, proposed))
+    return right / max(tried, 1)

@@ -1,0 +1,106 @@
+"""Measures the engine's time besides forwards: in plain steps, with wrong drafts, and with a model's drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from parlay.cost.calibrate import measure
+from parlay.cost.fitting import nonnegative
+from parlay.cost.measured import MeasuredCost
+from parlay.cost.roofline import ForwardShape, Overheads
+from parlay.drafters.draft_models.draft_model import DraftModel
+from parlay.drafters.draft_models.options import DraftModelOptions
+from parlay.drafters.resources import Resources
+from parlay.engine import Engine
+from parlay.router.policies import Fixed
+from parlay.sampling.rules import SharedNoise
+from parlay.types import (
+    Draft,
+    Drafter,
+    Metrics,
+    Needs,
+    NoiseKey,
+    Observation,
+    Request,
+    Runner,
+    SamplingParams,
+    SequenceView,
+    Strategy,
+    trees,
+)
+
+_CASES = ((1, 0), (8, 0), (1, 4), (1, 16), (8, 4))
+"""Sequences, and nodes that each drafts."""
+_LEVELS = 4
+_TOKENS = 40
+_PROMPT = 3
+
+
+class _Wrong:
+    """Drafts the first tokens of the vocabulary: costs nothing, and is almost never right."""
+
+    needs = Needs(outcomes=False)  # as copying drafters have
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        return [trees.chain(range(budget), "wrong") for budget in budgets]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing."""
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing."""
+
+
+def engine_overheads(runner: Runner) -> Overheads:
+    """Seconds of the engine around ``runner``, greedy. The runner also serves as its own draft model."""
+    seconds = [_besides(_decode(runner, _Wrong(), batch, nodes)) for batch, nodes in _CASES]
+    counts = [[1, batch, batch * (nodes > 0), batch * nodes] for batch, nodes in _CASES]
+    matrix = np.array(counts, dtype=float) / np.array(seconds)[:, None]
+    step, sequence, drafted, node = map(float, nonnegative(matrix, np.ones(len(seconds))))
+    alone, together = (_level(runner, batch) for batch in (1, 8))
+    each = max(0.0, (together - alone) / 7)
+    return Overheads(
+        step=step,
+        sequence=sequence,
+        drafted=drafted,
+        node=node,
+        level=max(0.0, alone - each),
+        level_sequence=each,
+    )
+
+
+def _besides(metrics: Metrics) -> float:
+    """Seconds of one step besides the forward, drafting included."""
+    return (metrics.overhead_seconds + metrics.draft_seconds) / metrics.steps
+
+
+def _level(runner: Runner, batch: int) -> float:
+    """Seconds of one level of a draft besides its forward."""
+    metrics = _decode(runner, _writer(runner), batch, _LEVELS)
+    work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
+    ((_, forward),) = measure(runner, [work])
+    return max(0.0, metrics.draft_seconds / metrics.steps / _LEVELS - forward)
+
+
+def _writer(runner: Runner) -> Drafter:
+    """A drafter that has the runner as its draft model."""
+    resources = Resources(
+        vocab_size=runner.spec.vocab_size, open_runner=lambda name: runner, default_draft=runner.spec.name
+    )
+    return DraftModel(resources, DraftModelOptions(min_p=0.0))
+
+
+def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int) -> Metrics:
+    """The metrics of the sample whose steps took the median time."""
+    engine = Engine(runner, MeasuredCost())
+    strategy = Strategy("overheads", (drafter,), SharedNoise(), Fixed(nodes))
+    params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
+    for number in range(batch):
+        prompt = (number, *range(1, _PROMPT))
+        engine.add(Request(id=str(number), prompt=prompt, params=params, key=NoiseKey(0)), strategy)
+    counted: list[Metrics] = []
+    while not engine.idle:
+        counted += [event.metrics for event in engine.step() if event.metrics is not None]
+    return sorted(counted, key=_besides)[len(counted) // 2]

@@ -1,0 +1,144 @@
+"""Turns a strategy into the numbers that the cost model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parlay.bench.plan.heads import HEADS
+from parlay.cost.roofline import ModelShape
+from parlay.cost.speed import DraftPlan
+from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.spelling import StrategySpec
+
+ADAPTS = "adaptive"
+"""The policy that drafts as much as pays. All other policies are modelled as if they always drafted k nodes."""
+
+_FREE = ("copy", "store", "retrieval")
+_WRITTEN, _SELF, _PLAIN = "model", "self", "plain"
+MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
+"""Families of strategies whose costs are modelled, beside the heads of `HEADS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Shapes of the target and of its draft model, if it has one."""
+
+    target: ModelShape
+    draft: ModelShape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Chances that drafted tokens are right: for all strategies, for some by name, or as they are spelt."""
+
+    default: tuple[float, ...] = (0.7,)
+    by_strategy: Mapping[str, tuple[float, ...]] | None = None
+
+    def of(self, spec: StrategySpec) -> tuple[float, ...]:
+        known = self.by_strategy or {}
+        return known.get(str(spec)) or known.get(spec.name, self.default)
+
+
+def read_acceptance(texts: Sequence[str]) -> Acceptance:
+    """Reads ``0.7``, ``NAME=0.7``, and ``0.6+0.2`` for trees: best guess, second best.
+
+    Raises ValueError for what is none of these.
+    """
+    default: tuple[float, ...] = Acceptance().default
+    by_strategy: dict[str, tuple[float, ...]] = {}
+    for text in texts:
+        name, equals, chances = text.rpartition("=")
+        if equals:
+            by_strategy[find(name.strip()).name] = _ranks(text, chances)
+        else:
+            default = _ranks(text, chances)
+    return Acceptance(default, by_strategy)
+
+
+def _ranks(text: str, chances: str) -> tuple[float, ...]:
+    try:
+        ranks = tuple(float(chance) for chance in chances.split("+"))
+    except ValueError:
+        ranks = (-1.0,)
+    if not all(0 <= rank <= 1 for rank in ranks) or sum(ranks) > 1 + 1e-9:
+        raise ValueError(
+            f"--acceptance {text}: give a chance from 0 to 1, as in 0.7, or NAME=0.7, or 0.6+0.2 for the best guess "
+            "and the second best, together at most 1"
+        )
+    return ranks
+
+
+def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec]:
+    """Plain decoding first, which is always among the choices, then those named.
+
+    Where none are: one that copies and, if a draft model is known, the one that writes with it.
+    """
+    plain, copying, written = (_first_of(family) for family in (_PLAIN, _FREE[0], _WRITTEN))
+    usuals = [copying] if models.draft is None else [copying, written]
+    return [plain, *(spec for spec in named or usuals if spec != plain)]
+
+
+def _first_of(family: str) -> StrategySpec:
+    return next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == family)
+
+
+def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:
+    """Those that draft: all but plain decoding."""
+    return [spec for spec in strategies if find(spec.name).factory]
+
+
+def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPlan:
+    """The numbers of a strategy that its costs depend on.
+
+    Raises ValueError for one whose costs are not modelled, or whose draft model is not known.
+    """
+    family = find(spec.name).family
+    if not is_modelled(spec.name):
+        raise ValueError(f"strategy {spec}: no costs are modelled for its family, {family}: {_modelled()}")
+    if family == _PLAIN:
+        return DraftPlan(name=str(spec))
+    given = spec.settings
+    nodes, policy = given["k"], given["policy"]
+    assert isinstance(nodes, int)
+    head = HEADS[spec.name](models.target) if spec.name in HEADS else None
+    return DraftPlan(
+        name=str(spec),
+        nodes=nodes,
+        ranks=acceptance.of(spec),
+        drafter=head.shape if head else _drafter(spec, family, models),
+        adapts=policy == ADAPTS,
+        at_once=head is not None and head.at_once,
+        probes=head.probes if head else 0,
+    )
+
+
+def is_modelled(name: str) -> bool:
+    """Whether the costs of the strategy of this name are."""
+    return find(name).family in MODELLED or name in HEADS
+
+
+def _modelled() -> str:
+    names = [name for name in catalogue() if is_modelled(name)]
+    return f"use one of {', '.join(names)}"
+
+
+def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | None:
+    """The model whose forwards write the drafts; None where they are found by looking up."""
+    if family == _WRITTEN:
+        if models.draft is None:
+            raise ValueError(f"strategy {spec} drafts with a model: name it with --draft-model")
+        return models.draft
+    if family == _SELF:
+        return replace(models.target, num_layers=_layers_that_draft(spec, models.target.num_layers))
+    return None
+
+
+def _layers_that_draft(spec: StrategySpec, layers: int) -> int:
+    """How many of the target's own layers write the drafts."""
+    leave, ratio = spec.settings.get("exit"), spec.settings.get("ratio")
+    if isinstance(leave, int):  # early-exit: the first ones, a quarter of them where it is 0
+        return min(leave, layers) or max(1, layers // 4)
+    assert isinstance(ratio, float)
+    # The first and last layer stay; of the attention and MLP blocks of the others the share ``ratio`` is skipped.
+    return max(1, round(layers - ratio * (layers - 2)))

@@ -1,0 +1,209 @@
+"""Certificates: what a calibration has shown of lossy strategies, for which model and which requests. JSON files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from parlay.certificates.agreement import SCORE
+from parlay.certificates.bounds import at_least, contradicts
+from parlay.certificates.requirement import DOUBT, Floor
+from parlay.options import Options, UsageError, option, options_of
+from parlay.system.user_cache import saved_whole
+from parlay.types import ParlayError, SamplingParams
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+VERSION = 1
+_KIND = "parlay_certificate"
+_MOST_BYTES = 1 << 20
+
+T = TypeVar("T", bound=Options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Options):
+    """How the calibration's answers were sampled. Requests are covered that sample in the same way."""
+
+    temperature: float = option(low=0)
+    top_k: int = option(low=0)
+    top_p: float = option(low=0, high=1)
+    min_p: float = option(low=0, high=1)
+    typical_p: float = option(low=0, high=1)
+    repetition_penalty: float = option(low=0)
+    presence_penalty: float = option(low=-2, high=2)
+    frequency_penalty: float = option(low=-2, high=2)
+    min_tokens: int = option(low=0)
+    ignore_eos: bool = option()
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Self:
+        """For greedy requests, without what only sampling reads."""
+        usual = SamplingParams() if params.greedy else params
+        return cls(
+            temperature=params.temperature,
+            top_k=max(0, usual.top_k),
+            top_p=usual.top_p,
+            min_p=usual.min_p,
+            typical_p=usual.typical_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding(Options):
+    """What a certificate holds for: other weights, numbers or draft models may write other answers."""
+
+    model: str = option()
+    weights: str = option()
+    """SHA-256."""
+    dtype: str = option()
+    draft_model: str = option()
+    """The one that strategies take where they name none; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim(Options):
+    """What is certified: a share ``floor`` of good answers, which agree as far as ``agreement`` with the exact ones."""
+
+    answers: int = option(low=1)
+    prompts: str = option()
+    """SHA-256 of the prompts."""
+    max_tokens: int = option(low=1)
+    floor: float = option(low=0, high=1)
+    score: str = option(choices=(SCORE,))
+    agreement: float = option(low=0, high=1)
+    confidence: float = option(low=0.5, high=1 - DOUBT)
+
+    def covers(self, sampling: Sampling, params: SamplingParams) -> bool:
+        """Whether a request samples as the calibration did, writes no more, and edits no logits in ways of its own."""
+        edited = params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words
+        short = params.max_tokens is not None and params.max_tokens <= self.max_tokens
+        return short and not edited and params.form is None and Sampling.of(params) == sampling
+
+    def implies(self, floor: Floor) -> bool:
+        """Whether what was shown is at least what a request asks for."""
+        sure = floor.agreement <= self.agreement and floor.confidence <= self.confidence
+        return sure and floor.floor <= self.floor
+
+    def shown_by(self, good: int) -> bool:
+        """Whether so many good answers show the floor, by Clopper and Pearson's bound."""
+        return good <= self.answers and at_least(good, self.answers, self.floor) <= 1 - self.confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence(Options):
+    """How many of the calibration's answers were ``good``, and how many of those ``audited`` since were ``bad``."""
+
+    good: int = option(low=0)
+    audited: int = option(0, low=0)
+    bad: int = option(0, low=0)
+    revoked: bool = option(False)
+
+    def after(self, claim: Claim, *, good: bool) -> Self:
+        """With one more audit. It is revoked where all audits, taken together, contradict the claim."""
+        audited, bad = self.audited + 1, self.bad + (not good)
+        revoked = self.revoked or contradicts(bad, audited, claim.floor, claim.confidence)
+        return dataclasses.replace(self, audited=audited, bad=bad, revoked=revoked)
+
+    def shows(self, claim: Claim) -> bool:
+        """Whether these counts can be, and show the claim."""
+        return self.bad <= self.audited and claim.shown_by(self.good)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certified(Evidence):
+    """One strategy. ``speed``: tokens per second over those of exact decoding."""
+
+    strategy: str = option()
+    speed: float = option(low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Of each strategy: among requests like the calibration's, the share of good answers is at least ``claim.floor``.
+
+    With a chance of at most 1 - ``claim.confidence``, over the draw of the calibration's prompts, that is wrong of any.
+    """
+
+    binding: Binding
+    sampling: Sampling
+    claim: Claim
+    strategies: tuple[Certified, ...]
+
+    def covers(self, params: SamplingParams) -> bool:
+        """See `Claim.covers`."""
+        return self.claim.covers(self.sampling, params)
+
+    def implies(self, certified: Certified, floor: Floor) -> bool:
+        """Whether the strategy is certified for at least what a request asks for."""
+        return not certified.revoked and self.claim.implies(floor)
+
+    def audited(self, strategy: str, good: bool) -> Certificate:
+        """After one more audit of an answer of the strategy."""
+        after = [one.after(self.claim, good=good) if one.strategy == strategy else one for one in self.strategies]
+        return dataclasses.replace(self, strategies=tuple(after))
+
+
+def write(certificate: DataclassInstance, path: Path) -> None:
+    """The fields of a certificate as a file of this version. Raises ParlayError where it can't be written."""
+    with saved_whole(path) as part:
+        fields = {_KIND: VERSION, **dataclasses.asdict(certificate)}
+        part.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Certificate:
+    """Raises ParlayError for a file that is no certificate of this version, in one line."""
+    data = read_parts(path, ("binding", "sampling", "claim", "strategies"))
+    if not isinstance(data["strategies"], list):
+        raise ParlayError(f"{path} is damaged: its strategies are no list; calibrate again")
+    strategies = tuple(read_part(Certified, one, path) for one in data["strategies"])
+    binding, sampling = read_part(Binding, data["binding"], path), read_part(Sampling, data["sampling"], path)
+    claim = read_part(Claim, data["claim"], path)
+    check_counts(strategies, claim, path)
+    return Certificate(binding, sampling, claim, strategies)
+
+
+def check_counts(shown: Sequence[Evidence], claim: Claim, path: Path) -> None:
+    """Raises ParlayError unless all of it shows the claim."""
+    if not all(one.shows(claim) for one in shown):
+        raise ParlayError(f"{path} is damaged: its counts do not show its floor; calibrate again")
+
+
+def read_parts(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
+    """The parts of a file, which must have these names. Raises ParlayError."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ParlayError(f"{path} is no certificate: it is larger than {_MOST_BYTES:,} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParlayError(f"can't read the certificate {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ParlayError(f"{path} is no certificate: it is not JSON; parlay calibrate writes one") from None
+    if not isinstance(data, dict) or _KIND not in data:
+        raise ParlayError(f"{path} is no certificate; parlay calibrate writes one")
+    if data[_KIND] != VERSION:
+        raise ParlayError(f"{path} is a certificate of version {data[_KIND]!r}, not {VERSION}: calibrate again")
+    if sorted(data) != sorted((_KIND, *names)):
+        raise ParlayError(f"{path} is damaged, or for something else: here it must have the parts {', '.join(names)}")
+    return data
+
+
+def read_part(declared: type[T], given: object, path: Path) -> T:
+    """One part, its fields checked. Raises ParlayError."""
+    if not isinstance(given, dict) or given.keys() != options_of(declared).keys():
+        names = ", ".join(options_of(declared))
+        raise ParlayError(f"{path} is damaged: its {declared.__name__.lower()} has the fields {names}; calibrate again")
+    try:
+        return declared(**given)
+    except UsageError as error:
+        raise ParlayError(f"{path} is damaged: {error}; calibrate again") from None

@@ -1,0 +1,216 @@
+"""The gate: which strategy a request gets, given what it allows, what it names, and what certificates have shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from parlay.certificates.agreement import agreement
+from parlay.certificates.certificate import Binding, Certificate, Certified, Sampling, read
+from parlay.certificates.certificate_file import Audited, Held
+from parlay.certificates.requirement import Allowed, Floor
+from parlay.drafters.resources import Resources
+from parlay.models.origin import weights_fingerprint
+from parlay.strategies import accept_rules
+from parlay.strategies.catalogue import find
+from parlay.strategies.spelling import StrategySpec, parse
+from parlay.types import Exactness, ParlayError, SamplingParams
+
+PLAIN = "none"
+
+
+class HeldCertificate(Held[Certificate]):
+    """A certificate of strategies in its file."""
+
+    def __init__(self, path: Path, *, share: float) -> None:
+        super().__init__(path, read(path), share=share)
+        self.specs = {parse(one.strategy): one.strategy for one in self.certificate.strategies}
+
+    def find(self, spec: StrategySpec) -> Certified | None:
+        """What is certified of a strategy, if anything is."""
+        return _named(self.certificate, self.specs[spec]) if spec in self.specs else None
+
+    def audit(self, spec: StrategySpec, answer: Sequence[int], exact: Sequence[int]) -> None:
+        """Count an answer that was decoded exactly too. Where that contradicts the bound, the strategy is revoked."""
+        name = self.specs[spec]
+        good = agreement(answer, exact) >= self.certificate.claim.agreement
+        self.count(lambda held: held.audited(name, good), name, lambda held: _named(held, name))
+
+
+def _named(certificate: Certificate, strategy: str) -> Certified:
+    return next(one for one in certificate.strategies if one.strategy == strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a request is decoded with, and the certificate that lets it be lossy, if one does."""
+
+    strategy: str | StrategySpec
+    held: HeldCertificate | None = None
+
+
+class Gate:
+    """Chooses for the requests of one model, whose decoding reaches ``level`` under plain decoding's own rule.
+
+    ``share`` of the answers that a certificate lets be lossy are to be audited. Raises ParlayError for a certificate of
+    something else than ``binding``, of an unknown strategy, or for two that cover the same requests.
+    """
+
+    def __init__(
+        self, level: Exactness, binding: Callable[[], Binding], paths: Sequence[Path] = (), *, share: float = 0.0
+    ) -> None:
+        self._level = level
+        self.binding = binding
+        """What certificates of this model are bound to. Reads all weights when it is first asked."""
+        self._held = [HeldCertificate(path, share=share) for path in paths]
+        seen: list[Certificate] = []
+        for held in self._held:
+            _check_binding(held, binding())
+            if any(held.certificate.sampling == other.sampling for other in seen):
+                raise ParlayError(f"{held.path} covers the same sampling as another certificate: leave one of them out")
+            seen.append(held.certificate)
+
+    def audited(self) -> list[Audited]:
+        """All that is certified here, by strategy; one may stand in several certificates. Any thread may call."""
+        certificates = [held.certificate for held in self._held]
+        return [Audited(one.strategy, each.claim, one) for each in certificates for one in each.strategies]
+
+    def choose(
+        self,
+        allowed: Allowed | None,
+        named: str | StrategySpec | None,
+        usual: str | StrategySpec,
+        params: SamplingParams,
+    ) -> Choice:
+        """``named`` by the request, or else ``usual``. Raises ValueError where what is named is not allowed.
+
+        Where nothing is named, exact levels take the exact form of ``usual``, and a floor takes the fastest strategy
+        that is certified for it. Without a word of what is allowed, what is named counts, as is.
+        """
+        if allowed is None or (allowed.level is Exactness.LOSSY and allowed.floor is None):
+            return Choice(named or usual)
+        spec = _spec(named or usual)
+        if allowed.floor is not None:
+            return self._with_floor(allowed.floor, named, spec, params)
+        if Exactness.weakest(self._level, allowed.level) is not allowed.level:
+            raise ValueError(f"exactness {allowed.level} is more than this model keeps here: ask for {self._level}")
+        if _keeps(spec, allowed.level):
+            return Choice(named or usual)
+        if named is not None:
+            raise ValueError(
+                f"exactness {allowed.level} forbids strategy {spec}, which is {rule_level(spec)}: change one of them"
+            )
+        return Choice(exact_form(spec))
+
+    def _with_floor(
+        self, floor: Floor, named: str | StrategySpec | None, spec: StrategySpec, params: SamplingParams
+    ) -> Choice:
+        lossy = rule_level(spec) is Exactness.LOSSY
+        if named is not None and lossy:
+            return Choice(spec, self._certificate(spec, floor, params))
+        open_arms = self._open(floor, params) if named is None or find(spec.name).routes else []
+        if open_arms:
+            fastest, held = max(open_arms, key=lambda arm: arm[0].speed)
+            return Choice(parse(fastest.strategy), held)
+        return Choice(exact_form(spec) if lossy else named or spec)
+
+    def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
+        """What is certified for such a request, and was faster than exact decoding."""
+        return [
+            (one, held)
+            for held in self._held
+            if held.certificate.covers(params)
+            for one in held.certificate.strategies
+            if one.speed > 1 and held.certificate.implies(one, floor)
+        ]
+
+    def _certificate(self, spec: StrategySpec, floor: Floor, params: SamplingParams) -> HeldCertificate:
+        """The one that opens a lossy strategy that is named. Raises ValueError, which says why none does."""
+        about = [(held, found) for held in self._held if (found := held.find(spec)) is not None]
+        if not about:
+            raise ValueError(f"exactness lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
+        covering = [(held, found) for held, found in about if held.certificate.covers(params)]
+        if not covering:
+            raise ValueError(
+                f"exactness lossy:{floor}: the certificate of {spec} covers requests without edits of logits, of "
+                f"{_conditions(about[0][0].certificate)}: ask for that, or calibrate"
+            )
+        held, found = covering[0]
+        if found.revoked:
+            raise ValueError(f"exactness lossy:{floor}: audits have revoked the certificate of {spec}: calibrate again")
+        if not held.certificate.implies(found, floor):
+            claim = held.certificate.claim
+            shown = Floor(floor=claim.floor, agreement=claim.agreement, confidence=claim.confidence)
+            raise ValueError(f"exactness lossy:{floor} is more than is certified of {spec}, which is lossy:{shown}")
+        return held
+
+
+def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, *, share: float) -> Gate:
+    """The gate of a model, given what it was loaded by. Raises ParlayError as `Gate` does, ValueError for a share."""
+    target, draft_model = resources.target, resources.default_draft
+    assert target is not None
+    if not 0 <= share <= 1:
+        raise ValueError(f"audit_share must be between 0 and 1, got {share:g}")
+
+    @cache
+    def binding() -> Binding:
+        if not isinstance(model, str):
+            raise ParlayError("a certificate names weights by their hash, and this model has no files: load it by name")
+        weights = weights_fingerprint(model)
+        return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
+
+    return Gate(target.exactness, binding, [Path(path) for path in paths], share=share)
+
+
+def rule_level(spec: StrategySpec) -> Exactness:
+    """What the strategy's accept rule keeps."""
+    return accept_rules.RULES[accept_rules.name_in(spec.settings)].exactness
+
+
+def exact_form(spec: StrategySpec) -> StrategySpec:
+    """The same strategy under plain decoding's own rule; plain decoding, if its drafts can't be judged by it."""
+    own, rules = accept_rules.GUESSED[0], find(spec.name).rules
+    if rule_level(spec) is Exactness.BITS:
+        return spec
+    if own not in rules:
+        return parse(PLAIN)
+    kept = {key: value for key, value in spec.parameters if key != accept_rules.RULE and "." not in key}
+    return StrategySpec(spec.name, tuple(kept.items()), spec.members).changed(**{accept_rules.RULE: own})
+
+
+def _keeps(spec: StrategySpec, level: Exactness) -> bool:
+    return Exactness.weakest(rule_level(spec), level) is level
+
+
+def _spec(strategy: str | StrategySpec) -> StrategySpec:
+    return strategy if isinstance(strategy, StrategySpec) else parse(strategy)
+
+
+def _conditions(certificate: Certificate) -> str:
+    """The sampling that is not as usual, and the length."""
+    usual = dataclasses.asdict(Sampling.of(SamplingParams()))
+    given = dataclasses.asdict(certificate.sampling)
+    own = [f"{name}={value:g}" for name, value in given.items() if name == "temperature" or usual[name] != value]
+    return f"{', '.join(own)} and max_tokens={certificate.claim.max_tokens} at most"
+
+
+def _check_binding(held: HeldCertificate, binding: Binding) -> None:
+    given = held.certificate.binding
+    for what, theirs, ours in (
+        ("weights", given.weights, binding.weights),
+        ("numbers of type", given.dtype, binding.dtype),
+        ("draft model", given.draft_model, binding.draft_model),
+    ):
+        if theirs != ours:
+            has = f"{what} {_short(theirs)}, and {binding.model} has {_short(ours)}"
+            raise ParlayError(f"{held.path} certifies {has}: calibrate for this model")
+    for spec in held.specs:
+        if rule_level(spec) is not Exactness.LOSSY:
+            raise ParlayError(f"{held.path} is damaged: {spec} is not lossy, so it needs no certificate")
+
+
+def _short(word: str) -> str:
+    return (word[:12] or "none").strip()

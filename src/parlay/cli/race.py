@@ -1,0 +1,209 @@
+"""`parlay demo`: plain decoding against the default strategy, and strategies that do not pay, on one screen.
+
+Everything is greedy. A first plain answer sets the length: the tokens before the text falls into a verbatim loop. Then
+plain decoding and the strategy take turns in rounds, until the median of the rounds' ratios is certain or the time is
+up. Other processes slow both down alike, so ratios hold on a busy machine, where speeds do not.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TextIO
+
+from parlay.bench.busy import busy_cores
+from parlay.bench.conversations import conversation_ids, text_ids
+from parlay.bench.loops import FEWEST_TOKENS, first_loop
+from parlay.bench.records import OURS, PLAIN, Cell, Row
+from parlay.bench.rounds import Rounds
+from parlay.bench.summary import CellSummary, summary
+from parlay.bench.wave import Ask, Ids, Prepared, Waves
+from parlay.bench.workloads import Message
+from parlay.cli.race_prompts import CALL, COPY, EDIT, PROSE, DemoPrompt
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import CompletionOutput
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.system import threads
+from parlay.system.terminal import Excerpt, Tint
+from parlay.types import Exactness, SamplingParams
+
+WIDTH = 80
+EXCERPT_LINES = 12
+SLOW_LINES = 4
+_ELSE = {"file", "model", "models"}
+"""Options of strategies that want more than the target."""
+PROBES, PROBE_TOKENS = 5, 8
+"""Short plain answers, which warm up; the fastest says how fast the machine is."""
+LENGTHS = ((400.0, 160), (20.0, 48), (0.0, 24))
+"""From so many tokens per second on, an answer has so many tokens. The steps are wide, so that the length, on which
+ratios hang, is the same on a busy machine and on an idle one."""
+ROUND_SECONDS = 0.25
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
+CERTAIN = 0.03
+"""Standard error of a ratio, as a share of it, at which no further round is measured."""
+RACE_SECONDS, SLOW_SECONDS = 5.0, 2.0
+"""After so long no further round begins: for a workload, and for a strategy that always drafts."""
+BUSY_CORES = 0.3
+FAREWELL = """
+Tokens per second are those after the prompt. For your own model:
+  parlay demo --model HUB_ID_OR_FOLDER
+  parlay generate "Once upon a time" --model HUB_ID_OR_FOLDER"""
+
+
+def demonstrate(llm: LLM, out: TextIO) -> bool:
+    """Print the comparison, at most 40 lines. False when a strategy that promises the same bits broke its promise."""
+    others = busy_cores()
+    stage = DemoPart.of(llm)
+    print(_head(llm), file=out)
+    if others > BUSY_CORES:
+        print(f"Other processes keep {others:.1f} cores busy: speeds are lower, ratios hold.", file=out)
+    _show_text(stage, out)
+    print(f"\n{'':12}{'':>8}{'tokens/s':>18}{'':>9}{'tokens':>9}{'same':>7}", file=out)
+    print(f"{'':12}{'tokens':>8}{'plain':>9}{'fast':>9}{'ratio':>9}{'a step':>9}{'text':>7}", file=out)
+    honest = True
+    for workload in (EDIT, CALL, COPY, PROSE):
+        prepared = stage.prepare(workload)
+        race = stage.race(prepared, DEFAULT_STRATEGY, RACE_SECONDS)
+        honest &= race.keeps_promise
+        print(_row(workload, race), file=out, flush=True)
+    print("\nThe prose again, always drafting; the default policy drafts only while it pays:", file=out)
+    for strategy in _always_drafting():
+        race = stage.race(prepared, strategy, SLOW_SECONDS)
+        honest &= race.keeps_promise
+        print(_slow_row(strategy, race), file=out, flush=True)
+    print(FAREWELL, file=out)
+    return honest
+
+
+def _head(llm: LLM) -> str:
+    spec = llm.runner.spec
+    where = f"{spec.dtype} on {spec.device}, {threads.count()} CPU threads"
+    return f"{spec.name[: WIDTH - len(where) - 2]}: {where}"
+
+
+def _show_text(stage: DemoPart, out: TextIO) -> None:
+    """The edit as it is written by the default strategy."""
+    tint = Tint(out)
+    note = "copied tokens are tinted" if tint.enabled else "its first lines"
+    print(f"\nAn edit, decoded with {DEFAULT_STRATEGY} ({note}):\n", file=out)
+    excerpt = Excerpt(out, tint, EXCERPT_LINES, WIDTH)
+    params = SamplingParams(temperature=0, max_tokens=stage.tokens)
+    for event in stage.llm.stream({"prompt_token_ids": stage.prompt(EDIT)}, params, strategy=DEFAULT_STRATEGY):
+        for piece in event.pieces:
+            excerpt.write(piece.text, piece.source)
+    excerpt.end()
+
+
+# --------------------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Rounds of plain decoding and of a strategy on one prompt."""
+
+    plain: list[Row]
+    fast: list[Row]
+
+    @property
+    def summary(self) -> CellSummary:
+        """Of the strategy, beside plain decoding."""
+        return summary(self.fast, self.plain)
+
+    @property
+    def certain(self) -> bool:
+        ratio = self.summary.ratio if len(self.fast) >= FEWEST_ROUNDS else None
+        return ratio is not None and ratio.error <= CERTAIN * ratio.median
+
+    @property
+    def same_text(self) -> bool:
+        return all(row.same == row.of for row in self.fast)
+
+    @property
+    def keeps_promise(self) -> bool:
+        return self.same_text or any(row.exactness != Exactness.BITS for row in self.fast)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPart:
+    """The model, what measures it, and how many tokens an answer has."""
+
+    llm: LLM
+    rounds: Rounds
+    tokens: int
+
+    @staticmethod
+    def of(llm: LLM) -> DemoPart:
+        """Warms the model up, and measures how long answers may be."""
+        rounds = Rounds({OURS: Waves(llm)}, ROUND_SECONDS, warm_up=False)
+        speed = max(DemoPart(llm, rounds, PROBE_TOKENS).plain_speed(PROSE) for _ in range(PROBES))
+        return DemoPart(llm, rounds, next(tokens for least, tokens in LENGTHS if speed >= least))
+
+    def prepare(self, workload: DemoPrompt) -> Prepared:
+        """A plain answer sets the length: it ends where the text begins to repeat itself."""
+        ids = self.prompt(workload)
+        text = self._plainly(ids).token_ids
+        text = text[: max(first_loop(text), FEWEST_TOKENS)]
+        return Prepared((Ask(ids=ids, most=len(text)),), (text,), None, "")
+
+    def race(self, prepared: Prepared, strategy: str, seconds: float) -> Race:
+        """Rounds until the ratio is certain, or so many seconds have passed."""
+        cells = [Cell(model="", strategy=name, workload="") for name in (PLAIN, strategy)]
+        race = Race([], [])
+        ends = time.monotonic() + seconds
+        while len(race.fast) < MOST_ROUNDS and not race.certain:
+            plain, fast = self.rounds.measure(cells, prepared, len(race.fast))
+            race.plain.append(plain)
+            race.fast.append(fast)
+            if fast.error or time.monotonic() > ends:
+                break
+        return race
+
+    def plain_speed(self, workload: DemoPrompt) -> float:
+        """Tokens per second of one plain answer."""
+        return self._plainly(self.prompt(workload)).metrics.tokens_per_second
+
+    def prompt(self, workload: DemoPrompt) -> Ids:
+        if not workload.is_chat:
+            return text_ids(self.llm, workload.text)
+        return conversation_ids(self.llm, [Message(*turn) for turn in workload.turns])
+
+    def _plainly(self, ids: Ids) -> CompletionOutput:
+        params = SamplingParams(temperature=0, max_tokens=self.tokens)
+        (output,) = self.llm.generate({"prompt_token_ids": ids}, params, strategy=PLAIN, store=False)
+        return output.outputs[0]
+
+
+def _always_drafting() -> list[str]:
+    """One strategy of each family, of those that want nothing but the target."""
+    firsts: dict[str, str] = {}
+    for name, entry in catalogue().items():
+        if "policy" in entry.parameters and not entry.parameters.keys() & _ELSE:
+            firsts.setdefault(entry.family, f"{name}:policy=fixed")
+    return list(firsts.values())[:SLOW_LINES]
+
+
+# ---------------------------------------------------------------------------------------------------------- reporting
+
+
+def _row(workload: DemoPrompt, race: Race) -> str:
+    plain = summary(race.plain, race.plain)
+    tokens = race.fast[0].tokens // max(race.fast[0].requests, 1)
+    return f"{workload.name:12}{tokens:>8}{_speed(plain)}{_results(race)}"
+
+
+def _slow_row(strategy: str, race: Race) -> str:
+    if race.fast[0].error:
+        return f"{strategy:37} not run: {race.fast[0].error}"[:WIDTH]
+    return f"{strategy:29}{_results(race)}"
+
+
+def _results(race: Race) -> str:
+    found = race.summary
+    ratio = found.ratio.median if found.ratio else 0.0
+    same = "yes" if race.same_text else "NO"
+    return f"{_speed(found)}{ratio:>8.2f}x{found.tokens_per_step or 0:>9.2f}{same:>7}"
+
+
+def _speed(found: CellSummary) -> str:
+    return f"{found.speed.median if found.speed else 0:>9.0f}"

@@ -1,0 +1,160 @@
+"""What a line that begins with a slash does: it changes the conversation, or how answers are decoded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
+from parlay.options import nearest
+from parlay.types import ParlayError, SamplingParams
+
+
+class Leave(Exception):
+    """The user is done."""
+
+
+class AnswerAgain(Exception):
+    """The last message is to be answered again."""
+
+
+@dataclass(slots=True)
+class State:
+    """What commands may change."""
+
+    conversation: Conversation
+    settings: ChatSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    """``run(state, argument)`` gives the line to show. It raises ParlayError or ValueError with what is wrong."""
+
+    name: str
+    argument: str
+    help: str
+    run: Callable[[State, str], str]
+
+
+def run_command(state: State, line: str) -> str:
+    """Run ``/name argument``; returns what to show.
+
+    Raises ParlayError or ValueError with what is wrong, Leave and AnswerAgain for the loop.
+    """
+    name, _, argument = line[1:].strip().partition(" ")
+    if name not in COMMANDS:
+        raise ValueError(f"there is no /{name}: {nearest(name, COMMANDS)}")
+    return COMMANDS[name].run(state, argument.strip())
+
+
+def _help(state: State, argument: str) -> str:
+    width = max(len(f"/{each.name} {each.argument}") for each in COMMANDS.values())
+    return "\n".join(f"{f'/{each.name} {each.argument}':{width}}  {each.help}" for each in COMMANDS.values())
+
+
+def _strategy(state: State, argument: str) -> str:
+    from parlay.strategies.spelling import parse  # here, because help needs no catalogue
+
+    if argument:
+        state.settings = replace(state.settings, strategy=str(parse(argument)))
+    return f"strategy: {state.settings.strategy or 'the default'}"
+
+
+def _system(state: State, argument: str) -> str:
+    state.conversation.system = argument
+    return "system message set" if argument else "no system message"
+
+
+def _seed(state: State, argument: str) -> str:
+    if argument and not argument.isdecimal():
+        raise ValueError(f"/seed {argument}: give a whole number from 0, or nothing for a new seed each time")
+    seed = int(argument) if argument else None
+    state.settings = replace(state.settings, params=replace(state.settings.params, seed=seed))
+    return f"seed: {'new for each answer' if seed is None else seed}"
+
+
+def _set(state: State, argument: str) -> str:
+    """``NAME VALUE`` for a number of `SamplingParams`; without a value all of them are shown."""
+    name, _, text = argument.replace("=", " ").partition(" ")
+    name = name.replace("-", "_")
+    params = state.settings.params
+    if not name:
+        return ", ".join(f"{each} {value:g}" for each, value in _numbers(params).items())
+    if name not in _numbers(params):
+        raise ValueError(f"/set {name}: {nearest(name, _numbers(params))}")
+    value: Any
+    try:
+        value = float(text) if name in _FRACTIONS else int(text)
+    except ValueError:
+        raise ValueError(f"/set {name} {text.strip()}: give a number") from None
+    state.settings = replace(state.settings, params=replace(params, **{name: value}))
+    return f"{name}: {value:g}"
+
+
+def _numbers(params: SamplingParams) -> dict[str, float]:
+    """Parameters that are numbers and set, by name."""
+    said = dataclasses.asdict(replace(params, logits_processors=(), structured_outputs=None))
+    return {name: said[name] for name in (*_WHOLE, *_FRACTIONS) if said[name] is not None}
+
+
+_WHOLE = ("max_tokens", "min_tokens", "top_k")
+_FRACTIONS = (
+    *("temperature", "top_p", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
+def _save(state: State, argument: str) -> str:
+    path = _path("save", argument)
+    try:
+        state.conversation.save(path)
+    except OSError as error:
+        raise ParlayError(f"/save {path}: {error.strerror}") from None
+    return f"saved in {path}"
+
+
+def _load(state: State, argument: str) -> str:
+    state.conversation = read_conversation(_path("load", argument))
+    return f"{len(state.conversation.messages)} messages loaded"
+
+
+def _path(name: str, argument: str) -> Path:
+    if not argument:
+        raise ValueError(f"/{name}: name a file, as in /{name} chat.json")
+    return Path(argument).expanduser()
+
+
+def _retry(state: State, argument: str) -> str:
+    if not state.conversation.take_back():
+        raise ValueError("/retry: nothing was said yet")
+    raise AnswerAgain
+
+
+def _clear(state: State, argument: str) -> str:
+    state.conversation.messages.clear()
+    return "a new conversation begins; the system message stays"
+
+
+def _exit(state: State, argument: str) -> str:
+    raise Leave
+
+
+COMMANDS = {
+    each.name: each
+    for each in (
+        ChatCommand("help", "", "list the commands", _help),
+        ChatCommand("strategy", "[NAME]", "decode with another strategy, or show which one it is", _strategy),
+        ChatCommand("system", "[TEXT]", "set the system message, or remove it", _system),
+        ChatCommand("set", "[NAME VALUE]", "set a sampling parameter, as in /set temperature 0, or show them", _set),
+        ChatCommand("seed", "[N]", "the same seed gives the same answer; without N a new one each time", _seed),
+        ChatCommand("retry", "", "answer the last message again", _retry),
+        ChatCommand("save", "FILE", "write the conversation to a JSON file", _save),
+        ChatCommand("load", "FILE", "go on with a saved conversation", _load),
+        ChatCommand("clear", "", "begin a new conversation", _clear),
+        ChatCommand("exit", "", "leave; Ctrl-D does too", _exit),
+    )
+}
+"""By name, in the order of the list."""

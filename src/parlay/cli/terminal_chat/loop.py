@@ -1,0 +1,146 @@
+"""The loop of a chat: read a line, obey it or answer it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TextIO
+
+from parlay.cli.terminal_chat.commands import AnswerAgain, Leave, State, run_command
+from parlay.cli.terminal_chat.screen import Screen
+from parlay.llm.jobs import Stream
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import CompletionOutput
+from parlay.system.terminal import Interrupt, Tint
+from parlay.types import ParlayError
+
+_CHUNK = '"""'
+_LEAST_ROOM = 64
+"""Tokens that an answer has room for at least; older messages leave until it has."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """``read(prompt)`` gives a line and raises EOFError at the end; answers go to ``out``, all else to ``notes``."""
+
+    llm: LLM
+    state: State
+    read: Callable[[str], str]
+    out: TextIO
+    notes: TextIO
+    tint: Tint
+
+    def run(self) -> None:
+        """Until the user leaves."""
+        while True:
+            try:
+                line = self.read("> ").strip()
+                if line.startswith(_CHUNK):
+                    self._say(self._rest(line))
+                elif line.startswith("/"):
+                    self._obey(line)
+                else:
+                    self._say(line)
+            except (Leave, EOFError):
+                return
+            except KeyboardInterrupt:
+                self._note("(/exit or Ctrl-D leaves)")
+
+    def _rest(self, line: str) -> str:
+        """All lines between two of triple quotes, of which ``line`` is the first."""
+        lines = [line.removeprefix(_CHUNK)]
+        while not lines[-1].endswith(_CHUNK):
+            lines.append(self.read("… ").rstrip())
+        return "\n".join(lines).removesuffix(_CHUNK)
+
+    def _say(self, text: str) -> None:
+        if text.strip():
+            self.state.conversation.add("user", text.strip())
+            self._answer()
+
+    def _obey(self, line: str) -> None:
+        try:
+            self._note(run_command(self.state, line))
+        except AnswerAgain:
+            self._answer()
+        except (ParlayError, ValueError) as error:
+            self._note(f"error: {error}")
+
+    def _answer(self) -> None:
+        """Decode an answer to the last message. If that fails, the message is taken back."""
+        conversation = self.state.conversation
+        try:
+            sample = self._decode()
+        except (ParlayError, ValueError) as error:
+            conversation.messages.pop()
+            self._note(f"error: {' '.join(str(error).split())}")
+            return
+        conversation.add("assistant", sample.text)
+        metrics = sample.metrics
+        ends = {"length": "; cut by max_tokens, /set max_tokens N allows more", "abort": "; interrupted"}
+        self._note(
+            f"[{metrics.completion_tokens} tokens, {metrics.tokens_per_step:.2f} a step, "
+            f"{metrics.tokens_per_second:.0f} tokens/s, {sample.strategy}{ends.get(sample.finish_reason, '')}]"
+        )
+        if sample.error is not None:
+            self._note(f"error: {sample.error}")
+
+    def _decode(self) -> CompletionOutput:
+        self._make_room()
+        settings = self.state.settings
+        screen = Screen(self.out, self.tint, shutil.get_terminal_size().columns)
+        stream = self.llm.stream(self.state.conversation.whole(), settings.params, strategy=settings.strategy)
+        with Interrupt() as interrupt:
+            _write(stream, screen, interrupt)
+        return stream.output.outputs[0]
+
+    def _make_room(self) -> None:
+        """Leave out the oldest messages where an answer would have no room in the context, and say so."""
+        conversation, dropped = self.state.conversation, 0
+        while self._room() < _LEAST_ROOM and conversation.drop_oldest():
+            dropped += 1
+        if dropped:
+            messages = "message and its answer do" if dropped == 1 else "messages and their answers do"
+            self._note(
+                f"(the context holds {self.llm.engine.longest:,} tokens: the oldest {dropped} {messages} not fit "
+                "and are forgotten)"
+            )
+
+    def _room(self) -> int:
+        """Tokens that are left for the answer; none if the conversation can't even be encoded."""
+        try:
+            job = self.llm.job(self.state.conversation.whole(), self.state.settings.params)
+        except ValueError:
+            return 0
+        return self.llm.engine.longest - len(job.samples[0].request.prompt)
+
+    def _note(self, line: str) -> None:
+        print(line, file=self.notes, flush=True)
+
+
+def _write(stream: Stream, screen: Screen, interrupt: Interrupt) -> None:
+    """Decode to the end, or to Ctrl-C, and show the text as it is committed."""
+    with closing(stream):
+        for event in stream:
+            screen.write(event.pieces, len(event.token_ids))
+            if interrupt.noted:
+                break
+    screen.end()
+
+
+def read_line(prompt: str) -> str:
+    """A line of standard input; on a terminal with a prompt, editing and history."""
+    if sys.stdin.isatty():
+        return input(prompt)
+    try:
+        line = sys.stdin.buffer.readline().decode("utf-8")  # whatever the locale makes of bytes that are none
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
+        ) from None
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n").removesuffix("\r")

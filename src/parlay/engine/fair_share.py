@@ -1,0 +1,245 @@
+"""How owners share the engine: evenly, however many requests an owner sends and whatever their priorities.
+
+With one owner nothing here has an effect.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from parlay.engine.clock import plausible
+from parlay.engine.owner_latency import Paces
+from parlay.engine.sequence import Sequence
+from parlay.types import Cost
+
+
+class Waiting(list[Sequence]):
+    """Sequences that wait, by rank. Counts those of each owner, so that none looks through a long queue of one owner's.
+
+    They come by `add` and leave by `leave`.
+    """
+
+    def __init__(self, rank: Callable[[Sequence], tuple[int, int]]) -> None:
+        super().__init__()
+        self.owners: Counter[str] = Counter()
+        self._rank = rank
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self, sequence, key=self._rank)
+        self.owners[_owner(sequence)] += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+        owner = _owner(sequence)
+        self.owners[owner] -= 1
+        if not self.owners[owner]:
+            del self.owners[owner]
+
+
+def first_waiting(waiting: Waiting, running: Iterable[Sequence]) -> Sequence:
+    """Which of those that wait starts next: the first of the owner that has the fewest running."""
+    if len(waiting.owners) == 1:
+        return waiting[0]
+    there = Counter(_owner(sequence) for sequence in running)
+    first: dict[str, Sequence] = {}
+    for sequence in waiting:
+        first.setdefault(_owner(sequence), sequence)
+        if len(first) == len(waiting.owners):
+            break
+    return min(first.values(), key=lambda sequence: there[_owner(sequence)])
+
+
+def victim(running: SequenceOf[Sequence]) -> Sequence:
+    """Which of ``running`` (by rank) is preempted: the last of the owner that has the most running."""
+    there = Counter(_owner(sequence) for sequence in running)
+    return max(enumerate(running), key=lambda entry: (there[_owner(entry[1])], entry[0]))[1]
+
+
+def is_new(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Whether its owner has nothing running."""
+    return all(other.request.owner != sequence.request.owner for other in running)
+
+
+def gives_way(running: Iterable[Sequence]) -> bool:
+    """Whether an owner has more than one sequence running, so that one of them can be preempted for a new owner."""
+    return max(Counter(map(_owner, running)).values(), default=0) > 1
+
+
+_LOOK = 16
+"""While one owner has the same sequences running, one step in so many is timed."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """How one step is divided among owners."""
+
+    owners: dict[str, list[Sequence]]
+    """The running sequences of each owner, in the scheduler's order."""
+    rows: int
+    left: dict[str, int] = field(default_factory=dict)
+    """Rows that each owner may still take; empty with one owner."""
+    streams_left: dict[str, int] = field(default_factory=dict)
+    """Of these rows, those for sequences that decode."""
+    alone: str | None = None
+    """The owner that has the step alone, although others have something running."""
+    taken: int = 0
+    """Rows taken so far; not counted with one owner."""
+    feeds: bool = False
+    """Whether the step holds part of a prompt; only noted if the step is timed."""
+    watched: dict[str, list[tuple[Sequence, int]]] = field(default_factory=dict)
+    """The step is timed for these owners, which want no more than their share: the sequences that decode, and how many
+    tokens each had before the step."""
+
+
+class Shares:
+    """Divides steps among owners: beside n - 1 others a token may take n times as long as alone.
+
+    By the measured cost no step has more rows than that allows. Rows that an owner does not want go to the others. If
+    an owner that wants no more than its share still gets less, it has steps alone: see `Paces`.
+    """
+
+    def __init__(self, cost: Cost, max_rows: int) -> None:
+        self._cost = cost
+        self._max_rows = max_rows
+        self._paces = Paces()
+        self._step = _Step({}, max_rows)
+        self._began = 0.0
+        self._steps = 0
+        self._one_owners: list[Sequence] = []
+        """The sequences of the last step, if all of them were one owner's."""
+        self._served: dict[Sequence, int] = {}
+        """The last step in which each sequence had a turn; only kept with several owners."""
+
+    def begin(self, ordered: list[Sequence], now: float) -> list[Sequence]:
+        """The sequences in the order in which they get rows in the step that begins ``now``, in seconds of any clock.
+
+        Of those that decode, the one that waited longest goes first; prompts are fed one after the other. While one
+        owner has the same sequences running, one step in `_LOOK` is timed.
+        """
+        if self._step.watched:
+            self._learn(ordered, plausible(now - self._began))
+        self._began = now
+        self._steps += 1
+        if ordered and ordered == self._one_owners and self._steps % _LOOK:
+            self._step.watched = {}
+            return ordered
+        self._step = step = _Step(_by_owner(ordered), self._max_rows)
+        self._one_owners = ordered if len(step.owners) == 1 else []
+        if len(step.owners) > 1:
+            self._divide(step)
+        self._watch(step)
+        if len(step.owners) < 2:
+            self._served.clear()
+            return ordered
+        self._served = {sequence: self._served.get(sequence, 0) for sequence in ordered}
+        step.alone = self._paces.first(step.watched)
+        if step.alone is not None:
+            return step.owners[step.alone]
+        decoding = [sequence for sequence in ordered if _decodes(sequence)]
+        return sorted(decoding, key=self._served.__getitem__) + [one for one in ordered if not _decodes(one)]
+
+    def rows(self, sequence: Sequence, room: int) -> int:
+        """How many rows the sequence may have, of ``room`` that are left in the step.
+
+        An owner whose first sequence starts during a step has a share from the next step on.
+        """
+        step, owner = self._step, sequence.request.owner
+        if len(step.owners) < 2:
+            return room if owner in step.owners or not step.owners else 0
+        if step.alone is not None:
+            return room if owner == step.alone else 0
+        left = step.left.get(owner, 0)
+        return min(room, left, step.streams_left[owner]) if left and _decodes(sequence) else min(room, left)
+
+    def take(self, sequence: Sequence, rows: int) -> None:
+        """Note the rows that a sequence was given."""
+        step = self._step
+        if step.watched and not _decodes(sequence):
+            step.feeds = True
+        if step.left:
+            owner = sequence.request.owner
+            step.taken += rows
+            step.left[owner] -= rows
+            step.streams_left[owner] -= rows if _decodes(sequence) else 0
+            self._served[sequence] = self._steps
+
+    def draft_rows(self, limit: int) -> int:
+        """How many rows of drafts the step may have: in a shared step those that no owner has taken."""
+        step = self._step
+        return limit if len(step.owners) < 2 or step.alone is not None else min(limit, max(0, step.rows - step.taken))
+
+    def _divide(self, step: _Step) -> None:
+        """Give each owner its rows. If it has prompts as well as streams, half of its rows are for prompts."""
+        step.rows = self._most_rows(step.owners)
+        step.left = divided(step.rows, {owner: sum(map(_pending, own)) for owner, own in step.owners.items()})
+        for owner, own in step.owners.items():
+            feeds = not all(map(_decodes, own))
+            step.streams_left[owner] = step.left[owner] - (step.left[owner] // 2 if feeds else 0)
+
+    def _most_rows(self, owners: Mapping[str, list[Sequence]]) -> int:
+        """The most rows for which a step takes no longer than the number of owners times any owner's streams alone."""
+        streams = [own for own in (list(filter(_decodes, own)) for own in owners.values()) if own]
+        if not streams:
+            return self._max_rows
+        bound = len(owners) * min(self._seconds(own) for own in streams)
+        context = _context([sequence for own in owners.values() for sequence in own])
+        counts = range(len(owners), self._max_rows + 1)
+        fit = bisect.bisect_right(counts, bound, key=lambda rows: self._cost.forward(rows, context))
+        return counts[max(0, fit - 1)]
+
+    def _seconds(self, streams: list[Sequence]) -> float:
+        """Modelled seconds of a step with these streams alone."""
+        return self._cost.forward(len(streams), _context(streams))
+
+    def _watch(self, step: _Step) -> None:
+        for owner, own in step.owners.items():
+            streams = list(filter(_decodes, own))
+            if streams and sum(map(_pending, own)) <= step.left.get(owner, self._max_rows):
+                self._paces.know(owner, self._seconds(streams))
+                step.watched[owner] = [(sequence, len(sequence.tokens)) for sequence in streams]
+
+    def _learn(self, ordered: list[Sequence], seconds: float) -> None:
+        """Learn from the last step, unless none of its sequences goes on: the engine may have been idle since."""
+        step = self._step
+        if all(sequence not in ordered for own in step.owners.values() for sequence in own):
+            return
+        for owner, streams in step.watched.items():
+            tokens = sum(len(sequence.tokens) - before for sequence, before in streams) / len(streams)
+            alone = owner == step.alone or (len(step.owners) == 1 and not step.feeds)
+            self._paces.learn(owner, seconds, tokens, owners=len(step.owners), alone=alone)
+
+
+def divided(rows: int, wanted: Mapping[str, int]) -> dict[str, int]:
+    """Divides ``rows`` among owners: one that wants less than an even share gets what it wants, the others the rest."""
+    shares: dict[str, int] = {}
+    for place, owner in enumerate(sorted(wanted, key=wanted.__getitem__)):
+        shares[owner] = min(wanted[owner], rows // (len(wanted) - place))
+        rows -= shares[owner]
+    return shares
+
+
+def _by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
+    owners: dict[str, list[Sequence]] = {}
+    for sequence in sequences:
+        owners.setdefault(sequence.request.owner, []).append(sequence)
+    return owners
+
+
+def _context(sequences: SequenceOf[Sequence]) -> int:
+    return sum(len(sequence.tokens) for sequence in sequences) // len(sequences)
+
+
+def _owner(sequence: Sequence) -> str:
+    return sequence.request.owner
+
+
+def _pending(sequence: Sequence) -> int:
+    return len(sequence.tokens) - sequence.cached
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return _pending(sequence) <= 1

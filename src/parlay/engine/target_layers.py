@@ -1,0 +1,188 @@
+"""The target's own layers, lent to drafters for one proposal: rows and seconds are counted, memory is reserved."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from parlay.engine.clock import since
+from parlay.engine.sequence import Sequence
+from parlay.types import NO_SKIP, Features, OutOfRoom, Output, Runner, Segment, SequenceView, Skip, trees
+
+
+@dataclass(slots=True)
+class _Loan:
+    """One sequence's scratch: at most ``limit`` rows beyond its tokens.
+
+    ``written`` are the tokens after the cached ones whose rows are there, from a forward that left out ``skip``.
+    """
+
+    sequence: Sequence
+    limit: int
+    skip: Skip = NO_SKIP
+    written: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Recomputation:
+    """Hidden states that a drafter lacks: those of the rows from ``first`` on that a copy of the sequence runs."""
+
+    name: int
+    loan: _Loan
+    segment: Segment | None = None
+    first: int = 0
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class TargetLayers:
+    """The `Layers` of every sequence of an engine. Only sequences that are lent at the moment can run.
+
+    ``most_rows`` bounds the rows of one call of `states`, which feeds text as prefill does.
+    """
+
+    def __init__(self, runner: Runner, most_rows: int) -> None:
+        self._runner = runner
+        self._most_rows = most_rows
+        self._loans: dict[int, _Loan] = {}
+        self._names = itertools.count(-1, -1)  # the engine's sequences have no negative numbers
+
+    def lend(self, sequence: Sequence, limit: int) -> None:
+        """Let this sequence run. Its tokens and ``limit`` more are reserved already. Its scratch is forgotten."""
+        self._loans[sequence.sequence] = _Loan(sequence, limit)
+
+    def reclaim(self) -> None:
+        """End all loans: the proposal is over."""
+        self._loans.clear()
+
+    def forward(
+        self,
+        views: Seq[SequenceView],
+        paths: Seq[Seq[int]],
+        skip: Skip,
+        rows: int = 1,
+        inputs_KH: Tensor | None = None,
+    ) -> Tensor:
+        """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
+        loans, segments = self._segments(views, paths, skip, rows)
+        if inputs_KH is None or not len(inputs_KH):
+            return self._run(loans, segments, skip).logits_RV
+        out = self._run(loans, [segment._replace(features=Features(inputs_KH)) for segment in segments], skip)
+        for loan in loans:
+            loan.written = []  # other tokens may stand there next time
+        return out.logits_RV
+
+    def early(self, views: Seq[SequenceView], paths: Seq[Seq[int]], layer: int, rows: int = 1) -> Tensor:
+        """See `Layers`. Raises ValueError as `forward` does."""
+        skip = frozenset(half for half in self._runner.spec.sublayers if half[1] >= layer)
+        loans, segments = self._segments(views, paths, skip, rows)
+        without_head = [segment._replace(logits_from=segment.end) for segment in segments]
+        states_NH, end, wanted = self._run(loans, without_head, skip, (layer,)).taps[layer], 0, []
+        for segment in segments:
+            end += segment.rows
+            wanted.append(states_NH[end - rows : end])
+        return torch.cat(wanted)
+
+    def _segments(
+        self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int
+    ) -> tuple[list[_Loan], list[Segment]]:
+        loans = self._lent(views)
+        for loan, path in zip(loans, paths, strict=True):
+            _check(loan, path, rows)
+        return loans, [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
+
+    def _run(self, loans: Seq[_Loan], segments: Seq[Segment], skip: Skip, taps: Seq[int] = ()) -> Output:
+        for loan in loans:
+            loan.written = []  # they count only if the forward succeeds
+        began = time.perf_counter()
+        out = self._runner.forward(segments, taps, skip)
+        seconds = since(began)
+        for loan, segment in zip(loans, segments, strict=True):
+            loan.sequence.tally.count_layers(segment.rows, seconds)
+            if segment.base >= 0:  # rows computed without these sub-layers can't be used by another call
+                loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
+        return out
+
+    def states(
+        self, views: Seq[SequenceView], spans: Seq[tuple[int, int]], taps: Seq[int]
+    ) -> list[Mapping[int, Tensor]]:
+        """See `Layers`. Copies of the sequences run what is lacking, so no sequence has to be cut back."""
+        most = max(1, self._most_rows // max(1, len(views)))
+        readings = [self._reading(loan, *span, most) for loan, span in zip(self._lent(views), spans, strict=True)]
+        due = [reading for reading in readings if reading.segment is not None]
+        try:
+            self._read(due, taps)
+        finally:
+            for reading in readings:
+                self._runner.release(reading.name)
+        return [reading.states for reading in readings]
+
+    def _reading(self, loan: _Loan, start: int, end: int, most: int) -> _Recomputation:
+        """A copy of the sequence, cut back to ``start``, with memory for ``most`` cached tokens, up to ``end``."""
+        reading = _Recomputation(next(self._names), loan)
+        tokens = loan.sequence.tokens
+        end = min(start + most, end, loan.sequence.cached)
+        if start < end:
+            self._runner.fork(loan.sequence.sequence, reading.name)
+            cached = self._runner.truncate(reading.name, start)
+            if self._reserve(reading.name, end):
+                reading.first = start - cached
+                reading.segment = Segment(reading.name, tuple(tokens[cached:end]), logits_from=end - cached)
+        return reading
+
+    def _reserve(self, name: int, tokens: int) -> bool:
+        try:
+            return self._runner.reserve(name, tokens)
+        except OutOfRoom:
+            return False
+
+    def _read(self, readings: list[_Recomputation], taps: Seq[int]) -> None:
+        if not readings:
+            return
+        began = time.perf_counter()
+        out = self._runner.forward([reading.segment for reading in readings if reading.segment], taps)
+        seconds = since(began)
+        end = 0
+        for reading in readings:
+            assert reading.segment is not None
+            begin, end = end + reading.first, end + reading.segment.rows
+            reading.states = {layer: out.taps[layer][begin:end] for layer in taps}
+            reading.loan.sequence.tally.count_layers(reading.segment.rows, seconds)
+
+    def _lent(self, views: Seq[SequenceView]) -> list[_Loan]:
+        names = [view.sequence for view in views]
+        for name in names:
+            if name not in self._loans:
+                raise ValueError(f"the layers of sequence {name} are not lent: they can be used in propose only")
+        if len(set(names)) < len(names):
+            raise ValueError("one sequence was given twice in one forward of the target's layers")
+        return [self._loans[name] for name in names]
+
+
+def _check(loan: _Loan, path: Seq[int], rows: int) -> None:
+    length = len(loan.sequence.tokens)
+    if len(path) > loan.limit or not 0 < rows <= length + len(path):
+        raise ValueError(
+            f"{rows} rows at the end of {length} tokens and {len(path)} more: at least one row, and at most "
+            f"{loan.limit} tokens more than the sequence has"
+        )
+
+
+def _segment(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Segment:
+    """The rows that must run: those neither cached nor left in scratch by the last call, and all wanted rows."""
+    sequence = loan.sequence
+    pending = tuple(sequence.tokens[sequence.cached :])
+    first_wanted = len(pending) + len(path) - rows
+    known = _common(loan.written, [*pending, *path]) if loan.skip == skip else 0
+    base = min(known, first_wanted)
+    return Segment(sequence.sequence, pending, trees.chain_tree(path), logits_from=first_wanted, base=base)
+
+
+def _common(written: Seq[int], ahead: Seq[int]) -> int:
+    length = min(len(written), len(ahead))
+    return next((place for place in range(length) if written[place] != ahead[place]), length)

@@ -1,0 +1,127 @@
+"""Beam search under vLLM's names: the likeliest continuations of a prompt, found a token at a time.
+
+It is the one search that no draft can shorten, because each step chooses among all beams. So it decodes plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from parlay.llm.outputs import Logprob, RequestOutput
+from parlay.types import SamplingParams, Tokenizer
+
+Step = Callable[[Sequence[tuple[int, ...]], SamplingParams], list[RequestOutput]]
+"""Decodes token ids, all of them together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search. Field names are vLLM's.
+
+    Beams are ordered by log-probability over length to the power of ``length_penalty``; as in vLLM the length is that
+    of prompt and output. Raises ValueError for a value out of range; nothing is drawn, so ``temperature`` is 0.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("beam_width", self.beam_width), ("max_tokens", self.max_tokens)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.temperature:
+            raise ValueError("beam search draws nothing: leave temperature at 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchSequence:
+    """One continuation. ``tokens`` and ``text`` hold the prompt too; ``logprobs`` are those of the output."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[dict[int, Logprob], ...] = ()
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """As many sequences as the beam is wide, or as there are; the best comes first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(slots=True)
+class _Search:
+    """One prompt's search: the beams that go on, and those that have ended."""
+
+    running: list[BeamSearchSequence]
+    ended: list[BeamSearchSequence] = field(default_factory=list)
+
+
+def beam_search(
+    prompts: Sequence[tuple[int, ...]],
+    params: BeamSearchParams,
+    step: Step,
+    tokenizer: Tokenizer,
+    eos_ids: frozenset[int],
+    *,
+    after_token: Callable[[], object],
+) -> list[BeamSearchOutput]:
+    """Searches for all ``prompts`` together. ``step`` decodes one more token of each beam."""
+    width = params.beam_width
+    one = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * width, ignore_eos=True)
+    ends = frozenset() if params.ignore_eos else eos_ids
+    searches = [_Search([BeamSearchSequence(tokens=prompt)]) for prompt in prompts]
+    for _ in range(params.max_tokens):
+        outputs = iter(step([beam.tokens for search in searches for beam in search.running], one))
+        for search in searches:
+            grown = [child for beam in search.running for child in _children(beam, next(outputs), ends, params)]
+            search.ended += [beam for beam in grown if beam.finish_reason]
+            going = [beam for beam in grown if not beam.finish_reason]
+            search.running = sorted(going, key=lambda beam: -beam.cum_logprob)[:width]
+        after_token()
+        if not any(search.running for search in searches):
+            break
+    return [
+        BeamSearchOutput([replace(beam, text=_text(beam, tokenizer)) for beam in _best(search, params, ends)])
+        for search in searches
+    ]
+
+
+def _text(beam: BeamSearchSequence, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(beam.tokens, skip_special_tokens=True)
+
+
+def _children(
+    beam: BeamSearchSequence, output: RequestOutput, ends: frozenset[int], params: BeamSearchParams
+) -> list[BeamSearchSequence]:
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None
+    told = logprobs[0]
+    return [
+        BeamSearchSequence(
+            tokens=beam.tokens if token in ends and not params.include_stop_str_in_output else (*beam.tokens, token),
+            logprobs=(*beam.logprobs, told),
+            cum_logprob=beam.cum_logprob + one.logprob,
+            finish_reason="stop" if token in ends else None,
+            stop_reason=token if token in ends else None,
+        )
+        for token, one in told.items()
+    ]
+
+
+def _best(search: _Search, params: BeamSearchParams, ends: frozenset[int]) -> list[BeamSearchSequence]:
+    def score(beam: BeamSearchSequence) -> float:
+        length = len(beam.tokens) - (beam.tokens[-1] in ends)
+        return beam.cum_logprob / float(length**params.length_penalty)
+
+    cut = [replace(beam, finish_reason="length") for beam in search.running]
+    return sorted([*search.ended, *cut], key=score, reverse=True)[: params.beam_width]

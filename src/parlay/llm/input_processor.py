@@ -1,0 +1,283 @@
+"""From prompts and parameters to engine requests, and from the engine's events back to results."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from parlay.certificates.gate import Choice, Gate
+from parlay.certificates.requirement import Allowed
+from parlay.certificates.requirement import parse as allowed_by
+from parlay.llm.jobs import Audit, Job, Sample
+from parlay.llm.vocabulary import Vocabulary
+from parlay.sampling.bad_words import BadWords
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.spelling import StrategySpec, name_of
+from parlay.structured.after_reasoning import AfterReasoning
+from parlay.structured.grammars import Grammar
+from parlay.text.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
+from parlay.text.detokenizer import TextStream
+from parlay.text.documents import Document, Ids
+from parlay.text.prompt_classifier import PromptKinds
+from parlay.text.prompts import Prompt, TokensPrompt, text_or_ids
+from parlay.text.reasoning import Thoughts, expected_thoughts, marks
+from parlay.text.tokenize import check_unicode
+from parlay.types import Constraint, Exactness, NoiseKey, ParlayError, Request, SamplingParams
+
+_SEED_BITS = 53
+"""Of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a conversation becomes a prompt. ``variables`` are for templates that know of them.
+
+    ``template`` takes the place of the model's own. One that knows no ``tools`` gets them as a system message.
+    ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
+    message, which the answer goes on with.
+    """
+
+    tools: Tools = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    begin_answer: bool = True
+    continue_final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Options of a request beside its prompt and its sampling. The text depends on none but the first two, and on those
+    only as far as ``exactness`` allows.
+
+    ``exactness`` says what the request allows, as `parlay.certificates.requirement` reads it; None: whatever the
+    strategy is.
+    ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
+    ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
+    prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
+    ``priority`` is more urgent.
+    """
+
+    strategy: str | StrategySpec | None = None
+    exactness: str | Allowed | None = None
+    documents: Sequence[Document] = ()
+    prediction: Document | None = None
+    store: bool = True
+    salt: str = ""
+    owner: str = ""
+    priority: int = 0
+
+
+class RequestFactory:
+    """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
+
+    A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        eos_ids: Sequence[int],
+        max_context: int,
+        *,
+        strategy: str | StrategySpec,
+        prediction_strategy: str,
+        seed: int | None,
+        gate: Gate,
+    ) -> None:
+        self._tokenizer = vocabulary.tokenizer
+        self._encoder = vocabulary.encoder
+        self._grammars = vocabulary.grammars
+        self._strategy = strategy
+        self._prediction_strategy = prediction_strategy
+        self.gate = gate
+        self._eos_ids = frozenset(eos_ids)
+        self._max_context = max_context
+        self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
+        self._names = itertools.count()
+        self._vocab_size = vocabulary.size
+        self._kinds = PromptKinds(vocabulary.tokenizer)
+
+    def job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        options: RequestOptions,
+        *,
+        references: tuple[Ids, ...] = (),
+        prediction: Ids = (),
+    ) -> Job:
+        """``references`` are the documents' ids, ``prediction`` those of the prediction.
+
+        Raises ValueError for a prompt or a parameter that can't be used.
+        """
+        text, ids, thoughts = self._encode(prompt, params)
+        if params.stops and self._tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
+        params = self._settled(params, len(ids))
+        grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
+        first = self._request(ids, params, options, (prediction, *references) if prediction else references)
+        allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
+        usual = self._prediction_strategy if prediction else self._strategy
+        choice = self.gate.choose(allowed, options.strategy, usual, params)
+        if _chooses(choice.strategy):
+            first = replace(first, kind=self._kinds.of(ids, params))
+        samples = [
+            self._sample(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction))
+            for n in range(params.n)
+        ]
+        again = partial(self.job, references=references, prediction=prediction)
+        return Job(first.id, text, samples, thoughts, _audit(choice, first, options, again))
+
+    def _request(
+        self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
+    ) -> Request:
+        """What the samples of one prompt have in common."""
+        name = f"request-{next(self._names)}"
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
+        eos = frozenset() if params.ignore_eos else self._eos_ids
+        return Request(
+            id=name,
+            prompt=prompt,
+            params=params,
+            key=NoiseKey(seed),
+            stop_ids=eos | frozenset(params.stop_token_ids or ()),
+            references=references,
+            salt=options.salt,
+            owner=options.owner,
+            store=options.store,
+            group=name if params.n > 1 else "",
+            priority=options.priority,
+        )
+
+    def _sample(
+        self,
+        request: Request,
+        index: int,
+        strategy: str | StrategySpec,
+        constraint: Constraint | None,
+        predicted: int,
+    ) -> Sample:
+        text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
+        key = replace(request.key, sample_index=index)
+        own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
+        return Sample(own, text, strategy, self._spell, predicted, self._prediction_strategy)
+
+    def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
+        """What holds one sample to the form. It begins after the reasoning, if there may be any."""
+        if grammar is None or self._tokenizer is None:
+            return None
+        constraint = grammar.constraint(request.stop_ids)
+        found = marks(self._tokenizer, thoughts)
+        return constraint if found is None else AfterReasoning(constraint, found)
+
+    def _settled(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        """With a limit on the output's tokens, numbers of log-probabilities, and bad words as a processor of logits."""
+        limit = max(self._max_context - prompt_length, 1)  # a prompt that is too long is refused by the engine
+        params = replace(
+            params,
+            max_tokens=limit if params.max_tokens is None else params.max_tokens,
+            logprobs=self._vocab_size if params.logprobs == -1 else params.logprobs,
+            prompt_logprobs=self._vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
+        )
+        if not params.bad_words:
+            return params
+        return replace(params, logits_processors=(*params.logits_processors, self._bad_words(params, prompt_length)))
+
+    def _bad_words(self, params: SamplingParams, prompt_length: int) -> BadWords:
+        if self._tokenizer is None:
+            raise ValueError("bad_words need a tokenizer, and this model came without one: use logit_bias")
+        for word in params.bad_words or ():
+            check_unicode(word, "bad_words are")
+        return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
+
+    def _spell(self, token: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.decode([token])
+
+    def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...], Thoughts]:
+        """The text and the ids of the prompt, and whether its answer has reasoning; no text where it was cut."""
+        said, thoughts = text_or_ids(prompt)
+        text = said if isinstance(said, str) else None
+        ids = self._ids(said, cut=params.truncate_prompt_tokens is not None) if isinstance(said, str) else said
+        kept = params.truncate_prompt_tokens or len(ids)
+        kept = self._max_context - 1 if kept == -1 else kept
+        return (text, ids, thoughts) if len(ids) <= kept else (None, ids[-kept:], thoughts)
+
+    def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
+        if self._encoder is None:
+            raise ValueError("this model came without a tokenizer: give the prompt as {'prompt_token_ids': [...]}")
+        if not text:  # a tokenizer that puts a token before every text would make it look like one
+            raise ValueError("the prompt is empty: give some text, or token ids")
+        return self._encoder.encode(text, self._max_context, cut=cut)
+
+    def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> Prompt:
+        """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
+
+        Raises ParlayError for a conversation that the template refuses, ValueError for what is no conversation, for
+        content that is no text, and for variables that `check_variables` refuses.
+        """
+        if self._encoder is None or self._tokenizer is None or not (options.template or self._tokenizer.chat_template):
+            raise ParlayError("this model has no chat template: use generate() with a plain prompt")
+        if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+            raise ValueError("a conversation is a list of messages, each {'role': ..., 'content': ...}")
+        check_variables(options.variables)
+        plain, tools = told_of_tools(self._tokenizer, plain_messages(messages), options.tools, options.template)
+        try:
+            text = render(
+                self._tokenizer,
+                plain,
+                tools=tools,
+                variables=options.variables,
+                template=options.template,
+                begin_answer=options.begin_answer,
+                continue_final=options.continue_final,
+            )
+        except Exception as error:  # a template is a program: it can fail in any way
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
+        ids = self._encoder.encode(text, self._max_context, special=False, cut=cut)
+        return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
+
+
+def _audit(choice: Choice, first: Request, options: RequestOptions, job: Callable[..., Job]) -> Audit | None:
+    """Where the choice stands on a certificate, for a share of all jobs, drawn before anything is decoded."""
+    if choice.held is None or not choice.held.due():
+        return None
+    assert isinstance(choice.strategy, StrategySpec)
+    params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
+    exactly = replace(
+        options, strategy=None, exactness=Allowed(Exactness.SEED), store=False, priority=options.priority + 1
+    )
+    prompt = TokensPrompt(prompt_token_ids=first.prompt)
+    return Audit(partial(job, prompt, params, exactly), choice.held, choice.strategy)
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raises ValueError for a variable that a template can't be given."""
+    for name in variables:
+        if name in SET_HERE:
+            raise ValueError(f"chat_template_kwargs can't hold {name}, which this server sets: leave it out")
+
+
+def plain_messages(messages: Messages) -> list[dict[str, Any]]:
+    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is no text."""
+    return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
+
+
+def _joined(content: object, place: int) -> object:
+    if not isinstance(content, list | tuple):
+        return content
+    for number, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"messages[{place}].content[{number}] is no text: give {{'type': 'text', 'text': ...}}")
+    return "".join(part["text"] for part in content)
+
+
+def _chooses(strategy: str | StrategySpec) -> bool:
+    """Whether it chooses among drafters by what a request asks for."""
+    entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
+    return entry is not None and entry.routes

@@ -1,0 +1,162 @@
+"""Prompts under way: their samples, what the engine's events make of them, and how a lossy one is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from parlay.certificates.gate import HeldCertificate
+from parlay.llm.outputs import (
+    CompletionOutput,
+    Logprobs,
+    Piece,
+    PredictionUse,
+    PromptLogprobs,
+    RequestOutput,
+    Spell,
+    StreamEvent,
+)
+from parlay.strategies.spelling import StrategySpec
+from parlay.text.detokenizer import TextStream
+from parlay.text.reasoning import Thoughts
+from parlay.types import Event, ParlayError, Request, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Sample:
+    """One engine request under way: its text so far and what was committed."""
+
+    request: Request
+    text: TextStream | None
+    strategy: str | StrategySpec
+    spell: Spell
+    predicted: int = 0
+    """Tokens of its prediction."""
+    prediction_source: str = ""
+    """The source of tokens that were drafted from the prediction."""
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each token, or none at all."""
+    last: Event | None = None
+
+    def take(self, event: Event) -> tuple[Piece, ...]:
+        self.tokens += event.committed.tokens
+        self.sources += event.committed.sources
+        self.logprobs += event.committed.logprobs
+        if event.finish_reason is not None:
+            self.last = event
+        if self.text is None:
+            return ()
+        released = self.text.release(final=event.finish_reason is not None)
+        known = len(self.tokens)  # a step that failed may have read tokens that it never reported
+        return tuple(Piece(text, self.sources[index]) for index, text in released if index < known)
+
+    def output(self) -> CompletionOutput:
+        event = self.last
+        assert event is not None
+        assert event.finish_reason is not None
+        assert event.metrics is not None
+        wanted = self.request.params.logprobs is not None
+        return CompletionOutput(
+            index=self.request.key.sample_index,
+            text=self.text.text if self.text else "",
+            token_ids=tuple(self.tokens),
+            cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
+            logprobs=Logprobs(tuple(self.logprobs), self.spell) if wanted else None,
+            finish_reason=event.finish_reason,
+            stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
+            strategy=str(self.strategy),
+            exactness=event.metrics.exactness,
+            seed=self.request.key.seed,
+            sources=tuple(self.sources),
+            text_ends=tuple(self.text.ends) if self.text else (),
+            metrics=event.metrics,
+            error=event.error,
+            prediction=self._prediction(),
+        )
+
+    def _prediction(self) -> PredictionUse | None:
+        if not self.predicted:
+            return None
+        accepted = self.sources.count(self.prediction_source)
+        return PredictionUse(accepted, max(0, self.predicted - accepted))
+
+
+@dataclass(slots=True)
+class Job:
+    """One prompt under way: its samples, in order."""
+
+    id: str
+    prompt: str | None
+    samples: list[Sample]
+    thoughts: Thoughts = "none"
+    audit: Audit | None = None
+    """There if its first sample is lossy by a certificate, and is to be compared with exact decoding."""
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.last is not None for sample in self.samples)
+
+    def output(self) -> RequestOutput:
+        first = self.samples[0]
+        known = first.last.prompt_logprobs if first.last is not None else None
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=first.request.prompt,
+            prompt_logprobs=None if not known else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.spell)),
+            outputs=tuple(sample.output() for sample in self.samples),
+        )
+
+    def event(self, sample: Sample, event: Event) -> StreamEvent:
+        pieces = sample.take(event)
+        ids = event.committed.tokens
+        done = self.output() if self.finished else None
+        return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """How a lossy job is compared: ``twin`` makes the job that decodes its first sample exactly."""
+
+    twin: Callable[[], Job]
+    held: HeldCertificate
+    spec: StrategySpec
+
+    def settle(self, lossy: Job, exact: Job) -> None:
+        """Count the comparison. Answers that were ended early tell nothing."""
+        first, second = lossy.samples[0], exact.samples[0]
+        ends = [sample.last.finish_reason if sample.last is not None else None for sample in (first, second)]
+        if all(end in ("stop", "length") for end in ends):
+            self.held.audit(self.spec, first.tokens, second.tokens)
+
+
+def audit(jobs: Iterable[Job], decode: Callable[[list[Job]], Iterable[object]]) -> None:
+    """Make the comparisons that are due of jobs that are over."""
+    due = [(job, job.audit, job.audit.twin()) for job in jobs if job.audit is not None]
+    for _ in decode([twin for _, _, twin in due]) if due else ():
+        pass
+    for job, way, twin in due:
+        way.settle(job, twin)
+
+
+class Stream(Iterator[StreamEvent]):
+    """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
+
+    def __init__(self, events: Generator[StreamEvent], job: Job) -> None:
+        self._events = events
+        self._job = job
+
+    def __next__(self) -> StreamEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
+
+    @property
+    def output(self) -> RequestOutput:
+        """The whole result, or after `close` the part of it that there is. Raises ParlayError while under way."""
+        if not self._job.finished:
+            raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
+        return self._job.output()

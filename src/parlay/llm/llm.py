@@ -1,0 +1,400 @@
+"""`LLM`: the one place that joins a runner, the catalogue of strategies, policies and the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from parlay import models
+from parlay.cache import Budget, parse_bytes
+from parlay.certificates.gate import Gate, open_gate
+from parlay.certificates.requirement import AUDIT_SHARE, Allowed
+from parlay.drafters.resources import Resources
+from parlay.energy.power_model import PowerOf
+from parlay.engine import Engine, Limits
+from parlay.heads.opening import heads_of
+from parlay.llm import vllm_arguments
+from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from parlay.llm.call_lock import OneCall
+from parlay.llm.input_processor import ChatOptions, RequestFactory, RequestOptions
+from parlay.llm.jobs import Job, Stream, audit
+from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
+from parlay.llm.router_file import RememberedBy, cost_of, memory_of
+from parlay.llm.vocabulary import Vocabulary, vocabulary_of
+from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import load_tokenizer
+from parlay.models.sampling_defaults import usual_params
+from parlay.options import LoadOptions, override
+from parlay.strategies.built import RunnerCache, StrategyCache
+from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.strategies.offering import offered
+from parlay.strategies.spelling import StrategySpec
+from parlay.system.progress import Progress, advance, bar
+from parlay.text.chat_template import Messages, Tools
+from parlay.text.documents import Document, Documents, Predictions, prediction_ids, predictions, references
+from parlay.text.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
+from parlay.types import ParlayError, SamplingParams, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SHORT = 0.5  # seconds of loading for which no bar is worth showing
+PREDICTION_STRATEGY = "prediction"
+"""The default for requests that come with a prediction."""
+
+PerPrompt = SamplingParams | Sequence[SamplingParams] | None
+Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
+
+
+class LLM:
+    """A model that decodes several tokens per forward pass. Argument names are vLLM's where it has them.
+
+    ``model`` is a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
+    transformers model.
+    ``tokenizer`` replaces the model's own; it may be the ``vocabulary`` of an earlier LLM of the same model.
+    ``strategy`` is the default for requests that name none; left out, it is ``auto``. ``seed`` makes requests without a
+    seed of their own reproducible; otherwise each draws one and reports it. ``memory`` bounds what all caches take
+    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
+    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
+    ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
+    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
+    ``router_memory``: what strategies learn that choose among drafters, and what steps cost, is kept on this machine as
+    numbers, from minute to minute: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not
+    (``"off"``).
+    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
+    floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM are taken if they ask
+    for what is so anyway, with a warning if they have no effect here. A call waits while another thread's is under way.
+
+    Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
+    be honoured, TypeError for an unknown one.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel = "parlay-mini",
+        *,
+        tokenizer: str | Tokenizer | Vocabulary | None = None,
+        strategy: str | StrategySpec | None = None,
+        draft_model: str | None = None,
+        load: LoadOptions = models.USUAL,
+        dtype: str | None = None,
+        device: str | None = None,
+        quantize: str | None = None,
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 32,
+        max_num_batched_tokens: int = 512,
+        seed: int | None = None,
+        memory: int | str | None = None,
+        use_tqdm_on_load: Progress = None,
+        generation_config: Literal["auto", "vllm"] = "auto",
+        speculative_config: Mapping[str, object] | None = None,
+        router_memory: RememberedBy = "shared",
+        certificates: Sequence[str | Path] = (),
+        audit_share: float = AUDIT_SHARE,
+        **of_vllm: object,
+    ) -> None:
+        vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
+        strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
+        self._closed, self._strategy, self._one_call = False, str(strategy), OneCall()
+        budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
+        load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
+        with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
+            self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
+        self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec)
+        self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
+        limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
+        kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
+        self.engine = Engine(self.runner, cost := cost_of(self.runner, kept), limits)
+        self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
+        self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
+        self._strategies = StrategyCache(self._resources, cost, in_use=self.engine.strategies, memory=kept, power=power)
+        self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
+        self._factory = RequestFactory(
+            self.vocabulary,
+            self.runner.spec.eos_ids,
+            self.engine.longest,
+            strategy=strategy,
+            prediction_strategy=PREDICTION_STRATEGY,
+            seed=seed,
+            gate=open_gate(certificates, model, self._resources, share=audit_share),
+        )
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
+        if self.tokenizer is None:
+            raise ParlayError("this model came without a tokenizer: name one with LLM(tokenizer=...)")
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What calls without sampling parameters take; `LLM` says whose they are. To be changed at will."""
+        return replace(self._usual_params)
+
+    def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
+        """What drafters may use: draft models, tokenizers and heads are opened when a strategy first needs them."""
+        heads = heads_of(model, target := self.runner.spec, self._budget, self.runner)
+        return Resources(
+            vocab_size=target.vocab_size,
+            open_runner=self._drafts,
+            default_draft=draft_model or heads.built_in_draft(),
+            tokenizer=self.tokenizer,
+            open_tokenizer=lambda name: load_tokenizer(resolve(name)),
+            target=target,
+            find_head=heads,
+            domains=heads.domains,
+        )
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: PerPrompt = None,
+        use_tqdm: Progress = None,
+        *,
+        strategy: Strategies = None,
+        documents: Documents | None = None,
+        prediction: Predictions | None = None,
+        store: bool = True,
+        exactness: str | Allowed | None = None,
+    ) -> list[RequestOutput]:
+        """Decode all prompts together and return one output per prompt, in order.
+
+        A prompt is a text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. ``use_tqdm``:
+        whether a bar shows the progress, or what makes the bar; None: for several prompts, if somebody can see it.
+        ``sampling_params`` and ``strategy`` are one for all or one per prompt. ``documents`` are texts (or token ids)
+        that outputs may repeat, say what a search has found: one list for all prompts or one per prompt. Strategies
+        that copy draft from them; no text depends on them, and they are no part of the prompt. ``prediction`` is what
+        the output will mostly be, say a file before an edit, as text or token ids, one for all or one per prompt:
+        where no strategy is named, the one that follows predictions is used, and others have it as their first
+        document. ``store=False`` keeps strategies that learn from many requests from learning from these.
+        ``exactness`` is what outputs may lose (`parlay.certificates.requirement`); None: what the strategy loses.
+
+        Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
+        RequestFailed (which holds all outputs) when a sample failed while the others went on.
+        """
+        options = RequestOptions(store=store, exactness=exactness)
+        jobs = self._jobs(prompts, sampling_params, strategy, options, documents=documents, prediction=prediction)
+        wanted = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
+        with bar(len(jobs), "Prompts", "prompt", wanted) as shown:
+            for event in self._run(jobs):
+                shown.update(event.output is not None)
+        outputs = RequestOutputs(job.output() for job in jobs)
+        failed = [sample for output in outputs for sample in output.outputs if sample.error]
+        if failed:
+            raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0].error}", outputs)
+        return outputs
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: PerPrompt = None,
+        use_tqdm: Progress = None,
+        *,
+        tools: Tools | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        strategy: Strategies = None,
+        documents: Documents | None = None,
+        prediction: Predictions | None = None,
+        store: bool = True,
+        exactness: str | Allowed | None = None,
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
+
+        Content is a text, or a list of {"type": "text", "text": ...}. ``tools`` are functions that the model may call,
+        in OpenAI's form; a template that knows no tools gets them as a system message. ``chat_template`` takes the
+        place of the model's own, ``chat_template_kwargs`` are variables for it. The prompt ends where the assistant's
+        turn begins (``add_generation_prompt``), or with the last message, which the answer goes on with
+        (``continue_final_message``); one of the two must be false.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("continue_final_message goes on with the last message: set add_generation_prompt=False")
+        options = ChatOptions(
+            tools=tools or (),
+            variables=chat_template_kwargs or {},
+            template=chat_template,
+            begin_answer=add_generation_prompt,
+            continue_final=continue_final_message,
+        )
+        return self.generate(
+            [self._factory.chat(conversation, options) for conversation in conversations(messages)],
+            sampling_params,
+            use_tqdm,
+            strategy=strategy,
+            documents=documents,
+            prediction=prediction,
+            store=store,
+            exactness=exactness,
+        )
+
+    def beam_search(
+        self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress = False
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, the best first. Decodes plainly.
+
+        Raises what `generate` raises.
+        """
+        tokenizer = self.get_tokenizer()
+        plain = SamplingParams(max_tokens=1)
+        starts = [job.samples[0].request.prompt for job in self._jobs(list(prompts), plain, "none", RequestOptions())]
+        with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
+            return beam_search(
+                starts,
+                params,
+                lambda beams, one: self.generate(beams, one, False, strategy="none"),
+                tokenizer,
+                frozenset(self.runner.spec.eos_ids),
+                after_token=shown.update,
+            )
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        *,
+        strategy: str | StrategySpec | None = None,
+        documents: Sequence[Document] | None = None,
+        prediction: Document | None = None,
+        store: bool = True,
+        exactness: str | Allowed | None = None,
+    ) -> Stream:
+        """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
+        options = RequestOptions(
+            strategy=strategy, exactness=exactness, documents=documents or (), prediction=prediction, store=store
+        )
+        job = self.job(prompt, sampling_params, options)
+        return Stream(self._run([job]), job)
+
+    def job(
+        self,
+        prompt: Prompt | Messages,
+        sampling_params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        chat: ChatOptions | None = None,
+    ) -> Job:
+        """A prompt or conversation made ready to run. Any thread may call this. Raises ValueError or ParlayError.
+
+        ``chat`` says how a conversation becomes a prompt.
+        """
+        self._check_open()
+        options = options or RequestOptions()
+        params = sampling_params or self.get_default_sampling_params()
+        cut = params.truncate_prompt_tokens is not None
+        asked = prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
+        (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
+        ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
+        return self._factory.job(asked, params, options, references=texts, prediction=ids)
+
+    def prepare(self) -> None:
+        """Read what the first request would wait for otherwise. For servers, where others would wait with it."""
+        self.vocabulary.prepare()
+
+    def add(self, job: Job) -> None:
+        """Put a job's samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
+        added: list[str] = []
+        try:
+            for sample in job.samples:
+                self.engine.add(sample.request, self._strategies.get(sample.strategy, sample.request.owner))
+                added.append(sample.request.id)
+        except Exception:
+            for name in added:
+                self.engine.abort(name)
+            raise
+
+    @property
+    def draft_models(self) -> tuple[str, ...]:
+        """The draft models that strategies have loaded so far."""
+        return self._drafts.names
+
+    def offered(self) -> tuple[str, ...]:
+        """The strategies of the catalogue that work for this model by their name alone. Any thread may call this."""
+        return offered(self._resources, self.engine.check_needs)
+
+    def reset_prefix_cache(self) -> None:
+        """Free what is cached of requests that are over: the next ones compute all of their prompts."""
+        self._budget.drop_spare()
+
+    def close(self) -> None:
+        """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards.
+
+        Closing it again does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._strategies.close()
+        self.vocabulary.rest()
+        del self._strategies, self._resources, self._drafts, self.engine, self.runner
+
+    @property
+    def gate(self) -> Gate:
+        return self._factory.gate
+
+    def __repr__(self) -> str:
+        return "LLM(closed)" if self._closed else f"LLM({self.runner.spec.name!r}, strategy={self._strategy!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ParlayError("this LLM is closed: make another one")
+
+    def _jobs(
+        self,
+        prompts: Prompts,
+        params: PerPrompt,
+        strategy: Strategies,
+        options: RequestOptions,
+        *,
+        documents: Documents | None = None,
+        prediction: Predictions | None = None,
+    ) -> list[Job]:
+        self._check_open()
+        asked = listed(prompts)
+        each_params = one_each(params, self.get_default_sampling_params(), len(asked), "sampling_params")
+        each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(asked), "strategy")
+        each_documents = references(documents, len(asked), self.tokenizer, self.runner.spec.vocab_size)
+        each_prediction = predictions(prediction, len(asked), self.tokenizer, self.runner.spec.vocab_size)
+        each = zip(asked, each_params, each_strategy, each_documents, each_prediction, strict=True)
+        return [
+            self._factory.job(prompt, own, replace(options, strategy=name or None), references=texts, prediction=ids)
+            for prompt, own, name, texts, ids in each
+        ]
+
+    def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
+        """`_decode`, and then the audits that are due of what was decoded."""
+        yield from self._decode(jobs)
+        audit(jobs, self._decode)
+
+    def _decode(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
+        """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
+        owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
+        live = dict.fromkeys(owners)
+        engine = self.engine  # a stream may outlive the LLM's close
+        with self._one_call.entered():
+            if not engine.idle:
+                raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+            try:
+                for job in jobs:
+                    self.add(job)
+                while live:
+                    for event in engine.step():
+                        if event.finish_reason is not None:
+                            del live[event.request]
+                        job, sample = owners[event.request]
+                        yield job.event(sample, event)
+            finally:
+                for name in live:
+                    aborted = engine.abort(name)
+                    if aborted is not None:
+                        owners[name][1].take(aborted)

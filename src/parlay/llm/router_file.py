@@ -1,0 +1,286 @@
+"""The file that keeps what was learned from one process to the next: numbers by machine, model and owner of requests.
+
+They are what routers know of drafters, and what steps cost.
+
+It holds no text, no token, no name of a person and no key. A file that is damaged, or of another version, is left out
+with one line in the log, and the next one takes its place. It is written at most once in `EVERY` seconds, in a thread
+of its own, and when a model is closed or the program ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from parlay.cost.measured import MeasuredCost
+from parlay.cost.timing import calibrate
+from parlay.models.origin import weight_files
+from parlay.router.saved_state import KeptArm, Memory, NoMemory
+from parlay.system.cpu_info import cpu_model
+from parlay.system.user_cache import user_cache, written_whole
+from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
+
+RememberedBy = Literal["shared", "per-key", "off"]
+REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
+"""What is learned from the requests of all owners together, of each apart, or not kept."""
+FORMAT = 3
+"""Version of the file, and of the numbers in it."""
+EVERY = 60.0
+"""Seconds from the first thing that was learned to when the file has it: a process that is killed loses no more."""
+_MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS, _MOST_CONTEXTS = 64, 32, 16, 16
+_MOST_BYTES = 4 << 20
+_END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
+_UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_changing = threading.Lock()  # the models of a process share the file
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What was learned of one model on one machine: of its drafters, and of the cost of its steps.
+
+    ``model`` is the name under which it was loaded, for people; ``weights`` tells it from others. ``owner`` is empty
+    for all requests together; the cost stands there alone. ``saved``: Unix seconds.
+    """
+
+    machine: str
+    model: str
+    weights: str
+    owner: str = ""
+    saved: float = 0.0
+    arms: Mapping[str, KeptArm]
+    cost: KeptCost = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.machine, self.weights, self.owner
+
+
+def place() -> Path:
+    """The file; it need not exist."""
+    return user_cache() / "router.json"
+
+
+def entries() -> list[Entry]:
+    """All that is kept, the latest first; nothing where there is no file, or one that can't be used."""
+    try:
+        return _read(place())
+    except FileNotFoundError:
+        return []
+    except _UNUSABLE as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        _log.warning("%s can't be used (%s): what routers had learned is left out and learned anew", place(), reason)
+        return []
+
+
+def forget(model: str = "") -> int:
+    """Forget all, or what was learned of one model. Returns how many entries that were. Raises OSError."""
+    with _changing:
+        held = entries()
+        kept = [each for each in held if model and each.model != model]
+        if kept:
+            _write(kept)
+        else:
+            place().unlink(missing_ok=True)
+    return len(held) - len(kept)
+
+
+class RouterMemory:
+    """A `Memory` in that file. Any thread may call it."""
+
+    def __init__(
+        self, model: str, spec: RunnerSpec, quantize: str, *, apart: bool = False, every: float = EVERY
+    ) -> None:
+        """``model`` is what was loaded, as ``spec`` says and with ``quantize``. Raises OSError."""
+        self.apart = apart
+        self._empty = Entry(machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={})
+        self._every = every
+        self._lock = threading.Lock()
+        self._found: list[Entry] | None = None  # in the file, when it was first asked
+        self._learned: dict[str, Mapping[str, KeptArm]] = {}  # since then, by owner
+        self._unwritten: set[str] = set()  # the owners of whom the file lacks something
+        self._learned_cost: Callable[[], KeptCost] = lambda: NO_COST
+        self._timer: threading.Timer | None = None
+        self._has_warned = False
+
+    def recall(self, owner: str) -> Mapping[str, KeptArm]:
+        with self._lock:
+            held = _held(self._of(owner), self._in_file())
+            return {**held.arms, **self._learned.get(owner, {})}
+
+    def cost(self) -> KeptCost:
+        with self._lock:
+            return _held(self._empty, self._in_file()).cost
+
+    def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
+        self._learned_cost = learned
+        atexit.register(self.write)
+
+    def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
+        if not arms:
+            return
+        with self._lock:
+            self._learned[owner] = {**self._learned.get(owner, {}), **arms}
+            self._unwritten.add(owner)
+            if self._timer is None:
+                self._timer = threading.Timer(self._every, self.write)
+                self._timer.daemon = True
+                self._timer.start()
+                atexit.unregister(self.write)
+                atexit.register(self.write)  # daemons do not live to see the end
+
+    def write(self) -> None:
+        with _changing:  # whoever closes waits for a write that is under way
+            news, cost = self._taken(), self._learned_cost()
+            try:
+                if news or cost:
+                    _write(self._joined(news, cost, _quietly()))
+                    self._has_warned = False
+            except OSError as error:
+                with self._lock:
+                    self._unwritten |= news.keys()
+                self._warn(error)
+
+    def _in_file(self) -> list[Entry]:
+        """When it was first asked."""
+        if self._found is None:
+            self._found = entries()
+        return self._found
+
+    def _taken(self) -> Mapping[str, Mapping[str, KeptArm]]:
+        """By owner what the file lacks, for whoever writes it."""
+        with self._lock:
+            atexit.unregister(self.write)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            news = {owner: self._learned[owner] for owner in self._unwritten}
+            self._unwritten.clear()
+        return news
+
+    def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, held: Sequence[Entry]) -> list[Entry]:
+        """What the file held, with the news in it."""
+        now, by_key = time.time(), {each.key: each for each in held}
+        for owner, arms in news.items():
+            before = _held(self._of(owner), held)
+            merged = [*arms.items(), *(pair for pair in before.arms.items() if pair[0] not in arms)][:_MOST_ARMS]
+            by_key[before.key] = replace(before, saved=now, arms=dict(merged))
+        if cost:
+            before = by_key.get(self._empty.key, self._empty)
+            by_key[before.key] = replace(before, saved=now, cost={**before.cost, **cost})
+        return list(by_key.values())
+
+    def _warn(self, error: OSError) -> None:
+        """Once, until it can be written again."""
+        if not self._has_warned:
+            _log.warning("%s can't be written (%s): what routers learn is not kept", place(), error.strerror)
+        self._has_warned = True
+
+    def _of(self, owner: str) -> Entry:
+        """The owner is known by a hash of a hash, so that the file says nothing of keys."""
+        name = hashlib.sha256(f"router:{owner}".encode()).hexdigest()[:16] if owner else ""
+        return replace(self._empty, owner=name)
+
+
+def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: RememberedBy) -> Memory:
+    """Where routers keep what they learn of a model. Of one that was loaded elsewhere, so has no name, nothing is kept.
+
+    Raises ValueError where it is none of `REMEMBERED_BY`.
+    """
+    if wanted not in REMEMBERED_BY:
+        raise ValueError(f"router_memory={wanted!r}: choose one of {', '.join(REMEMBERED_BY)}")
+    apart = wanted == "per-key"
+    if wanted == "off" or not isinstance(model, str):
+        return NoMemory(apart)
+    return RouterMemory(model, spec, quantize, apart=apart)
+
+
+def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
+    """What steps cost: as an earlier process learned and at the speed of now, and learned further for the next one."""
+    cost = calibrate(runner, kept=memory.cost())
+    memory.keep_cost(cost.kept)
+    return cost
+
+
+def _held(mine: Entry, held: Sequence[Entry]) -> Entry:
+    """The one of the same machine, model and owner, under the name by which the model was loaded now."""
+    found = next((each for each in held if each.key == mine.key), mine)
+    return replace(found, model=mine.model)
+
+
+def _quietly() -> list[Entry]:
+    """As `entries`, which has said what is wrong with the file when the process began to use it."""
+    try:
+        return _read(place())
+    except _UNUSABLE:
+        return []
+
+
+def _read(path: Path) -> list[Entry]:
+    """Raises OSError or an error that says what is wrong with the file."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError("it is too large")
+    said = json.loads(path.read_text(encoding="utf-8"))
+    if said.get("format") != FORMAT:
+        raise ValueError(f"it has the format {said.get('format')}, and this version reads {FORMAT}")
+    if said["sha256"] != _digest(said["entries"]):
+        raise ValueError("it is damaged: its checksum is another")
+    return [_entry(each) for each in said["entries"][:_MOST_ENTRIES]]
+
+
+def _write(held: Sequence[Entry]) -> None:
+    """The latest ones, as a whole. Only the user may read it. Raises OSError."""
+    latest = [asdict(each) for each in sorted(held, key=lambda each: -each.saved)[:_MOST_ENTRIES]]
+    said = {"format": FORMAT, "sha256": _digest(latest), "entries": latest}
+    with written_whole(place(), mode=0o600) as part:
+        part.write_text(json.dumps(said), encoding="utf-8")
+
+
+def _digest(said: object) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _entry(said: Mapping[str, Any]) -> Entry:
+    arms = {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}
+    cost = {context: tuple(numbers) for context, numbers in [*said["cost"].items()][:_MOST_CONTEXTS]}
+    return Entry(**{**said, "saved": float(said["saved"]), "arms": arms, "cost": cost})
+
+
+def _arm(said: Mapping[str, Any]) -> KeptArm:
+    lists = {name: tuple(said[name]) for name in ("calibration", "record", "seconds", "reading")}
+    kinds = {kind: tuple(numbers) for kind, numbers in [*said["kinds"].items()][:_MOST_KINDS]}
+    return KeptArm(**lists, gain=said["gain"], depth=said["depth"], row=said["row"], kinds=kinds)
+
+
+def _machine(spec: RunnerSpec) -> str:
+    from parlay.system import threads
+
+    if spec.device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_name(spec.device)
+    return f"{cpu_model()}, {os.cpu_count()} processors, {threads.count()} threads"
+
+
+def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
+    """What tells a model from others: the ends of its files, and the numbers in which it computes."""
+    digest = hashlib.sha256(f"{spec.dtype} {quantize}".encode())
+    for path in weight_files(model):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{size} ".encode())
+            for start in (0, max(0, size - _END)):
+                file.seek(start)
+                digest.update(file.read(_END))
+    return digest.hexdigest()

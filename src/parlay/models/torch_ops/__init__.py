@@ -1,0 +1,1 @@
+"""The native decoder in torch operators, for every device."""

@@ -1,0 +1,211 @@
+"""The Llama lineage as a function of rows: weights arranged for speed, and the loop over layers.
+
+Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.forward import Given, Taps
+from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
+from parlay.models.rope import interleave
+from parlay.models.torch_ops.attention import SERIAL, Attend
+from parlay.models.torch_ops.attention_form import Heads
+from parlay.models.torch_ops.linear import Linear, pack
+from parlay.types import Skip
+
+
+@dataclass(frozen=True, slots=True)
+class PrescaledRmsNorm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last n numbers, as x / hypot(|x|, sqrt(n eps)) * (sqrt(n) weight).
+
+    ``floor`` ``[]`` is sqrt(n eps), and ``weight`` ``[n]`` or ``[heads, n]`` carries sqrt(n).
+    """
+
+    floor: Tensor
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., n]`` normed, in its own dtype."""
+        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=self.floor.dtype).hypot_(self.floor)
+        return torch.div(x, length).mul_(self.weight).to(x.dtype)
+
+    def inplace(self, x: Tensor) -> None:
+        """Norm ``x`` ``[..., n]``, which has the dtype of the norm already."""
+        x.div_(torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor)).mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer; query, key and value weights form one product, gate and up another."""
+
+    attention_norm: PrescaledRmsNorm | None
+    qkv: Linear
+    qk_norm: PrescaledRmsNorm | None
+    attention_out: Linear
+    mlp_norm: PrescaledRmsNorm
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDecoder:
+    """Weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention.
+
+    ``embedding`` is ``[V, H]``.
+    """
+
+    heads: Heads
+    compute: torch.dtype
+    embedding: Tensor
+    layers: tuple[DecoderLayer, ...]
+    norm: PrescaledRmsNorm | None
+    head: Linear
+    beside_norm: PrescaledRmsNorm | None = None
+    """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
+    raw_tap: bool = False
+
+    def run(
+        self,
+        hidden_NH: Tensor,
+        plan: Callable[[Tensor], Sequence[Attend]],
+        taps: Taps,
+        skip: Skip = frozenset(),
+        *,
+        embedded_NH: Tensor | None = None,
+        joining: Sequence[Given] = (),
+    ) -> Tensor:
+        """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
+
+        ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]`` that
+        attention writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not run.
+        ``embedded_NH`` is for decoders with a ``beside_norm``. Rows of ``joining`` run in all layers; what they are
+        before their own is never seen.
+        """
+        mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)
+        attends = plan(mixed)
+        for index, layer in enumerate(self.layers):
+            _join(hidden_NH, [given for given in joining if given.features.join and given.features.join.layer == index])
+            taps.take(index, hidden_NH)
+            if ("attention", index) not in skip:
+                qkv = self._qkv(layer, hidden_NH, embedded_NH if index == 0 else None)
+                for attend in attends:
+                    attend(index, qkv)
+                hidden_NH.add_(layer.attention_out(mixed))
+            if ("mlp", index) not in skip:
+                hidden_NH.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden_NH)))))
+        return hidden_NH
+
+    def last(self, hidden_NH: Tensor) -> Tensor:
+        """What the head reads: the rows normed, unless the model has no such norm."""
+        return hidden_NH if self.norm is None else self.norm(hidden_NH)
+
+    def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor, embedded_NH: Tensor | None) -> Tensor:
+        """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
+        heads = self.heads
+        normed = hidden_NH if layer.attention_norm is None else layer.attention_norm(hidden_NH)
+        if self.beside_norm is not None and embedded_NH is not None:
+            normed = torch.cat((self.beside_norm(embedded_NH), normed), -1)
+        flat = layer.qkv(normed)
+        if flat.dtype != self.compute:
+            flat = flat.to(self.compute)
+        if layer.qk_norm is not None:
+            rows = flat.view(-1, heads.qkv_heads, heads.head_dim)
+            layer.qk_norm.inplace(rows.narrow(1, 0, heads.num_heads + heads.num_kv_heads))
+        return torch.view_as_complex(flat.view(-1, heads.qkv_heads, heads.head_dim // 2, 2))
+
+
+def _join(hidden_NH: Tensor, joining: Sequence[Given]) -> None:
+    """Rows that begin here get their state; see `Join`."""
+    for _, first, features, anchors in joining:
+        assert features.join is not None, "only such rows join"
+        down_RH, up_RH = features.join.down_RH.to(hidden_NH.device), features.join.up_RH.to(hidden_NH.device)
+        for row, (anchor, given_H) in enumerate(zip(anchors, features.rows_KH.to(hidden_NH.device), strict=True)):
+            state_H = hidden_NH[anchor].float()  # one by one: rows must not depend on each other
+            hidden_NH[first + row] = (given_H + state_H + (down_RH @ state_H) @ up_RH).to(hidden_NH.dtype)
+
+
+def silu_product(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
+
+    In float32 torch's silu differs in the last bit between vector and remainder lanes, so that no block of rows may
+    be large enough to be split between threads within a row.
+    """
+    width = gate_up.shape[1] // 2
+    gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
+    if gate.numel() < SERIAL:
+        return F.silu(gate).mul_(up)
+    blocks = torch.split(gate, max(1, SERIAL // width))
+    return torch.cat([F.silu(block) for block in blocks]).mul_(up)
+
+
+def build(
+    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
+) -> TorchDecoder:
+    """Pack a checkpoint's weights (Hugging Face names) for `TorchDecoder`."""
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    fused = FusedWeights(config, weights, compute)
+    packer = _Packer(config, dtype, compute, device)
+    return TorchDecoder(
+        heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+        compute=compute,
+        embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
+        layers=tuple(packer.layer(fused.layer(index)) for index in range(config.num_layers)),
+        norm=packer.any_norm(fused.final_norm),
+        head=pack(packer.tensor(fused.head), None),
+        beside_norm=packer.any_norm(fused.beside_norm),
+        raw_tap=config.head is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Puts weights into the dtype, the device and the order in which `TorchDecoder` reads them."""
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    compute: torch.dtype
+    device: torch.device
+
+    def layer(self, weights: LayerWeights) -> DecoderLayer:
+        bias = None if weights.qkv_bias is None else self._paired(weights.qkv_bias).to(self.device, self.dtype)
+        return DecoderLayer(
+            attention_norm=self.any_norm(weights.attention_norm),
+            qkv=pack(self._paired([self.tensor(part) for part in weights.qkv]), bias),
+            qk_norm=self._qk_norm(weights),
+            attention_out=pack(self.tensor(weights.attention_out), None),
+            mlp_norm=self._norm(weights.mlp_norm),
+            gate_up=pack(torch.cat((self.tensor(weights.gate), self.tensor(weights.up))), None),
+            down=pack(self.tensor(weights.down), None),
+        )
+
+    def tensor(self, weight: Operand) -> Tensor:
+        return as_tensor(weight, self.dtype).to(self.device)
+
+    def any_norm(self, weight: Tensor | None) -> PrescaledRmsNorm | None:
+        """Of ``weight`` ``[n]``, if there is one."""
+        return None if weight is None else self._norm(weight)
+
+    def _norm(self, weight: Tensor) -> PrescaledRmsNorm:
+        """Of ``weight`` ``[n]`` or ``[heads, n]``."""
+        floor = (weight.shape[-1] * self.config.rms_norm_eps) ** 0.5
+        return PrescaledRmsNorm(torch.tensor(floor, dtype=self.compute, device=self.device), weight.to(self.device))
+
+    def _paired(self, parts: Sequence[Tensor]) -> Tensor:
+        """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
+        turned = [interleave(part, self.config.head_dim) for part in parts[:2]]
+        return torch.cat([*turned, parts[2]])
+
+    def _qk_norm(self, weights: LayerWeights) -> PrescaledRmsNorm | None:
+        if weights.qk_norm is None:
+            return None
+        counts = (self.config.num_heads, self.config.num_kv_heads)
+        parts = [interleave(part, self.config.head_dim) for part in weights.qk_norm]
+        return self._norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))

@@ -1,0 +1,108 @@
+"""The decoder as torch operators: every device and dtype, nothing to build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.forward import Kernels, Result, Taps, Work, with_features
+from parlay.models.fused import Operand, stored_as
+from parlay.models.rope import Rope
+from parlay.models.torch_ops.attention import Attend, ExactAttention
+from parlay.models.torch_ops.attention_form import SeenPrefix, prefix_of
+from parlay.models.torch_ops.attention_masked import MaskedAttention
+from parlay.models.torch_ops.decoder import build
+from parlay.models.torch_ops.gathered import gathered
+from parlay.models.torch_ops.kernels import judge
+from parlay.models.torch_ops.linear import padded
+from parlay.system.threads import torch_on_all
+from parlay.types import Features, Prefix
+
+
+class EagerForward:
+    """A `Forward` of packed linears and batched products, or of masked attention where these are not exact."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Operand],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._decoder = build(config, weights, dtype, device)
+        stored = stored_as(weights)
+        judged = judge(self._decoder, device)
+        compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
+        rope = Rope(config.rope, config.head_dim, compute, device)
+        self._attention = (
+            ExactAttention(heads, form, rope, compute) if form is not None else MaskedAttention(heads, rope)
+        )
+        self._device = device
+        self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        self._stride = form.keys if form is not None else 1
+        self._kernels = Kernels(
+            exactness=judged.exactness,
+            reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
+            cache_dtype=compute if form is not None else dtype,
+        )
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._kernels
+
+    @torch_on_all()
+    def run(self, work: Work) -> Result:
+        ids, last = work.ids, len(self._decoder.layers)
+        with torch.inference_mode(), ExitStack() as buffers:
+            rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
+            plan = partial(self._plan, work, buffers)
+            embedded = F.embedding(torch.tensor(rows, device=self._device), self._decoder.embedding)
+            beside = embedded.clone() if self._decoder.beside_norm is not None else None
+            inputs = with_features(embedded, work.features)
+            taps = Taps(work.taps)
+            hidden = self._decoder.run(inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features)
+            normed = last in work.taps and not self._decoder.raw_tap
+            if last in work.taps:
+                hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
+            hidden = self._chosen(hidden, work.wanted)
+            if not normed:
+                hidden = self._decoder.last(hidden)
+        with torch.no_grad():  # logits are ordinary tensors, which their reader may change
+            logits = self._decoder.head(hidden)[: len(work.wanted)].float()
+        taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
+        return Result(logits, taps)
+
+    def _plan(self, work: Work, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
+        """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""
+        attends: list[Attend] = []
+        begin = 0
+        seen = {given.place: self._seen(given.features) for given in work.features}
+        for number, place in enumerate(work.places):
+            rows = buffers.enter_context(gathered(place, gap=self._attention.gap(place.tree), stride=self._stride))
+            count = place.end - place.base
+            attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count], seen.get(number)))
+            begin += count
+        return attends
+
+    def _seen(self, features: Features) -> SeenPrefix | None:
+        prefix = features.prefix
+        if prefix is None:
+            return None
+        if prefix not in self._prefixes:
+            self._prefixes[prefix] = prefix_of(prefix, self._kernels.cache_dtype, self._device)
+        return SeenPrefix(*self._prefixes[prefix], len(features))
+
+    def _chosen(self, hidden_NH: Tensor, wanted: list[int]) -> Tensor:
+        """The rows that the LM head reads, and some more where their number asks for that."""
+        count = padded(len(wanted))
+        if count == len(hidden_NH) and wanted[-1:] == [len(wanted) - 1]:
+            return hidden_NH
+        rows = wanted + (wanted[:1] or [0]) * (count - len(wanted))
+        return hidden_NH[torch.tensor(rows, device=self._device)]

@@ -1,0 +1,110 @@
+"""Which kernels and which dtype run here, chosen once by trying, with the reason in one line."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from parlay.models.config import DecoderConfig
+from parlay.models.torch_ops.attention_form import Form, choose_form
+from parlay.models.torch_ops.decoder import TorchDecoder
+from parlay.models.torch_ops.linear import Linear, PackedLinear, pack, rows_independent
+from parlay.types import Exactness
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``form`` is None where attention has no exact form, and masked attention runs instead."""
+
+    form: Form | None
+    exactness: Exactness
+    reason: str
+
+
+def judge(decoder: TorchDecoder, device: torch.device) -> Judgement:
+    """Test with the model's own products whether a row depends on the rows beside it."""
+    linears = _distinct_linears(decoder)
+    kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
+    if device.type != "cpu":
+        return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form on {device.type}")
+    with torch.no_grad():
+        form = choose_form(decoder.heads, decoder.compute)
+        dependent = [linear for linear in linears if not rows_independent(linear)]
+    if form is None:
+        return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form of products here")
+    padding = f"attention padded to {form.rows} rows and {form.keys} keys"
+    if dependent:
+        shapes = ", ".join(f"{linear.in_features} to {linear.out_features}" for linear in dependent)
+        return Judgement(form, Exactness.SEED, f"{kind} linears, {padding}; rows depend on each other in {shapes}")
+    return Judgement(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on each other")
+
+
+def _distinct_linears(decoder: TorchDecoder) -> list[Linear]:
+    """One linear layer per shape: their kernels depend on nothing else."""
+    first = decoder.layers[0]
+    linears = (first.qkv, first.attention_out, first.gate_up, first.down, decoder.head)
+    return list({(linear.in_features, linear.out_features): linear for linear in linears}.values())
+
+
+_TIMED_ROWS = (1, 8)
+_TIMED_DTYPES = (torch.float32, torch.bfloat16)
+_TIMED_CALLS, _TIMED_SECONDS = 15, 0.5
+_MAX_TIMED_WEIGHTS = 1 << 26  # 64 M weights: enough to leave every cache, few enough to pack quickly
+_WORTH_FLOAT32 = 1.2  # bfloat16 halves the weights and their traffic, so float32 must win by more than noise
+
+
+@lru_cache
+def choose_dtype(config: DecoderConfig, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype that decodes fastest here, and why, in one line.
+
+    On CPU the model's largest linear layer is timed at 1 and 8 rows in float32 and bfloat16: where bfloat16 has no
+    hardware support it can be hundreds of times slower.
+    """
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        return torch.bfloat16, "the GPU computes in bfloat16"
+    if device.type != "cpu":
+        return torch.float32, f"bfloat16 is not known to be fast on {device.type}"
+    seconds = _time_linears(config)
+    single, half = (sum(seconds[dtype]) for dtype in (torch.float32, torch.bfloat16))
+    figures = "; ".join(
+        f"{str(dtype).removeprefix('torch.')} {one * 1e6:.0f} and {eight * 1e6:.0f} us"
+        for dtype, (one, eight) in seconds.items()
+    )
+    best = torch.float32 if half > _WORTH_FLOAT32 * single else torch.bfloat16
+    return best, f"largest linear layer at 1 and 8 rows: {figures}"
+
+
+def _time_linears(config: DecoderConfig) -> dict[torch.dtype, tuple[float, float]]:
+    """Least seconds of a call with 1 and with 8 rows, by dtype, over a weight of the largest layer's shape.
+
+    On one thread and taking turns, so that whatever else runs on the machine changes the times but not their order.
+    """
+    widest = max(config.vocab_size, 2 * config.intermediate_size)
+    width = min(widest, _MAX_TIMED_WEIGHTS // config.hidden_size)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            linears = {dtype: pack(torch.zeros(width, config.hidden_size, dtype=dtype)) for dtype in _TIMED_DTYPES}
+            least = _least_seconds(linears, config.hidden_size)
+    finally:
+        torch.set_num_threads(threads)
+    one, eight = _TIMED_ROWS
+    return {dtype: (least[dtype, one], least[dtype, eight]) for dtype in _TIMED_DTYPES}
+
+
+def _least_seconds(linears: dict[torch.dtype, Linear], width: int) -> dict[tuple[torch.dtype, int], float]:
+    inputs = {(dtype, rows): torch.zeros(rows, width, dtype=dtype) for dtype in linears for rows in _TIMED_ROWS}
+    least = dict.fromkeys(inputs, float("inf"))
+    until = time.perf_counter() + _TIMED_SECONDS
+    for turn in range(_TIMED_CALLS):
+        if turn > 1 and time.perf_counter() > until:
+            break
+        for (dtype, rows), x in inputs.items():
+            begin = time.perf_counter()
+            linears[dtype](x)
+            least[dtype, rows] = min(least[dtype, rows], time.perf_counter() - begin)
+    return least

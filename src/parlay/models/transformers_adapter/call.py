@@ -1,0 +1,202 @@
+"""One forward of a transformers model on rows of a cached sequence, whatever arguments its forward takes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+from parlay.models.config import UnsupportedModel
+from parlay.types import NO_TREE, Segment, Tree, trees
+
+
+@dataclass(frozen=True, slots=True)
+class CallRows:
+    """What a sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
+
+    pending: tuple[int, ...]
+    cached: int
+    tree: Tree = NO_TREE
+    base: int = 0
+
+    @staticmethod
+    def of(segment: Segment, cached: int) -> CallRows:
+        return CallRows(segment.pending, cached, segment.tree, segment.base)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Of the rows that run."""
+        return (*self.pending, *self.tree.tokens)[self.base :]
+
+    @property
+    def positions(self) -> list[int]:
+        """Of the rows that run."""
+        root = self.cached + len(self.pending) - 1
+        return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))][self.base :]
+
+    def visible(self) -> Tensor:
+        """``[rows, all rows]``: True where a row that runs sees a row, pending ones first."""
+        pending, count = len(self.pending), len(self.pending) + len(self.tree)
+        seen = torch.ones(count, count, dtype=torch.bool).tril()
+        if self.tree:
+            seen[pending:, pending:] = torch.tensor(trees.visibility(self.tree))
+        return seen[self.base :]
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """``logits_RV`` of the last rows asked for, and per layer boundary the hidden states ``[N, H]`` of all rows."""
+
+    logits_RV: Tensor
+    hidden: tuple[Tensor, ...]
+
+
+class ModelCall:
+    """Runs rows through a model and its cache, and says what the model's forward takes.
+
+    Raises UnsupportedModel for an encoder-decoder and for a model without a cache object in its signature.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        self.name = type(model).__name__
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        accepted = inspect.signature(model.forward).parameters
+        if model.config.is_encoder_decoder:
+            raise UnsupportedModel(f"{self.name}: encoder-decoder models are not supported")
+        known = [name for name in ("past_key_values", "cache_params") if name in accepted]
+        if not known:
+            raise UnsupportedModel(f"{self.name}: its forward takes no cache (past_key_values or cache_params)")
+        self._cache_argument = known[0]
+        self.takes_positions = "position_ids" in accepted
+        self._takes_kept = "logits_to_keep" in accepted
+
+    def new_cache(self) -> DynamicCache:
+        return DynamicCache(config=self.model.config)
+
+    def full(self, tokens: Sequence[int]) -> Tensor:
+        """``[N, V]``: logits of a plain forward over the whole text, without any cache."""
+        logits_BNV: Tensor = self.model(input_ids=self._ids([tokens]), use_cache=False).logits
+        return logits_BNV[0]
+
+    def chain(self, rows: CallRows, cache: DynamicCache, wanted: int, hidden: bool = False) -> CallResult:
+        """Feed rows without branches, masked as the model likes; logits of the last ``wanted``. Grows ``cache``."""
+        options: dict[str, Any] = {"logits_to_keep": max(wanted, 1)} if self._takes_kept else {}
+        if self.takes_positions:
+            options["position_ids"] = torch.tensor([rows.positions], device=self.device)
+        out = self._run([rows.tokens], cache, hidden, options)
+        return _result(out, 0, len(rows.tokens), wanted)
+
+    def branched(self, batch: Sequence[CallRows], cache: DynamicCache, hidden: bool = False) -> list[CallResult]:
+        """Feed trees of one or several sequences under a mask of ours; logits of all rows. Grows ``cache``,
+        which is padded to its longest sequence.
+        """
+        width = max(len(rows.tokens) for rows in batch)
+        positions = [_filled(rows.positions, width) for rows in batch]
+        options = {
+            "position_ids": torch.tensor(positions, device=self.device),
+            "attention_mask": additive_mask(batch, self.dtype).to(self.device),
+        }
+        out = self._run([_filled(rows.tokens, width) for rows in batch], cache, hidden, options)
+        return [_result(out, index, len(rows.tokens), len(rows.tokens)) for index, rows in enumerate(batch)]
+
+    def _run(self, tokens: Sequence[Sequence[int]], cache: DynamicCache, hidden: bool, options: dict[str, Any]) -> Any:
+        options[self._cache_argument] = cache
+        return self.model(input_ids=self._ids(tokens), use_cache=True, output_hidden_states=hidden, **options)
+
+    def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([list(row) for row in tokens], device=self.device)
+
+
+def _filled(numbers: Sequence[int], width: int) -> list[int]:
+    return [*numbers, *[0] * (width - len(numbers))]
+
+
+def _result(out: Any, index: int, count: int, wanted: int) -> CallResult:
+    """Sequence ``index`` of a batch: its last ``wanted`` of ``count`` rows of logits, all its hidden states."""
+    logits_RV = out.logits[index]
+    logits_RV = logits_RV[:count] if len(logits_RV) >= count else logits_RV
+    layers = out.hidden_states or ()
+    return CallResult(logits_RV[len(logits_RV) - wanted :], tuple(layer_BNH[index, :count] for layer_BNH in layers))
+
+
+def additive_mask(batch: Sequence[CallRows], dtype: torch.dtype) -> Tensor:
+    """``[B, 1, R, L + R]``: 0 where a row sees a key, the dtype's lowest number elsewhere.
+
+    Keys are those of the cache, padded to its longest sequence L, then the rows. Padding rows see themselves alone.
+    """
+    longest = max(rows.cached + rows.base for rows in batch)
+    width = max(len(rows.tokens) for rows in batch)
+    seen = torch.zeros(len(batch), 1, width, longest + width, dtype=torch.bool)
+    for index, rows in enumerate(batch):
+        count, visible = len(rows.tokens), rows.visible()
+        view, own = seen[index, 0], seen[index, 0, :, longest:]
+        view[:count, : rows.cached] = True
+        view[:count, rows.cached : rows.cached + rows.base] = visible[:, : rows.base]
+        own[:count, :count] = visible[:, rows.base :]
+        own[count:, count:] = torch.eye(width - count, dtype=torch.bool)
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+# ------------------------------------------------------------------------------------------------------------ caches
+
+
+def rows_selectable(cache: DynamicCache) -> bool:
+    """True when the cache is nothing but keys and values of every token, so that any rows of it can be dropped."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def copied(cache: DynamicCache) -> DynamicCache:
+    """A copy of a cache. When the copy grows, the original does not change.
+
+    Key-value layers replace their tensors when they grow, so the layer alone is copied; recurrent layers write in
+    place, so their states are copied too.
+    """
+    twin = copy.copy(cache)
+    twin.layers = [
+        copy.deepcopy(layer) if isinstance(layer, LinearAttentionCacheLayerMixin) else copy.copy(layer)
+        for layer in cache.layers
+    ]
+    return twin
+
+
+def select(cache: DynamicCache, index: int, kept: Sequence[int]) -> DynamicCache:
+    """The rows ``kept``, in rising order, of sequence ``index`` of a cache, as a cache of that sequence alone."""
+    chosen = copy.copy(cache)
+    chosen.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in chosen.layers:
+        if layer.is_initialized:
+            layer.keys = _chosen_rows(layer.keys[index : index + 1], kept)
+            layer.values = _chosen_rows(layer.values[index : index + 1], kept)
+    return chosen
+
+
+def _chosen_rows(states_BHLD: Tensor, kept: Sequence[int]) -> Tensor:
+    """A view where the rows are a prefix; the next forward copies it anyway."""
+    if not kept or kept[-1] == len(kept) - 1:
+        return states_BHLD[:, :, : len(kept)]
+    return states_BHLD.index_select(2, torch.tensor(kept, device=states_BHLD.device))
+
+
+def join(caches: Sequence[DynamicCache], lengths: Sequence[int]) -> DynamicCache:
+    """Caches of several sequences as one batch, padded at the end to the longest. Lengths must be above zero."""
+    longest = max(lengths)
+    joined = copy.copy(caches[0])
+    joined.layers = [copy.copy(layer) for layer in caches[0].layers]
+    for index, layer in enumerate(joined.layers):
+        layer.keys = torch.cat([_padded(cache.layers[index].keys, longest) for cache in caches])
+        layer.values = torch.cat([_padded(cache.layers[index].values, longest) for cache in caches])
+    return joined
+
+
+def _padded(states_BHLD: Tensor, longest: int) -> Tensor:
+    return torch.nn.functional.pad(states_BHLD, (0, 0, 0, longest - states_BHLD.shape[2]))

@@ -1,0 +1,128 @@
+"""Finds out by trying what a transformers model can do behind a runner, instead of trusting its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from parlay.models.config import UnsupportedModel
+from parlay.models.transformers_adapter.call import CallRows, ModelCall, copied, rows_selectable
+from parlay.types import Tree
+
+_BRANCHED = Tree(tokens=(5, 7, 6, 7), parents=(-1, -1, 0, 1))
+"""Two paths of two nodes whose rows interleave: wrong masks and wrong positions both show."""
+_PATHS = ((5, 6), (7, 7))
+_CHAIN = Tree(tokens=_PATHS[0], parents=(-1, 0))
+_PROMPT = (3, 9, 4, 8, 2, 11, 10, 9, 3, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """The widest draft that a model verifies rightly, and why it is no wider."""
+
+    tree: Literal["tree", "chain", "none"]
+    reason: str
+
+
+_found: WeakKeyDictionary[PreTrainedModel, dict[str, Ability]] = WeakKeyDictionary()
+"""What was found out about a model object under each attention implementation: the same for every later caller."""
+
+
+def ability(call: ModelCall) -> Ability:
+    """`probe`, once per model object and attention implementation."""
+    known = _found.setdefault(call.model, {})
+    attention = str(call.config._attn_implementation)
+    if attention not in known:
+        known[attention] = probe(call)
+    return known[attention]
+
+
+@torch.no_grad()
+def probe(call: ModelCall) -> Ability:
+    """Compare cached forwards with plain ones on a short text, from branched rows down to single ones.
+
+    Raises UnsupportedModel when even one cached row at a time differs from the plain forward, or raises.
+    """
+    try:
+        return _probe(call)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # a foreign model may fail in any way; its user needs one line about it
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UnsupportedModel(f"{call.name}: a forward with a cache fails ({reason})") from error
+
+
+def _probe(call: ModelCall) -> Ability:
+    vocab = int(call.config.vocab_size)
+    prompt = tuple(token % vocab for token in _PROMPT)
+    paths = [tuple(token % vocab for token in path) for path in _PATHS]
+    full_paths = [call.full(prompt + path)[len(prompt) - 1 :] for path in paths]  # rows of root and path
+    noise = _serial_noise(call, prompt, paths[0], full_paths[0])
+    reason = _no_tree_reason(call)
+    if not reason:
+        expected = torch.stack([full_paths[0][1], full_paths[1][1], full_paths[0][2], full_paths[1][2]])
+        difference = _difference(_tree_rows(call, prompt), expected)
+        if difference <= noise:
+            return Ability("tree", "tree masks checked")
+        reason = f"its tree rows differ from plain ones by {difference:.1e}"
+    difference = _difference(_chain_rows(call, prompt), full_paths[0][1:])
+    if difference <= noise:
+        return Ability("chain", reason)
+    return Ability("none", f"several cached rows at once differ from plain ones by {difference:.1e}; {reason}")
+
+
+def _serial_noise(call: ModelCall, prompt: tuple[int, ...], path: tuple[int, ...], expected_RV: Tensor) -> float:
+    """The largest difference that counts as rounding, taken from rows that are fed one at a time.
+
+    Another text runs in between: a model that keeps state outside its cache can't serve two sequences.
+    """
+    cache = call.new_cache()
+    rows = [call.chain(CallRows(prompt, 0), cache, 1).logits_RV]
+    for offset, token in enumerate(path):
+        call.chain(CallRows(path, 0), call.new_cache(), 1)
+        rows.append(call.chain(CallRows((token,), len(prompt) + offset), cache, 1).logits_RV)
+    noise = _difference(torch.cat(rows), expected_RV)
+    unit = torch.finfo(call.dtype).eps * float(expected_RV.abs().max())
+    if not noise <= 32 * unit:
+        raise UnsupportedModel(f"{call.name}: its logits with a cache differ from plain ones by {noise:.1e}")
+    return 8 * (noise + unit)
+
+
+def _no_tree_reason(call: ModelCall) -> str:
+    """Why a model can't verify branches, as far as that can be told without trying; empty if it may."""
+    cache, attention = call.new_cache(), call.config._attn_implementation
+    if not rows_selectable(cache):
+        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+        return f"its cache can't drop single rows ({', '.join(kinds)})"
+    if not call.takes_positions:
+        return "its forward takes no position_ids"
+    if attention not in ("sdpa", "eager"):
+        return f"{attention} attention takes no mask of ours"
+    return ""
+
+
+def _tree_rows(call: ModelCall, prompt: tuple[int, ...]) -> Tensor:
+    vocab = int(call.config.vocab_size)
+    tree = Tree(tuple(token % vocab for token in _BRANCHED.tokens), _BRANCHED.parents)
+    cache = call.new_cache()
+    call.chain(CallRows(prompt[:-1], 0), cache, 0)
+    rows = CallRows(prompt[-1:], len(prompt) - 1, tree)
+    return call.branched([rows], copied(cache))[0].logits_RV[1:]
+
+
+def _chain_rows(call: ModelCall, prompt: tuple[int, ...]) -> Tensor:
+    vocab = int(call.config.vocab_size)
+    path = tuple(token % vocab for token in _CHAIN.tokens)
+    cache = call.new_cache()
+    call.chain(CallRows(prompt[:-1], 0), cache, 0)
+    rows = CallRows(prompt[-1:], len(prompt) - 1, Tree(path, _CHAIN.parents))
+    return call.chain(rows, copied(cache), len(path)).logits_RV
+
+
+def _difference(logits_RV: Tensor, expected_RV: Tensor) -> float:
+    return float((logits_RV - expected_RV).abs().max())

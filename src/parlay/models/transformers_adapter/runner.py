@@ -1,0 +1,278 @@
+"""Any causal language model of transformers behind the runner's protocol, at the exactness level ``seed``.
+
+A step runs on a copy of the sequence's cache, and `keep` decides what becomes of it, so a forward never changes
+committed state. Key-value caches keep any rows. Others (recurrent, hybrid, sliding window) can only be kept whole or
+dropped whole: a partly accepted chain drops the step, and the engine feeds the accepted tokens again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from parlay.models.transformers_adapter.call import (
+    CallResult,
+    CallRows,
+    ModelCall,
+    copied,
+    join,
+    rows_selectable,
+    select,
+)
+from parlay.models.transformers_adapter.probe import ability
+from parlay.system.threads import torch_on_all
+from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+
+_UNBOUNDED = 1 << 20
+"""Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
+_LEAST_CAPACITY = 1 << 16
+_BATCHED_ROWS = 32
+"""Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
+
+
+@dataclass(slots=True)
+class _LastForward:
+    """What the last forward left: the cache after all its rows, and the one before its tree where that was taken.
+
+    ``after`` may hold a whole batch: ``index`` is this sequence's place in it, and ``slots`` say where each row
+    lies.
+    """
+
+    segment: Segment
+    after: DynamicCache
+    slots: tuple[int, ...]
+    before_tree: DynamicCache | None = None
+    index: int = 0
+
+
+@dataclass(slots=True)
+class _Sequence:
+    cache: DynamicCache
+    cached: int = 0
+    reserved: int = 0
+    step: _LastForward | None = None
+
+
+class AdapterRunner:
+    """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
+
+    ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts or 65,536
+    tokens, whichever is more. It counts tokens, not bytes, because the bytes per token depend on the model. Raises
+    UnsupportedModel, naming the model and the reason, for one that can't be run with a cache.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
+        self._call = ModelCall(model.eval())
+        config = self._call.config
+        self._ability = ability(self._call)
+        self._selectable = rows_selectable(self._call.new_cache())
+        self._sequences: dict[int, _Sequence] = {}
+        # Not every config names a context length; absence means that there is none.
+        context = int(getattr(config, "max_position_embeddings", None) or _UNBOUNDED)
+        self._capacity = max_tokens_cached or max(_LEAST_CAPACITY, 4 * context)
+        self._spec = RunnerSpec(
+            name=name or str(model.config.name_or_path or self._call.name),
+            vocab_size=int(config.vocab_size),
+            max_context=context,
+            tree=self._ability.tree,
+            exactness=Exactness.SEED,
+            hidden_size=int(config.hidden_size),
+            num_layers=int(config.num_hidden_layers),
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            kernels=f"transformers {self._call.name}, {config._attn_implementation}: {self._ability.reason}",
+            eos_ids=_eos_ids(model),
+        )
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
+        assert sequence not in self._sequences, f"sequence {sequence} is open already"
+        self._sequences[sequence] = _Sequence(self._call.new_cache())
+        return 0
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        if tokens > self._capacity:
+            raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
+        state = self._sequences[sequence]
+        if tokens - state.reserved > self.room():
+            return False
+        state.reserved = max(state.reserved, tokens)
+        return True
+
+    def room(self) -> int:
+        return self._capacity - sum(state.reserved for state in self._sequences.values())
+
+    def capacity(self) -> int:
+        return self._capacity
+
+    @torch.no_grad()
+    @torch_on_all()
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        """Run all segments, short ones together if the model takes our masks and positions.
+
+        Where its cache can't drop single rows, those before a segment's base run again. Raises ValueError for what this
+        runner can't do: skip sub-layers, read features, run cached tokens again.
+        """
+        for segment in segments:
+            self._refuse(segment, skip)
+        together = [segment for segment in segments if self._can_batch(segment)] if len(segments) > 1 else []
+        results = self._run_batch(together, bool(taps)) if len(together) > 1 else {}
+        for segment in segments:
+            if segment.sequence not in results:
+                results[segment.sequence] = self._run_alone(segment, bool(taps))
+        ordered = [results[segment.sequence] for segment in segments]
+        starts = [0]
+        for result in ordered:
+            starts.append(starts[-1] + len(result.logits_RV))
+        return Output(
+            torch.cat([result.logits_RV for result in ordered]),
+            tuple(starts),
+            {layer: torch.cat([result.hidden[layer] for result in ordered]) for layer in taps},
+        )
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        state = self._sequences[sequence]
+        step, state.step = state.step, None
+        assert step is not None, f"sequence {sequence} has no forward to keep"
+        pending = len(step.segment.pending)
+        if self._selectable:
+            rows = [*range(pending), *(pending + node for node in path)]
+            kept = [*range(state.cached), *(step.slots[row] for row in rows)]
+            state.cache = select(step.after, step.index, kept)
+            state.cached = len(kept)
+        elif len(path) == len(step.segment.tree):
+            state.cache, state.cached = step.after, state.cached + step.segment.end
+        elif step.before_tree is not None:
+            state.cache, state.cached = step.before_tree, state.cached + pending
+        return state.cached
+
+    def truncate(self, sequence: int, length: int) -> int:
+        """Forget tokens from ``length`` on; a cache that can't be cut is dropped whole."""
+        state = self._sequences[sequence]
+        state.step = None
+        if length < state.cached:
+            kept = length if self._selectable else 0
+            state.cache = select(state.cache, 0, range(kept)) if kept else self._call.new_cache()
+            state.cached = kept
+        return state.cached
+
+    def fork(self, sequence: int, copy: int) -> None:
+        state = self._sequences[sequence]
+        assert copy not in self._sequences, f"sequence {copy} is open already"
+        self._sequences[copy] = _Sequence(copied(state.cache), state.cached)
+
+    def release(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+
+    def check(self) -> None:
+        """Prove that every key-value layer holds exactly the cached tokens and that reservations fit."""
+        assert self.room() >= 0, "more is reserved than the cache holds"
+        for name, state in self._sequences.items():
+            for layer in state.cache.layers if self._selectable else ():
+                held = layer.get_seq_length()
+                assert held == state.cached, f"sequence {name}: a layer holds {held} tokens instead of {state.cached}"
+
+    # ------------------------------------------------------------------------------------------------------ forwards
+
+    def _can_batch(self, segment: Segment) -> bool:
+        cached = self._sequences[segment.sequence].cached
+        return self._ability.tree == "tree" and cached > 0 and segment.rows <= _BATCHED_ROWS
+
+    def _refuse(self, segment: Segment, skip: Skip) -> None:
+        if skip or segment.features is not None or segment.base < 0:
+            what = "skip sub-layers" if skip else "read features" if segment.features else "run cached tokens again"
+            raise ValueError(f"{self._call.name} runs through transformers, which can't {what} here")
+        step = self._sequences[segment.sequence].step
+        if segment.base > 0 and (step is None or not segment.follows(step.segment)):
+            raise ValueError(
+                f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again"
+            )
+
+    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> dict[int, CallResult]:
+        states = [self._sequences[segment.sequence] for segment in segments]
+        lengths = [state.cached + segment.base for state, segment in zip(states, segments, strict=True)]
+        joined = join([self._seen(segment) for segment in segments], lengths)
+        batch = [CallRows.of(segment, state.cached) for segment, state in zip(segments, states, strict=True)]
+        results = self._call.branched(batch, joined, hidden)
+        for index, (segment, state) in enumerate(zip(segments, states, strict=True)):
+            state.step = _LastForward(segment, joined, _slots(segment, state.cached, max(lengths)), index=index)
+        return {
+            segment.sequence: CallResult(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
+            for segment, result in zip(segments, results, strict=True)
+        }
+
+    def _seen(self, segment: Segment) -> DynamicCache:
+        """The cache before the segment's rows run: committed tokens, and the rows before its base."""
+        state = self._sequences[segment.sequence]
+        if not segment.base:
+            return copied(state.cache)
+        assert state.step is not None
+        return select(state.step.after, state.step.index, [*range(state.cached), *state.step.slots[: segment.base]])
+
+    def _run_alone(self, segment: Segment, hidden: bool) -> CallResult:
+        if segment.base and not (self._selectable and self._ability.tree == "tree"):
+            result = self._run_alone(segment._replace(base=0), hidden)
+            return CallResult(result.logits_RV, tuple(states_NH[segment.base :] for states_NH in result.hidden))
+        state, seen = self._sequences[segment.sequence], self._seen(segment)
+        slots = _slots(segment, state.cached, state.cached + segment.base)
+        state.step = step = _LastForward(segment, seen, slots)
+        wanted = segment.end - segment.logits_from
+        if segment.base or not trees.is_chain(segment.tree):
+            assert self._ability.tree == "tree", f"{self._call.name} verifies chains only"
+            result = self._call.branched([CallRows.of(segment, state.cached)], step.after, hidden)[0]
+            return CallResult(result.logits_RV[segment.logits_from - segment.base :], result.hidden)
+        if self._ability.tree == "none":
+            return self._run_serially(segment, state.cached, step.after, hidden)
+        if not self._selectable and len(segment.pending) > 1 and len(segment.tree):
+            return self._run_in_two(step, state.cached, hidden)
+        tokens = (*segment.pending, *segment.tree.tokens)
+        return self._call.chain(CallRows(tokens, state.cached), step.after, wanted, hidden)
+
+    def _run_in_two(self, step: _LastForward, cached: int, hidden: bool) -> CallResult:
+        """Pending, then tree: so that tokens fed again after a partial acceptance are never fed a third time."""
+        segment, pending = step.segment, len(step.segment.pending)
+        wanted = max(pending - segment.logits_from, 0)
+        above = self._call.chain(CallRows(segment.pending, cached), step.after, wanted, hidden)
+        step.before_tree = copied(step.after)
+        wanted = segment.end - segment.logits_from - wanted
+        below = self._call.chain(CallRows(segment.tree.tokens, cached + pending), step.after, wanted, hidden)
+        return _joined_results([above, below])
+
+    def _run_serially(self, segment: Segment, cached: int, work: DynamicCache, hidden: bool) -> CallResult:
+        """One row at a time, for models whose several cached rows at once come out wrong; the first chunk is whole."""
+        assert not segment.tree, f"{self._call.name} verifies no drafts"
+        if cached == 0:
+            return self._call.chain(CallRows(segment.pending, 0), work, segment.end - segment.logits_from, hidden)
+        return _joined_results(
+            [
+                self._call.chain(CallRows((token,), cached + offset), work, int(offset >= segment.logits_from), hidden)
+                for offset, token in enumerate(segment.pending)
+            ]
+        )
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    said = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if said is None:
+        said = model.config.get_text_config(decoder=True).eos_token_id
+    if said is None:
+        return ()
+    return tuple(said) if isinstance(said, list) else (int(said),)
+
+
+def _slots(segment: Segment, cached: int, first: int) -> tuple[int, ...]:
+    """Where the segment's rows lie in a cache: before its base behind the cached tokens, others from ``first`` on."""
+    return (*range(cached, cached + segment.base), *range(first, first + segment.rows))
+
+
+def _joined_results(results: Sequence[CallResult]) -> CallResult:
+    hidden: tuple[Tensor, ...] = tuple(torch.cat(layers) for layers in zip(*(r.hidden for r in results), strict=True))
+    return CallResult(torch.cat([result.logits_RV for result in results]), hidden)

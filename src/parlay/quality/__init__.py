@@ -1,1 +1,0 @@
-"""What requests allow to be lost, and the proof that a lossy strategy keeps to it."""

@@ -1,0 +1,178 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, Anthropic's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from parlay.serve.protocol.common import (
+    INT_LIMIT,
+    Body,
+    JsonObject,
+    Probability,
+    StopList,
+    TextPart,
+    conflict,
+    only_text,
+    shape_of,
+)
+from parlay.serve.protocol.fields import WHOLE
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+Texts = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")],
+    Discriminator(shape_of),
+]
+"""A text, or a list of text blocks."""
+
+
+class ToolUse(Body):
+    """A call that the assistant made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: Name
+    input: JsonObject
+
+
+class ToolResult(Body):
+    """What the tool answered; with ``is_error`` the model is told that it failed."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None
+
+
+class Thinking(Body):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinking(Body):
+    """Reasoning that nobody can read: it is left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+Block = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[ToolUse, Tag("tool_use")]
+    | Annotated[ToolResult, Tag("tool_result")]
+    | Annotated[Thinking, Tag("thinking")]
+    | Annotated[RedactedThinking, Tag("redacted_thinking")],
+    only_text("text", "tool_use", "tool_result", "thinking"),
+]
+
+
+class MessageParam(Body):
+    """What one side said."""
+
+    role: Literal["user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[Block], Field(fail_fast=True), Tag("parts")],
+        Discriminator(shape_of),
+    ]
+
+    @property
+    def blocks(self) -> list[TextPart | ToolUse | ToolResult | Thinking | RedactedThinking]:
+        return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else list(self.content)
+
+
+class CustomTool(Body):
+    """A function of the client's. Tools that Anthropic runs are not there."""
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: JsonObject
+
+
+class ToolChoice(Body):
+    """``name`` goes with the type ``tool``."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(Body):
+    """Whether the model reasons first, where its chat template knows of that."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class SchemaFormat(Body):
+    type: Literal["json_schema"]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: SchemaFormat | None = None
+
+
+class CountBody(Body):
+    """What decides how many tokens a prompt has. Null is as good as absent."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],)}
+
+    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=4096, fail_fast=True)]
+    system: Texts | None = None
+    tools: Annotated[list[CustomTool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
+
+    def check(self) -> None:
+        """What no schema can say. Raises ApiError for fields that don't go together."""
+        names = [tool.name for tool in self.tools or ()]
+        for place, tool in enumerate(self.tools or ()):
+            if tool.input_schema.get("type", "object") != "object":
+                field = f"tools[{place}].input_schema"
+                raise conflict(f"{field} must be the schema of an object", field)
+        if len(set(names)) < len(names):
+            raise conflict("tools holds two functions of one name: rename one of them", "tools")
+        if self.tool_choice is None:
+            return
+        if self.tool_choice.type in ("any", "tool") and not names:
+            raise conflict("tool_choice needs tools", "tool_choice")
+        if self.tool_choice.type == "tool" and self.tool_choice.name not in names:
+            raise conflict(
+                f"tool_choice.name is {self.tool_choice.name}, which is not among the tools", "tool_choice.name"
+            )
+
+    @property
+    def callable_tools(self) -> dict[str, CustomTool]:
+        """The tools that the answer may call, by where their schemas stand."""
+        kind = self.tool_choice.type if self.tool_choice is not None else "auto"
+        name = self.tool_choice.name if self.tool_choice is not None and kind == "tool" else None
+        each = enumerate(self.tools or () if kind != "none" else ())
+        return {f"tools[{place}].input_schema": tool for place, tool in each if name in (None, tool.name)}
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """What the answer must keep to."""
+        own = self.output_config.format if self.output_config is not None else None
+        wanted = own or self.output_format
+        return wanted.schema_ if wanted is not None else None
+
+
+class MessagesBody(CountBody):
+    """``seed``, ``strategy`` and ``exactness`` are extensions."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
+    stop_sequences: StopList | None = None
+    stream: bool | None = None
+    seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
+    strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None

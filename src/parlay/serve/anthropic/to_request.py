@@ -1,0 +1,107 @@
+"""`/v1/messages`: from its body to a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import Request
+
+from parlay.llm.input_processor import RequestOptions
+from parlay.serve.anthropic.body import CountBody, MessageParam, MessagesBody, Texts, Thinking, ToolResult, ToolUse
+from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
+from parlay.serve.protocol.common import TextPart
+from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
+from parlay.serve.settings import Settings
+from parlay.types import SamplingParams
+
+NAMES = FieldNames(
+    "messages",
+    {
+        **{name: name for name in MessagesBody.model_fields},
+        "stop": "stop_sequences",
+        "reasoning_effort": "thinking",
+    },
+)
+_EFFORTS = {"xhigh": "high", "max": "high"}
+"""Efforts that chat templates do not know, and the nearest that they do."""
+
+
+def messages_request(body: MessagesBody, request: Request, settings: Settings) -> ChatRequest:
+    """Raises ApiError for a body that can't be used."""
+    heed_extras(body, request, settings)
+    body.check()
+    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
+    return _chat(body, _params(body, settings), options)
+
+
+def count_request(body: CountBody, request: Request, settings: Settings) -> ChatRequest:
+    """The same for a prompt that is only counted."""
+    heed_extras(body, request, settings)
+    body.check()
+    return _chat(body, SamplingParams(max_tokens=1), RequestOptions())
+
+
+def _params(body: MessagesBody, settings: Settings) -> SamplingParams:
+    given = body.model_dump(include={"temperature", "top_p", "top_k", "seed"}, exclude_none=True)
+    try:
+        params = SamplingParams(**given, stop=body.stop_sequences or None, max_tokens=body.max_tokens)
+    except ValueError as error:
+        raise refused(error, NAMES) from None
+    return limited(params, settings, NAMES)
+
+
+def _chat(body: CountBody, params: SamplingParams, options: RequestOptions) -> ChatRequest:
+    choice = body.tool_choice
+    tools = body.callable_tools.items()
+    continues = body.messages[-1].role == "assistant"
+    return ChatRequest(
+        messages=tuple(_messages(body)),
+        params=params,
+        options=options,
+        functions=tuple(Function(t.name, t.description, t.input_schema, field) for field, t in tools),
+        must_call=choice is not None and choice.type in ("any", "tool"),
+        single_call=choice is not None and bool(choice.disable_parallel_tool_use),
+        answer_schema=body.answer_schema,
+        schema_field="output_format.schema" if body.output_config is None else "output_config.format.schema",
+        effort=_effort(body),
+        begin_answer=not continues,
+        continue_final=continues,
+    )
+
+
+def _effort(body: CountBody) -> str | None:
+    """None leaves it to the model."""
+    if body.thinking is not None and body.thinking.type == "disabled":
+        return "none"
+    effort = body.output_config.effort if body.output_config is not None else None
+    if effort is None:
+        return "medium" if body.thinking is not None else None
+    return _EFFORTS.get(effort, effort)
+
+
+def _messages(body: CountBody) -> Iterator[ChatMessage]:
+    if body.system:
+        yield ChatMessage(role="system", content=_joined(body.system, "\n\n"))
+    for turn in body.messages:
+        yield from _said(turn)
+
+
+def _said(turn: MessageParam) -> Iterator[ChatMessage]:
+    """Results of tools stand before what is said beside them."""
+    blocks = turn.blocks
+    results = [block for block in blocks if isinstance(block, ToolResult)]
+    for result in results:
+        content = _joined(result.content or "", "")
+        yield ChatMessage(
+            role="tool", content=f"Error: {content}" if result.is_error else content, call_id=result.tool_use_id
+        )
+    text = "".join(block.text for block in blocks if isinstance(block, TextPart))
+    thoughts = "".join(block.thinking for block in blocks if isinstance(block, Thinking))
+    calls = tuple(PastCall(block.id, block.name, block.input) for block in blocks if isinstance(block, ToolUse))
+    if text or thoughts or calls or not results or turn.role == "assistant":
+        yield ChatMessage(role=turn.role, content=text, reasoning=thoughts or None, calls=calls)
+
+
+def _joined(content: Texts, between: str) -> str:
+    return content if isinstance(content, str) else between.join(block.text for block in content)

@@ -1,1 +1,0 @@
-"""The bodies of requests: strict types, which refuse unknown and unusable values."""

@@ -1,0 +1,93 @@
+"""Threads for what takes long: few of them, so that the event loop always gets its turn, and fairly shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from fastapi import Request
+
+from parlay.serve.errors import too_many
+from parlay.serve.guard.auth import tenant
+
+T = TypeVar("T")
+
+_LIGHT = 32 * 1024
+"""Bytes of a body up to which its work is light."""
+_LIGHT_THREADS = 4
+_HEAVY_THREADS = 2
+_HEAVY_WAITING = 64
+"""For each owner, so that nobody's requests are refused for another's."""
+
+
+class FairQueue:
+    """Lets ``places`` in at once. Owners that wait take turns, whatever the number that each waits with."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    def waiting(self, owner: str) -> int:
+        """How many of the owner wait."""
+        return len(self._waiting.get(owner, ()))
+
+    @asynccontextmanager
+    async def place(self, owner: str) -> AsyncIterator[None]:
+        await self._enter(owner)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, owner: str) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(called)
+        try:
+            await called
+        except asyncio.CancelledError:
+            if called.done() and not called.cancelled():
+                self._leave()  # it was let in at the last moment
+            raise
+
+    def _leave(self) -> None:
+        """Give the place to the owner whose last turn is longest ago."""
+        while self._waiting:
+            owner, calls = self._waiting.popitem(last=False)
+            called = calls.popleft()
+            if calls:
+                self._waiting[owner] = calls
+            if not called.done():
+                called.set_result(None)
+                return
+        self._free += 1
+
+
+class Workers:
+    """Calls functions in threads: short work at once, long work in its owner's turn."""
+
+    def __init__(self, retry_after: int) -> None:
+        self._retry_after = retry_after
+        self._turns = FairQueue(_HEAVY_THREADS)
+        self._light = ThreadPoolExecutor(_LIGHT_THREADS, "parlay-light")
+        self._heavy = ThreadPoolExecutor(_HEAVY_THREADS, "parlay-heavy")
+
+    async def call(self, request: Request, function: Callable[[], T], *, heavy: bool = False) -> T:
+        """What the function, which prepares the request, returns or raises.
+
+        The work of a large body is heavy in any case. Raises ApiError where too many of the owner's requests wait.
+        """
+        loop = asyncio.get_running_loop()
+        if not heavy and request.state.body_bytes <= _LIGHT:
+            return await loop.run_in_executor(self._light, function)
+        owner = tenant(request)
+        if self._turns.waiting(owner) >= _HEAVY_WAITING:
+            raise too_many(self._retry_after, "too many large requests are waiting: try again later")
+        async with self._turns.place(owner):
+            return await loop.run_in_executor(self._heavy, function)

@@ -1,0 +1,153 @@
+"""The bodies of Ollama's API."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from parlay.serve.protocol.common import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopTexts
+from parlay.serve.protocol.fields import WHOLE
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+
+
+def seconds(value: float | str) -> float:
+    """A length of time: a number of seconds, or a text such as ``5m`` or ``1h30m``. Below 0 it never ends.
+
+    Raises ValueError for anything else.
+    """
+    if not isinstance(value, str):
+        return math.inf if value < 0 else float(value)
+    text = value.removeprefix("-")
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        found = float(text)
+    elif re.fullmatch(rf"(?:{_PART.pattern})+", text):
+        found = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    else:
+        raise ValueError("must be seconds, or a time such as '5m' or '1h30m'")
+    return math.inf if value.startswith("-") else found
+
+
+Time = Annotated[str, Field(pattern=r"^-?([0-9]+([.][0-9]+)?|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$", max_length=64)]
+KeepAlive = float | Time | None
+Base64 = Annotated[list[str], Field(max_length=0, fail_fast=True)]
+"""No images: this server reads text only."""
+
+
+class OllamaOptions(Body):
+    """How to sample. What concerns how Ollama runs a model has no effect here."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "mirostat": (0,),
+        "num_keep": (0, -1),
+        "tfs_z": (1,),
+    }
+
+    num_predict: Annotated[int, Field(ge=-2, le=INT_LIMIT), WHOLE] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    top_p: Probability | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Probability | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    stop: StopTexts | None = None
+
+
+class OllamaBody(Body):
+    """``strategy`` and ``exactness`` are extensions. Null is as good as absent."""
+
+    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    options: OllamaOptions | None = None
+    format: Annotated[Literal["", "json"] | JsonObject | None, Field(union_mode="left_to_right")] = None
+    stream: bool | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: KeepAlive = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """What the answer must keep to."""
+        if self.format == "json":
+            return {"type": "object"}
+        return self.format if isinstance(self.format, dict) else None
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """How long the model stays after this request; None: as the server says."""
+        return None if self.keep_alive is None else seconds(self.keep_alive)
+
+
+class GenerateBody(OllamaBody):
+    """``raw``: the prompt goes to the model as it is. Without a prompt the model is loaded, and no more."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"context": ([],), "template": ("",)}
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    images: Base64 | None = None
+
+
+class OllamaCalledFunction(Body):
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    arguments: JsonObject
+
+
+class OllamaCall(Body):
+    id: str | None = None
+    function: OllamaCalledFunction
+
+
+class OllamaMessage(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: Base64 | None = None
+    tool_calls: Annotated[list[OllamaCall], Field(max_length=128, fail_fast=True)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(Body):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class OllamaTool(Body):
+    type: Literal["function"] | None = None
+    function: ToolFunction
+
+
+class OllamaChatBody(OllamaBody):
+    """Without messages the model is loaded, and no more."""
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=4096, fail_fast=True)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=128, fail_fast=True)] | None = None
+
+
+class ModelBody(Body):
+    """Names a model, by either name of the field."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+class PullBody(Body):
+    model: str | None = None
+    name: str | None = None
+    stream: bool | None = None

@@ -1,0 +1,95 @@
+"""Models as Ollama's API tells of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from parlay.models.described import Description
+from parlay.models.facts import ModelFacts
+from parlay.serve.chat.job import chat_template
+from parlay.serve.hosted import HostedModel, Served
+from parlay.serve.registry import LATEST
+from parlay.serve.settings import Settings
+from parlay.text.chat_template import takes_tools
+from parlay.text.reasoning import reasons
+
+_FOREVER = "9999-12-31T23:59:59Z"
+
+
+def digest_of(name: str) -> str:
+    """Of a model whose files are not known here."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def listed(model: HostedModel, facts: ModelFacts | None) -> dict[str, Any]:
+    made = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    name = model.name if ":" in model.name else model.name + LATEST  # clients look for it under this name alone
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": made,
+        "size": 0 if facts is None else facts.bytes,
+        "digest": digest_of(model.name) if facts is None else facts.digest,
+        "details": _details(facts),
+    }
+
+
+def _details(facts: ModelFacts | None) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "" if facts is None else facts.form,
+        "family": "" if facts is None else facts.family,
+        "families": [] if facts is None else [facts.family],
+        "parameter_size": "" if facts is None else _spelled(facts.parameters),
+        "quantization_level": "" if facts is None else facts.quantization,
+    }
+
+
+def _spelled(parameters: int) -> str:
+    """As Ollama does: ``134.52M``, ``7.6B``."""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
+
+
+def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) -> dict[str, Any]:
+    keep = settings.idle_seconds if model.keep_alive is None else model.keep_alive
+    expires = _FOREVER
+    if model.loader is not None and keep is not None and math.isfinite(keep):
+        left = model.used - time.monotonic() + keep
+        expires = datetime.fromtimestamp(time.time() + left, UTC).isoformat().replace("+00:00", "Z")
+    return {**listed(model, facts), "expires_at": expires, "size_vram": 0, "context_length": model.max_model_len}
+
+
+def described(served: Served) -> Description:
+    """A loaded model as its files would tell of it; its context is what the server gives it."""
+    spec = served.engine.llm.runner.spec
+    return Description(
+        max_context=served.max_model_len,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        template=chat_template(served),
+    )
+
+
+def shown(model: HostedModel, facts: ModelFacts | None, told: Description) -> dict[str, Any]:
+    abilities = {"completion": True, "tools": takes_tools(told.template), "thinking": reasons(told.template)}
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": told.template,
+        "details": _details(facts),
+        "model_info": {
+            "general.architecture": "parlay",
+            **({} if facts is None else {"general.parameter_count": facts.parameters}),
+            "parlay.context_length": model.max_model_len or told.max_context,
+            "parlay.embedding_length": told.hidden_size,
+            "parlay.block_count": told.num_layers,
+            "parlay.vocab_size": told.vocab_size,
+        },
+        "capabilities": [ability for ability, there in abilities.items() if there],
+        "modified_at": listed(model, facts)["modified_at"],
+    }

@@ -1,0 +1,150 @@
+"""Ollama's `/api/tags`, `show`, `ps`, `pull` and `version`: which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from parlay import __version__
+from parlay.models.described import Description, describe
+from parlay.models.facts import ModelFacts, read_facts
+from parlay.models.fetch.resolving import is_local, resolve
+from parlay.serve.errors import ApiError, OllamaErrorBody, responses
+from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.hosted import HostedModel
+from parlay.serve.ollama.body import ModelBody, PullBody
+from parlay.serve.ollama.models_reply import described, digest_of, listed, running, shown
+from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.pulling import Puller
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+from parlay.types import ParlayError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SPOKEN = "0.12.0"
+"""The version of Ollama whose API this is: its clients look at it."""
+_FAILURES = responses(400, 403, 404, 408, 413, 429, 503, body=OllamaErrorBody)
+
+
+def router(registry: Registry, settings: Settings, puller: Puller | None) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["ollama"])
+    _add_lists(routes, registry, settings)
+    _add_show(routes, registry, settings)
+    _add_pull(routes, puller, settings)
+    return routes
+
+
+def _add_lists(routes: APIRouter, registry: Registry, settings: Settings) -> None:
+    @routes.get("/version", summary="Which version of Ollama's API this is")
+    async def ollama_version() -> dict[str, str]:
+        return {"version": SPOKEN, "parlay": __version__}
+
+    @routes.get("/tags", summary="List the models")
+    async def ollama_tags() -> dict[str, Any]:
+        return {"models": [listed(model, await _facts_of(model)) for model in registry]}
+
+    @routes.get("/ps", summary="List the models that are loaded")
+    async def ollama_ps() -> dict[str, Any]:
+        loaded = [model for model in registry if model.served is not None]
+        return {"models": [running(model, await _facts_of(model), settings) for model in loaded]}
+
+
+def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None:
+    @routes.post("/show", summary="Tell of one model", responses=_FAILURES)
+    async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
+        heed_extras(body, request, settings)
+        model = registry.get(body.model or body.name)
+        told = described(model.served) if model.served is not None else await _told_by_files(model)
+        if told is None:
+            told = described(await registry.use(model.name, request))
+        return shown(model, await _facts_of(model), told)
+
+
+def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> None:
+    @routes.post("/pull", summary="Bring a model to this machine", responses=_FAILURES, response_class=JSONResponse)
+    async def ollama_pull(body: PullBody, request: Request) -> Response:
+        heed_extras(body, request, settings)
+        name = body.model or body.name
+        if puller is None:
+            message = "this server brings no models to its machine: whoever runs it can allow it by --allow-pull"
+            raise ApiError(403, message, "model", "pull_not_allowed")
+        if name is None:
+            raise ApiError(400, "model is missing", "model", "missing_field")
+        if body.stream is not False:
+            return StreamingResponse(_lines(puller, name), media_type="application/x-ndjson")
+        await puller.pull(name, lambda done, size: None)
+        return JSONResponse({"status": "success"})
+
+
+async def _lines(puller: Puller, name: str) -> AsyncIterator[bytes]:
+    """Progress as it comes, at most some ten lines a second."""
+    news: asyncio.Queue[bytes | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    digest = digest_of(name)
+
+    def tell(done: int, size: int) -> None:
+        line = {"status": f"pulling {name}", "digest": digest, "total": size, "completed": done}
+        loop.call_soon_threadsafe(news.put_nowait, _line(line))
+
+    pulling = asyncio.create_task(puller.pull(name, _sparsely(tell)))
+    pulling.add_done_callback(lambda _: news.put_nowait(None))
+    yield _line({"status": "pulling manifest"})
+    while (line := await news.get()) is not None:
+        yield line
+    failure = pulling.exception()
+    if failure is None:
+        yield _line({"status": "success"})
+    else:
+        message = failure.message if isinstance(failure, ApiError) else "the model could not be brought"
+        yield _line({"error": message})
+
+
+def _sparsely(tell: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    last = 0.0
+
+    def maybe(done: int, size: int) -> None:
+        nonlocal last
+        if done == size or time.monotonic() - last > 0.1:
+            last = time.monotonic()
+            tell(done, size)
+
+    return maybe
+
+
+def _line(told: dict[str, Any]) -> bytes:
+    return json.dumps(told).encode() + b"\n"
+
+
+async def _facts_of(model: HostedModel) -> ModelFacts | None:
+    """None for a model whose files are not on this machine, or say nothing."""
+    return await _read_files(model, read_facts)
+
+
+async def _told_by_files(model: HostedModel) -> Description | None:
+    """The same of what can be told of a model that is not loaded."""
+    return await _read_files(model, describe)
+
+
+async def _read_files(model: HostedModel, read: Callable[[Path], T]) -> T | None:
+    source = model.source
+    if source is None or not (model.served is not None or is_local(source)):
+        return None
+    return await asyncio.to_thread(_read, read, source)
+
+
+def _read(read: Callable[[Path], T], source: str) -> T | None:
+    try:
+        return read(resolve(source))
+    except (ParlayError, OSError) as error:
+        logger.info("nothing is known of the files of %s: %s", source, error)
+        return None

@@ -1,0 +1,132 @@
+"""Ollama's `/api/chat` and `/api/generate`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from parlay.serve.chat.answers import AnswerShape
+from parlay.serve.chat.job import ChatJob, chat_job, chat_template
+from parlay.serve.chat.request import ChatRequest
+from parlay.serve.errors import OllamaErrorBody, responses
+from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.hosted import Served
+from parlay.serve.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
+from parlay.serve.ollama.reply import OllamaChunks, OllamaShape, ollama_reply, only_loaded
+from parlay.serve.ollama.to_request import (
+    CHAT_NAMES,
+    GENERATE_NAMES,
+    generate_request,
+    ollama_chat_request,
+    ollama_params,
+)
+from parlay.serve.openai.fill_in_the_middle import infill_prompt
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
+from parlay.serve.protocol.extras import heed_extras, note_ignored
+from parlay.serve.protocol.running import make_run
+from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, request_options
+from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.types import StructuredOutputsParams
+
+Kind = Literal["chat", "generate"]
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Lines of JSON, or one object where `stream` is false.",
+        "content": {"application/x-ndjson": {"schema": {"type": "object"}}, "application/json": {"schema": {}}},
+    },
+    **responses(400, 404, 408, 413, 429, 500, 503, body=OllamaErrorBody),
+}
+
+
+def router(registry: Registry, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, prefix="/api", tags=["ollama"])
+
+    @routes.post("/chat", summary="Answer in a conversation", responses=_ANSWERS, response_class=JSONResponse)
+    async def ollama_chat(body: OllamaChatBody, request: Request) -> Response:
+        def make(served: Served) -> ChatJob:
+            heed_extras(body, request, settings)
+            return _chat(served, ollama_chat_request(body, request, settings), request, settings, CHAT_NAMES)
+
+        heavy = bool(body.tools) or body.answer_schema is not None
+        wanted = make if body.messages else None
+        return await _answer(registry, body, request, settings, kind="chat", make=wanted, heavy=heavy)
+
+    @routes.post("/generate", summary="Answer a prompt", responses=_ANSWERS, response_class=JSONResponse)
+    async def ollama_generate(body: GenerateBody, request: Request) -> Response:
+        def make(served: Served) -> ChatJob:
+            heed_extras(body, request, settings)
+            if body.raw or body.suffix is not None or not chat_template(served):
+                return _plain(served, body, request, settings)
+            return _chat(served, generate_request(body, request, settings), request, settings, GENERATE_NAMES)
+
+        heavy = body.answer_schema is not None
+        wanted = make if body.prompt else None
+        return await _answer(registry, body, request, settings, kind="generate", make=wanted, heavy=heavy)
+
+    return routes
+
+
+async def _answer(
+    registry: Registry,
+    body: OllamaBody,
+    request: Request,
+    settings: Settings,
+    *,
+    kind: Kind,
+    make: Callable[[Served], ChatJob] | None,
+    heavy: bool,
+) -> Response:
+    """``make`` None: nothing is asked of the model but to be there, or to go."""
+    model = registry.get(body.model)
+    began = time.monotonic()
+    if make is None and body.keep_seconds == 0:
+        await registry.unload(model)
+        return JSONResponse(only_loaded(model.name, kind, "unload"))
+    served = await registry.use(model.name, request)
+    loaded = time.monotonic() - began
+    if body.keep_seconds is not None:
+        model.keep_alive = body.keep_seconds
+    if make is None:
+        return JSONResponse(only_loaded(model.name, kind, "load"))
+    chat = await in_thread(request, lambda: make(served), heavy=heavy)
+    shape = OllamaShape(
+        model=served.name,
+        kind=kind,
+        answers=chat.answers,
+        speller=Speller(served.engine.llm.tokenizer),
+        logprobs=bool(body.logprobs),
+        load_seconds=loaded,
+    )
+    run = make_run(served, [chat.job], chat.names, request, settings)
+    if body.stream is not False:
+        return await answer_streamed(request, run, OllamaChunks(chat.job, shape))
+    return await answer_whole(request, run, lambda outputs: JSONResponse(ollama_reply(outputs[0], shape)))
+
+
+def _chat(served: Served, chat: ChatRequest, request: Request, settings: Settings, names: FieldNames) -> ChatJob:
+    made = chat_job(served, chat, settings, names)
+    note_ignored(request, settings, made.unused)
+    return made
+
+
+def _plain(served: Served, body: GenerateBody, request: Request, settings: Settings) -> ChatJob:
+    """The prompt as it is, and what belongs between it and the suffix."""
+    params = ollama_params(body, settings, GENERATE_NAMES)
+    if body.answer_schema is not None:
+        params = replace(params, structured_outputs=StructuredOutputsParams(json=body.answer_schema))
+    text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
+    prompt: Prompt = text
+    if body.suffix is not None:
+        ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, text, body.suffix)
+        prompt = TokensPrompt(prompt_token_ids=ids)
+    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
+    job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)
+    return ChatJob(job, AnswerShape(), GENERATE_NAMES)

@@ -1,0 +1,121 @@
+"""`/v1/chat/completions`: from its body to a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+
+from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
+from parlay.serve.errors import ApiError
+from parlay.serve.openai.chat.body import (
+    AssistantMessage,
+    ChatBody,
+    FunctionMessage,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    ToolMessage,
+    UserMessage,
+)
+from parlay.serve.protocol.common import text_of
+from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.protocol.plain_json import read_value
+from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
+from parlay.serve.settings import Settings
+
+NAMES = FieldNames.of(ChatBody, "messages")
+_LEGACY_ID = "call_0"
+"""Of calls in the shape before there were tools, which have none."""
+
+
+def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRequest:
+    """Raises ApiError for a body that can't be used."""
+    heed_extras(body, request, settings)
+    body.check()
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return ChatRequest(
+        messages=read_messages(body),
+        params=sampling_params(body, settings, NAMES, max_tokens=body.tokens, logprobs=logprobs),
+        options=body_options(body, request),
+        functions=read_functions(body),
+        must_call=body.must_call,
+        single_call=body.parallel_tool_calls is False or body.legacy,
+        answer_schema=read_schema(body.response_format),
+        schema_field=schema_field(body.response_format),
+        variables=body.chat_template_kwargs or {},
+        effort=body.reasoning_effort,
+        verbosity=body.verbosity,
+        begin_answer=body.add_generation_prompt is not False,
+        continue_final=bool(body.continue_final_message),
+    )
+
+
+def read_messages(body: ChatBody) -> tuple[ChatMessage, ...]:
+    """Raises ApiError for an earlier call whose arguments are no JSON object."""
+    return tuple(_message(message, place) for place, message in enumerate(body.messages))
+
+
+def read_functions(body: ChatBody) -> tuple[Function, ...]:
+    """Those that may be called."""
+    functions = body.callable_functions.items()
+    return tuple(Function(one.name, one.description, one.parameters, field) for field, one in functions)
+
+
+def _message(message: Message, place: int) -> ChatMessage:
+    match message:
+        case AssistantMessage():
+            return ChatMessage(
+                role="assistant",
+                content=text_of(message.content) or message.refusal or "",
+                name=message.name,
+                reasoning=message.reasoning_content,
+                calls=_calls(message, place),
+            )
+        case ToolMessage():
+            text = text_of(message.content)
+            return ChatMessage(role="tool", content=text, name=message.name, call_id=message.tool_call_id)
+        case FunctionMessage():
+            return ChatMessage(role="tool", content=text_of(message.content), name=message.name, call_id=_LEGACY_ID)
+        case UserMessage():
+            return ChatMessage(role="user", content=text_of(message.content), name=message.name)
+        case _:
+            return ChatMessage(role="system", content=text_of(message.content), name=message.name)
+
+
+def _calls(message: AssistantMessage, place: int) -> tuple[PastCall, ...]:
+    calls = [
+        (call.id, call.function, f"tool_calls[{number}].function")
+        for number, call in enumerate(message.tool_calls or ())
+    ]
+    if message.function_call is not None:
+        calls.append((_LEGACY_ID, message.function_call, "function_call"))
+    return tuple(
+        PastCall(id, function.name, read_arguments(function.arguments, f"messages[{place}].{path}.arguments"))
+        for id, function, path in calls
+    )
+
+
+def read_arguments(text: str, field: str) -> dict[str, Any]:
+    """A call's arguments; an empty text has none. Raises ApiError for what is no JSON object, or holds too much."""
+    try:
+        arguments = read_value(text or "{}")
+    except ValueError as error:
+        raise ApiError(400, f"{field} must be a JSON object, written as text: {error}", field) from None
+    if not isinstance(arguments, dict):
+        raise ApiError(400, f"{field} must be a JSON object, written as text", field)
+    return arguments
+
+
+def read_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
+    """The schema that an answer must keep to."""
+    if isinstance(wanted, JsonSchemaFormat) and wanted.json_schema.schema_ is not None:
+        return wanted.json_schema.schema_
+    return {"type": "object"} if isinstance(wanted, JsonObjectFormat | JsonSchemaFormat) else None
+
+
+def schema_field(wanted: ResponseFormat | None) -> str:
+    """Where it stands in the body."""
+    return "response_format.json_schema.schema" if isinstance(wanted, JsonSchemaFormat) else "response_format"

@@ -1,0 +1,88 @@
+"""The body of `/v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from parlay.serve.openai.chat.body import ResponseFormat
+from parlay.serve.protocol.common import Count, GenerationBody, TokenIds, conflict
+from parlay.serve.protocol.fields import WHOLE
+
+PROMPTS_LIMIT = 1024
+
+
+def _shape(value: Any) -> str:
+    """Which of its four forms a prompt has; wrong ones are put where their error says most."""
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else ""
+    if isinstance(first, list):
+        return "token_lists"
+    return "tokens" if isinstance(first, int | float) and not isinstance(first, bool) else "texts"
+
+
+Text = Annotated[str, Field(min_length=1)]
+PromptField = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("texts")]
+    | Annotated[TokenIds, Tag("tokens")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True), Tag("token_lists")],
+    Discriminator(_shape),
+]
+"""A text, texts, token ids, or lists of token ids."""
+
+
+class CompletionBody(GenerationBody):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **GenerationBody.unsupported,
+        "add_special_tokens": (True,),
+    }
+
+    prompt: PromptField
+    suffix: str | None = None
+    max_tokens: Count | None = 16
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
+    response_format: ResponseFormat | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.structured_outputs is not None and self.response_format is not None:
+            message = "structured_outputs can't be used with response_format: leave one of them out"
+            raise conflict(message, "structured_outputs")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise conflict("best_of must be at least n", "best_of")
+        if self.stream and self.picks:
+            raise conflict("best_of above n can't be streamed: leave out stream", "best_of")
+        if self.suffix is not None and not isinstance(self.prompt, str):
+            raise conflict("suffix needs a prompt that is one text", "suffix")
+        if self.suffix is not None and self.echo:
+            raise conflict("suffix can't be used with echo: leave one of them out", "suffix")
+        if self.stream and self.echo and self.logprobs is not None:
+            raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
+
+    @property
+    def structured(self) -> bool:
+        """See `GenerationBody`."""
+        return super().structured or self.response_format is not None
+
+    @property
+    def picks(self) -> bool:
+        """Whether more samples are drawn than are wanted back."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
+
+    @property
+    def has_list(self) -> bool:
+        """Whether the prompt is a list of prompts."""
+        return _shape(self.prompt) in ("texts", "token_lists")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt."""
+        if _shape(self.prompt) in ("text", "tokens"):
+            return [cast(str | list[int], self.prompt)]
+        return cast(list[str | list[int]], self.prompt)

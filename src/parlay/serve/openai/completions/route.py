@@ -1,0 +1,161 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Job
+from parlay.serve.cascades import Cascades
+from parlay.serve.guard.limits import limit_params
+from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.hosted import Served
+from parlay.serve.openai.chat.to_request import read_schema, schema_field
+from parlay.serve.openai.completions.body import CompletionBody
+from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
+from parlay.serve.openai.fill_in_the_middle import infill_prompt
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.protocol.running import make_run
+from parlay.serve.protocol.sampling_from_body import (
+    FieldNames,
+    body_options,
+    check_count,
+    check_length,
+    prepare,
+    sampling_params,
+)
+from parlay.serve.protocol.usage import StreamUsage
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.types import SamplingParams, StructuredOutputsParams
+
+NAMES = FieldNames.of(CompletionBody, "prompt")
+
+
+def router(registry: Registry, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["generation"])
+
+    @routes.post(
+        "/v1/completions",
+        summary="Go on from a text or from token ids",
+        responses=described(CompletionReply),
+        response_class=JSONResponse,
+    )
+    async def create_completion(body: CompletionBody, request: Request) -> Response:
+        served = await registry.use(body.model, request)
+        cascades: Cascades = request.app.state.cascades
+        served, ask = await cascades.route(served, request, lambda: _read(body, request, settings))
+        jobs, shape = await in_thread(request, lambda: _prepare(served, ask()), heavy=body.structured)
+        run = make_run(served, jobs, _names(body, "prompt"), request, settings)
+        if body.stream:
+            chunks = CompletionChunks(jobs, shape, StreamUsage(body.wants_usage, body.running_usage))
+            return await answer_streamed(request, run, chunks)
+        return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
+
+    return routes
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionQuestion:
+    """A body read, which may be put to any model; see `parlay.serve.cascades.Question`."""
+
+    body: CompletionBody
+    params: SamplingParams
+    options: RequestOptions
+    settings: Settings
+
+    @property
+    def plain(self) -> bool:
+        """Ids are those of one model's vocabulary, and so are the marks around a gap."""
+        texts, more = self.body.prompts, (self.body.suffix, self.body.best_of, self.body.response_format)
+        return len(texts) == 1 and isinstance(texts[0], str) and not self.body.echo and more == (None, None, None)
+
+    def but(self, params: SamplingParams, options: RequestOptions) -> Self:
+        return replace(self, params=params, options=options)
+
+    def jobs(self, served: Served) -> list[Job]:
+        """One for each prompt. Raises ApiError for what the model can't take."""
+        check_count(len(self.body.prompts), self.params.n, served)
+        return [
+            prepare(served, prompt, self.params, self.options, settings=self.settings, names=names)
+            for names, prompt in _prompts(served, self.body, self.settings)
+        ]
+
+    def job(self, served: Served) -> Job:
+        """That of the first prompt."""
+        return self.jobs(served)[0]
+
+
+def _read(body: CompletionBody, request: Request, settings: Settings) -> CompletionQuestion:
+    """Raises ApiError for a body that can't be used."""
+    heed_extras(body, request, settings)
+    body.check()
+    return CompletionQuestion(body, _params(body, settings), body_options(body, request), settings)
+
+
+def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], CompletionShape]:
+    """A job for each prompt, and the shape of what is told of them. Raises ApiError for what can't run."""
+    body, params, jobs = asked.body, asked.params, asked.jobs(served)
+    shape = CompletionShape(
+        model=served.name,
+        tokenizer=served.engine.llm.tokenizer,
+        n=body.n or 1,
+        logprobs=body.logprobs is not None,
+        skip_special=params.skip_special_tokens,
+        echoes=tuple(_echo(served, job, skip_special=params.skip_special_tokens) for job in jobs)
+        if body.echo
+        else None,
+    )
+    return jobs, shape
+
+
+def _params(body: CompletionBody, settings: Settings) -> SamplingParams:
+    params = sampling_params(
+        body,
+        settings,
+        NAMES,
+        max_tokens=body.max_tokens,
+        logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    if body.best_of is not None:
+        params = limit_params(replace(params, n=body.best_of), settings)
+    schema = read_schema(body.response_format)
+    if schema is not None:
+        params = replace(params, structured_outputs=StructuredOutputsParams(json=schema))
+    return params
+
+
+def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterable[tuple[FieldNames, Prompt]]:
+    """With how errors call each. Ids are checked before they are made anything of: they may be many."""
+    for place, prompt in enumerate(body.prompts):
+        names = _names(body, f"prompt[{place}]" if body.has_list else "prompt")
+        if isinstance(prompt, list):
+            check_length(len(prompt), served, settings, names.prompt)
+            yield names, TokensPrompt(prompt_token_ids=prompt)
+        elif body.suffix is not None:
+            ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, prompt, body.suffix)
+            yield names, TokensPrompt(prompt_token_ids=ids)
+        else:
+            yield names, prompt
+
+
+def _names(body: CompletionBody, prompt: str) -> FieldNames:
+    names = NAMES if body.response_format is None else NAMES.with_form(schema_field(body.response_format))
+    return replace(names, prompt=prompt)
+
+
+def _echo(served: Served, job: Job, *, skip_special: bool) -> str:
+    """The prompt's own text, or that of its ids."""
+    tokenizer = served.engine.llm.tokenizer
+    if job.prompt is not None or tokenizer is None:
+        return job.prompt or ""
+    text: str = tokenizer.decode(job.samples[0].request.prompt, skip_special_tokens=skip_special)
+    return text

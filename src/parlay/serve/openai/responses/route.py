@@ -1,0 +1,158 @@
+"""`/v1/responses`, and the earlier responses that a server keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, HTTPException, Request
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
+
+from parlay.serve.chat.job import ChatJob, chat_job
+from parlay.serve.chat.request import ChatMessage, PastCall
+from parlay.serve.errors import ApiError, responses
+from parlay.serve.guard.auth import tenant
+from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.hosted import Served
+from parlay.serve.openai.chat.to_request import read_arguments
+from parlay.serve.openai.responses.body import ResponsesBody
+from parlay.serve.openai.responses.reply import ResponseChunks, ResponseReply, ResponseShape, whole_response
+from parlay.serve.openai.responses.response_store import Kept, KeptResponses
+from parlay.serve.openai.responses.to_request import NAMES, joined, read_input, responses_request
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.extras import note_ignored
+from parlay.serve.protocol.running import make_run
+from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+
+_OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "QUERY"]
+
+
+class Deleted(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItems(BaseModel):
+    """The items that a response answered, those of the request alone."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: Literal[False] = False
+
+
+def router(registry: Registry, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["generation"])
+
+    @routes.post(
+        "/v1/responses", summary="Answer in items", responses=described(ResponseReply), response_class=JSONResponse
+    )
+    async def create_response(body: ResponsesBody, request: Request) -> Response:
+        served = await registry.use(body.model, request)
+        earlier = _earlier(body, request)
+        chat, shape = await in_thread(
+            request, lambda: _prepare(served, body, earlier, request, settings), heavy=body.structured
+        )
+        run = make_run(served, [chat.job], chat.names, request, settings)
+        if body.stream:
+            return await answer_streamed(request, run, ResponseChunks(chat.job, shape))
+        return await answer_whole(request, run, lambda outputs: JSONResponse(whole_response(outputs[0], shape)))
+
+    _add_kept(routes)
+    return routes
+
+
+def _add_kept(routes: APIRouter) -> None:
+    path, failures = "/v1/responses/{response_id}", responses(404)
+
+    @routes.get(path, summary="An earlier response", responses=failures, response_model=None)
+    async def retrieve_response(response_id: str, request: Request) -> JSONResponse:
+        return JSONResponse(dict(_found(response_id, request).reply))
+
+    @routes.delete(path, summary="Forget an earlier response", responses=failures)
+    async def delete_response(response_id: str, request: Request) -> Deleted:
+        if not _store(request).drop(tenant(request), response_id):
+            raise _missing(response_id)
+        return Deleted(id=response_id)
+
+    @routes.api_route(path, methods=_OTHERS, include_in_schema=False)
+    async def refuse_method(response_id: str) -> None:
+        """Two operations share the address; left to itself, the refusal would name the first one's method only."""
+        raise HTTPException(405, headers={"Allow": "DELETE, GET"})
+
+    @routes.get(f"{path}/input_items", summary="What an earlier response answered", responses=failures)
+    async def list_input_items(response_id: str, request: Request) -> InputItems:
+        items = [dict(item) for item in _found(response_id, request).items]
+        ids = [str(item["id"]) for item in items]
+        return InputItems(data=items[::-1], first_id=ids[-1] if ids else None, last_id=ids[0] if ids else None)
+
+
+def _store(request: Request) -> KeptResponses:
+    store: KeptResponses = request.app.state.kept_responses
+    return store
+
+
+def _found(id: str, request: Request) -> Kept:
+    kept = _store(request).get(tenant(request), id)
+    if kept is None:
+        raise _missing(id)
+    return kept
+
+
+def _missing(id: str) -> ApiError:
+    return ApiError(404, f"there is no response {id[:100]!r} here, or no more", "response_id", "response_not_found")
+
+
+def _earlier(body: ResponsesBody, request: Request) -> Sequence[ChatMessage]:
+    """The conversation that the body goes on with. Raises ApiError for a response that is not there."""
+    if body.previous_response_id is None:
+        return ()
+    kept = _store(request).get(tenant(request), body.previous_response_id)
+    if kept is None:
+        message = f"there is no response {body.previous_response_id!r} here, or no more: send the conversation as input"
+        raise ApiError(400, message, "previous_response_id", "previous_response_not_found")
+    return kept.messages
+
+
+def _prepare(
+    served: Served, body: ResponsesBody, earlier: Sequence[ChatMessage], request: Request, settings: Settings
+) -> tuple[ChatJob, ResponseShape]:
+    chat = chat_job(served, responses_request(body, earlier, request, settings), settings, NAMES)
+    note_ignored(request, settings, chat.unused)
+    owner, store = tenant(request), _store(request)
+
+    def keep(reply: Mapping[str, Any]) -> None:
+        if body.store is not False:
+            messages = [*earlier, *read_input(body), *_answered(reply)]
+            store.put(owner, reply["id"], Kept(reply, _items(body, reply["id"]), joined(messages)))
+
+    speller = Speller(served.engine.llm.tokenizer)
+    return chat, ResponseShape(model=served.name, body=body, answers=chat.answers, speller=speller, keep=keep)
+
+
+def _items(body: ResponsesBody, id: str) -> list[dict[str, Any]]:
+    """The request's own items, each with an id."""
+    if isinstance(body.input, str):
+        part = {"type": "input_text", "text": body.input}
+        return [{"id": f"{id}_0", "type": "message", "role": "user", "content": [part]}]
+    plain = [item.model_dump(exclude_none=True) for item in body.input]
+    return [{"id": f"{id}_{place}", "type": "message", **item} for place, item in enumerate(plain)]
+
+
+def _answered(reply: Mapping[str, Any]) -> list[ChatMessage]:
+    """The items of a response as messages. A call that was cut off is left out."""
+    messages = []
+    for item in reply["output"]:
+        if item["type"] == "message":
+            messages.append(ChatMessage(role="assistant", content=item["content"][0]["text"]))
+        elif item["type"] == "reasoning":
+            messages.append(ChatMessage(role="assistant", content="", reasoning=item["content"][0]["text"]))
+        elif item["status"] == "completed":
+            call = PastCall(item["call_id"], item["name"], read_arguments(item["arguments"], "input"))
+            messages.append(ChatMessage(role="assistant", content="", calls=(call,)))
+    return messages

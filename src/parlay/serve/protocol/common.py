@@ -1,0 +1,294 @@
+"""What both kinds of request share: strictness, the sampling fields, and fields that are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    Tag,
+    model_validator,
+)
+
+from parlay.serve.errors import ApiError
+from parlay.serve.field_spelling import MOST_FIELDS, Paths, respelled
+from parlay.serve.protocol.fields import ALL_WHOLE, WHOLE
+from parlay.serve.protocol.plain_json import check_plain
+
+SEEDS = range(-(2**63), 2**64)  # no bound of the field's own: the OpenAPI document tells bounds as floats
+INT_LIMIT = 2**31 - 1
+PRIORITY_LIMIT = 16
+"""Each level lets a request overtake some others; without a limit one client could hold up all."""
+MOST_BIASES = 4096
+
+
+class Body(BaseModel):
+    """A JSON object: a field of the wrong type is an error; one that is not declared is left to `heed_extras`.
+
+    ``unsupported`` names fields that would change the answer and can't be honoured, with the values that ask for
+    nothing.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_count(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MOST_FIELDS:
+            raise ValueError(f"has {len(data)} fields, and no object of this API has more than {MOST_FIELDS}")
+        return data
+
+    @property
+    def spelled(self) -> Mapping[str, str]:
+        """How the body calls fields that have another name here, by our path."""
+        return {}
+
+    def idle(self) -> list[str]:
+        """Declared fields that have no effect, given the values of the others."""
+        return []
+
+    def refuses(self, name: str, value: object) -> bool:
+        """Whether an undeclared field would change the answer."""
+        return name in self.unsupported and value not in self.unsupported[name]
+
+
+def conflict(message: str, field: str) -> ApiError:
+    """Fields that do not go together; the one to leave out is named."""
+    return ApiError(400, message, field)
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(check_plain)]
+
+
+class TextPart(Body):
+    """One part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Body):
+    """A part of an earlier answer that was a refusal: its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def shape_of(value: Any) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+def part_type(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def tool_choice_shape(value: Any) -> str:
+    """Which form of a tool choice a body holds: a word, a list of allowed tools, or one tool by name."""
+    if isinstance(value, str):
+        return "word"
+    return "allowed" if part_type(value) == "allowed_tools" else "named"
+
+
+def only_text(*types: str) -> Discriminator:
+    """Tells parts of a content apart by their type."""
+    message = f"this server reads text only, so a part has the type {' or '.join(types)}"
+    return Discriminator(part_type, custom_error_type="unsupported_part", custom_error_message=message)
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")], only_text("text", "refusal")
+]
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[Part], Field(fail_fast=True), Tag("parts")], Discriminator(shape_of)
+]
+"""A text, or a list of parts that are texts."""
+
+
+def text_of(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+class Prediction(Body):
+    """A text that the answer may largely repeat: drafted from, never fed to the model, without effect on the text."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class StreamOptions(Body):
+    """``continuous_usage_stats``: usage so far in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(Body):
+    """A form that the whole answer must have; exactly one is given."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "structural_tag": (),
+        "whitespace_pattern": (),
+        "disable_any_whitespace": (False,),
+        "disable_additional_properties": (False,),
+    }
+
+    json_: Annotated[str | JsonObject | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
+    grammar: str | None = None
+
+    def check(self) -> None:
+        given = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(value is not None for value in given) != 1:
+            message = "structured_outputs takes exactly one of json, json_object, regex, choice, grammar"
+            raise conflict(message, "structured_outputs")
+
+
+TokenId = Annotated[int, Field(ge=0, le=INT_LIMIT)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), ALL_WHOLE]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+StopList = Annotated[list[StopText], Field(max_length=16, fail_fast=True)]
+StopTexts = Annotated[Annotated[StopText, Tag("text")] | Annotated[StopList, Tag("parts")], Discriminator(shape_of)]
+
+
+def _check_biases(value: Any) -> Any:
+    """Checks the number of biases first, because each wrong name would be an error of its own."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"holds {len(value)} tokens, and the limit is {MOST_BIASES}")
+    return value
+
+
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(_check_biases),
+]
+
+
+class GenerationBody(Body):
+    """The fields of all kinds. Null is as good as absent. Other servers' spellings are read too: see `respelled`."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "adapter": (),
+        "dry_multiplier": (0,),
+        "dynatemp_range": (0,),
+        "early_stopping": (False,),
+        "guided_whitespace_pattern": (),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "lora": ([],),
+        "min_keep": (0, 1),
+        "mirostat": (0,),
+        "n_keep": (0, -1),
+        "num_keep": (0, -1),
+        "prompt_embeds": (),
+        "prompt_logprobs": (),
+        "repeat_last_n": (-1,),
+        "samplers": (),
+        "structural_tag": (),
+        "tfs_z": (1,),
+        "thinking_budget_tokens": (-1,),
+        "thinking_token_budget": (-1,),
+        "top_n_sigma": (-1, 0),
+        "use_beam_search": (False,),
+        "xtc_probability": (0,),
+    }
+
+    model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
+    n: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Probability | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=1000)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    seed: Annotated[int, WHOLE] | None = None
+    stop: StopTexts | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=1024, fail_fast=True)] | None = None
+    allowed_token_ids: TokenIds | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024, fail_fast=True), ALL_WHOLE] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    prediction: Prediction | None = None
+    documents: Annotated[list[str], Field(max_length=1024, fail_fast=True)] | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT), WHOLE] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    store: bool | None = None
+
+    _spelled: Paths = PrivateAttr(default_factory=Paths)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _respell(cls, data: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return read(data)
+        fields, paths = respelled(data, cls.model_fields)
+        body = read(fields)
+        body._spelled = paths
+        return body
+
+    @property
+    def spelled(self) -> Mapping[str, str]:
+        return self._spelled
+
+    def check(self) -> None:
+        """What no schema can say. Raises ApiError for fields that don't go together. Called once the model is known."""
+        if self.seed is not None and self.seed not in SEEDS:
+            raise conflict("seed must be a number of 64 bits", "seed")
+        if self.truncate_prompt_tokens == 0:
+            raise conflict(
+                "truncate_prompt_tokens must be at least 1, or -1 for what the model holds", "truncate_prompt_tokens"
+            )
+        if self.structured_outputs is not None:
+            self.structured_outputs.check()
+
+    def idle(self) -> list[str]:
+        return ["stream_options"] if self.stream_options is not None and not self.stream else []
+
+    def refuses(self, name: str, value: object) -> bool:
+        """How far back a penalty looks can't matter where there is none."""
+        if name == "repeat_last_n" and self.repetition_penalty in (None, 1):
+            return False
+        return super().refuses(name, value)
+
+    @property
+    def structured(self) -> bool:
+        """Whether a form has to be compiled."""
+        return self.structured_outputs is not None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def running_usage(self) -> bool:
+        """Whether every chunk of a stream carries usage."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)

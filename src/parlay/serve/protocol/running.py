@@ -1,0 +1,224 @@
+"""The jobs of one HTTP request while the engine works on them: their events, their end, and a client that leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from parlay.aio import Busy, Closed, JobStream
+from parlay.llm.jobs import Job
+from parlay.llm.outputs import RequestOutput, StreamEvent
+from parlay.sampling.processors import ALL_MASKED
+from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.finished import Finished, Observer
+from parlay.serve.guard.auth import tenant
+from parlay.serve.hosted import Served
+from parlay.serve.protocol.sampling_from_body import FORM, FieldNames, refused
+from parlay.serve.settings import Settings
+from parlay.structured.after_reasoning import AfterReasoning
+from parlay.structured.constraint import GrammarConstraint
+from parlay.types import Constraint, ParlayError
+
+T = TypeVar("T")
+News = list[tuple[int, StreamEvent]]
+"""Pairs of a job's place and what a step added to it: all that has come."""
+
+_RETRY_SECONDS = 1
+_LONGEST_ID = 128
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Jobs under way. The caller that starts a run must close it, whatever happens; closing ends unfinished jobs."""
+
+    served: Served
+    jobs: Sequence[Job]
+    tell: Callable[[Finished], None]
+    """Called with each finished job."""
+    timeout: float | None
+    names: FieldNames
+    charge: Callable[[int], None]
+    """Called with the number of tokens that a job has used."""
+    client_id: str | None = None
+    trace_parent: str | None = None
+    began: float = field(default_factory=time.monotonic)
+    _streams: list[JobStream] = field(default_factory=list)
+    _bell: asyncio.Event = field(default_factory=asyncio.Event)
+    _firsts: dict[int, float] = field(default_factory=dict)
+    _recorded: set[int] = field(default_factory=set)
+
+    async def start(self, *, whole: bool = False) -> None:
+        """Hand the jobs to the engine. ``whole``: their events will not be read.
+
+        Raises ApiError for a job that can't run, Busy and Closed; then none of them is under way.
+        """
+        try:
+            for job in self.jobs:
+                submitted = self.served.engine.submit(job, timeout=self.timeout, whole=whole, bell=self._bell)
+                self._streams.append(await submitted)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, ValueError | ParlayError) and not isinstance(error, Busy | Closed):
+                raise refused(error, self.names, self.served) from None
+            raise
+
+    async def outputs(self) -> list[RequestOutput]:
+        """All results, in the order of the jobs. Raises ApiError when one of them has none."""
+        try:
+            outputs = await asyncio.gather(*(stream.wait() for stream in self._streams))
+        except ParlayError as error:
+            raise _fault(error) from error
+        for place, output in enumerate(outputs):
+            self._record(place, output)
+        for place, stream in enumerate(self._streams):
+            for index in range(len(outputs[place].outputs)):
+                self._check(place, index, stream)
+        return outputs
+
+    @property
+    def told(self) -> bool:
+        """Whether `heed` has seen the end of every job."""
+        return len(self._recorded) == len(self.jobs)
+
+    async def news(self) -> News:
+        """What steps have added since the last call, all of it; not for jobs that have been told to their end.
+
+        Raises ApiError for a job that can't go on.
+        """
+        while not (found := [(place, event) for place, one in enumerate(self._streams) for event in one.take()]):
+            for stream in self._streams:
+                if stream.error is not None:
+                    raise _fault(stream.error)
+            self._bell.clear()
+            await self._bell.wait()
+        return found
+
+    def heed(self, place: int, event: StreamEvent) -> None:
+        """Note an event before it is sent. Raises ApiError for a sample that failed or was ended early."""
+        if place not in self._firsts and event.token_ids:
+            self._firsts[place] = self._seconds
+        if event.finish_reason is not None:
+            self._check(place, event.index, self._streams[place])
+        if event.output is not None:
+            self._record(place, event.output)
+
+    async def close(self) -> None:
+        """End jobs that are still under way, and record them. May be called again."""
+        for stream in self._streams:
+            await stream.aclose()
+        for place, job in enumerate(self.jobs):
+            if job.finished and place not in self._recorded:
+                self._record(place, job.output())
+
+    @property
+    def _seconds(self) -> float:
+        """Since it began; a clock that goes back makes none of them negative."""
+        return max(0.0, time.monotonic() - self.began)
+
+    def _record(self, place: int, output: RequestOutput) -> None:
+        if place in self._recorded:
+            return
+        self._recorded.add(place)
+        seconds = self._seconds
+        # Where no events were read, the first token came as long before the last as decoding took.
+        decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
+        first = self._firsts.get(place, max(0.0, seconds - decoding))
+        asked = self.jobs[place].samples[0].request
+        self.tell(
+            Finished(
+                model=self.served.name,
+                output=output,
+                params=asked.params,
+                seconds=seconds,
+                seconds_to_first=first,
+                client_id=self.client_id,
+                trace_parent=self.trace_parent,
+                owner=asked.owner,
+                store=asked.store,
+                tokenizer=self.served.engine.llm.tokenizer,
+            )
+        )
+        self.charge(len(output.prompt_token_ids) + sum(len(sample.token_ids) for sample in output.outputs))
+
+    def _check(self, place: int, index: int, stream: JobStream) -> None:
+        sample = self.jobs[place].samples[index]
+        last = sample.last
+        assert last is not None
+        failure = _failure(sample.request.constraint)
+        if last.finish_reason == "error" and failure:
+            raise ApiError(400, failure, self.names.others.get(FORM, FORM), "structured_output_failed")
+        if last.finish_reason == "error" and last.error is not None and ALL_MASKED in last.error:
+            raise ApiError(400, last.error, code="every_token_masked")
+        if last.finish_reason == "error":
+            raise ApiError(500, last.error or "the engine failed", code="generation_failed")
+        if last.finish_reason == "abort":
+            raise self._too_late() if stream.timed_out else unavailable(_RETRY_SECONDS)
+
+    def _too_late(self) -> ApiError:
+        message = f"the request took more than the {self.timeout:g} seconds that this server allows: ask for less"
+        return ApiError(408, message, code="timeout", type="timeout_error")
+
+
+def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Request, settings: Settings) -> Run:
+    state = request.app.state
+    return Run(
+        served,
+        jobs,
+        partial(_tell, state.observers),
+        settings.request_timeout,
+        names,
+        partial(state.gate.quotas.charge, tenant(request)),
+        client_id=_client_id(request.headers.get("x-request-id")),
+        trace_parent=request.headers.get("traceparent"),
+    )
+
+
+def _tell(observers: Sequence[Observer], finished: Finished) -> None:
+    for observer in observers:
+        observer(finished)
+
+
+def _client_id(given: str | None) -> str | None:
+    """The id that the client gave; None if it can't stand in a line of a log."""
+    return given if given and given.isprintable() and len(given) <= _LONGEST_ID else None
+
+
+async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client has gone. Raises ClientGone then."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """The body has been read, so all that can still come is the end of the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _failure(constraint: Constraint | None) -> str | None:
+    """Why the required form ended an answer, if it did."""
+    return constraint.failure if isinstance(constraint, GrammarConstraint | AfterReasoning) else None
+
+
+def _fault(error: Exception) -> ApiError:
+    """The error of a job that was under way: the client is not to blame."""
+    return ApiError(500, str(error), code="generation_failed")

@@ -1,0 +1,216 @@
+"""From a body to jobs: sampling parameters, options, and errors that name the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastapi import Request
+
+from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.jobs import Job
+from parlay.serve.errors import ApiError
+from parlay.serve.guard.auth import tenant
+from parlay.serve.guard.limits import Gate, check_prompt, limit_params
+from parlay.serve.hosted import Served
+from parlay.serve.protocol.common import GenerationBody, StructuredOutputs, text_of
+from parlay.serve.protocol.strategy import read_exactness, read_strategy
+from parlay.serve.settings import Settings
+from parlay.text.chat_template import Messages
+from parlay.text.prompts import Prompt
+from parlay.text.tokenize import PromptTooLong
+from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
+
+_AS_THEY_ARE = {
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "min_tokens",
+    "ignore_eos",
+}
+"""Fields that `SamplingParams` has under the same name, with the same default."""
+
+
+FORM = "structured_outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """How a protocol calls what errors tell of: the prompt, and other fields by their names in the engine."""
+
+    prompt: str
+    others: Mapping[str, str]
+
+    @classmethod
+    def of(cls, body: type[GenerationBody], prompt: str, **renamed: str) -> FieldNames:
+        """The fields of ``body``, whose names are the engine's but for ``renamed``."""
+        return cls(prompt, {**{name: name for name in body.model_fields}, **renamed})
+
+    def with_form(self, field: str) -> FieldNames:
+        """For a body that asks for the form of its answer in ``field``."""
+        return replace(self, others={**self.others, FORM: field})
+
+
+def sampling_params(
+    body: GenerationBody,
+    settings: Settings,
+    names: FieldNames,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Raises ApiError for values that do not go together, or that are more than the server gives."""
+    given = body.model_dump(include=_AS_THEY_ARE, exclude_none=True)
+    try:
+        params = SamplingParams(
+            **given,
+            logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()} or None,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured_outputs=structure(body.structured_outputs),
+        )
+    except ValueError as error:
+        raise refused(error, names) from None
+    return limited(params, settings, names)
+
+
+def limited(params: SamplingParams, settings: Settings, names: FieldNames) -> SamplingParams:
+    """`limit_params`, whose error calls fields as the protocol does."""
+    try:
+        return limit_params(params, settings)
+    except ApiError as error:
+        raise error.as_sent(names.others) from None
+
+
+def body_options(body: GenerationBody, request: Request) -> RequestOptions:
+    """Raises ApiError, as `request_options`."""
+    prediction = text_of(body.prediction.content) if body.prediction is not None else ""
+    return request_options(
+        request,
+        strategy=body.strategy,
+        exactness=body.exactness,
+        documents=body.documents or (),
+        store=body.store is not False,
+        cache_salt=body.cache_salt,
+        priority=body.priority or 0,
+        prediction=prediction,
+    )
+
+
+def request_options(
+    request: Request,
+    *,
+    strategy: str | None = None,
+    exactness: str | None = None,
+    documents: Sequence[str] = (),
+    prediction: str = "",
+    store: bool = True,
+    cache_salt: str | None = None,
+    priority: int = 0,
+) -> RequestOptions:
+    """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
+    gate: Gate = request.app.state.gate
+    gate.quotas.check_priority(tenant(request), priority)
+    return RequestOptions(
+        strategy=None if strategy is None else read_strategy(strategy),
+        exactness=None if exactness is None else read_exactness(exactness),
+        documents=documents,
+        store=store,
+        salt=tenant(request, cache_salt),
+        owner=tenant(request),
+        priority=priority,
+        prediction=prediction or None,
+    )
+
+
+def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
+    """The form of the answer, as `SamplingParams` takes it. Raises ValueError for one that no text can have."""
+    if wanted is None:
+        return None
+    return StructuredOutputsParams(
+        json=wanted.json_,
+        json_object=bool(wanted.json_object),
+        regex=wanted.regex,
+        choice=wanted.choice,
+        grammar=wanted.grammar,
+    )
+
+
+def prepare(
+    served: Served,
+    prompt: Prompt | Messages,
+    params: SamplingParams,
+    options: RequestOptions,
+    *,
+    settings: Settings,
+    names: FieldNames,
+    chat: ChatOptions | None = None,
+) -> Job:
+    """The prompt made ready to run. Raises ApiError for what the model can't take."""
+    try:
+        job = served.engine.llm.job(prompt, params, options, chat)
+    except PromptTooLong as error:
+        raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
+    except (ValueError, ParlayError) as error:
+        raise refused(error, names, served) from None
+    check_length(len(job.samples[0].request.prompt), served, settings, names.prompt)
+    return job
+
+
+def check_count(prompts: int, n: int, served: Served) -> None:
+    """Raises ApiError for more samples than the model ever takes at once: to try again later would not help."""
+    most = served.engine.capacity
+    if prompts > 1 and prompts * n > most:
+        asked = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
+        raise ApiError(400, f"{asked} are more than the {most} samples that this server takes at once", "prompt")
+
+
+def check_length(tokens: int, served: Served, settings: Settings, field: str) -> None:
+    """Raises ApiError for a prompt that is longer than the server or the model takes, or that has no token at all."""
+    if tokens == 0:
+        raise ApiError(400, f"{field} is empty: give at least one token", field)
+    check_prompt(tokens, settings, field)
+    if tokens >= served.max_model_len:
+        message = (
+            f"the prompt has {tokens} tokens, but the context of {served.name} is {served.max_model_len} and must "
+            "hold at least one more: shorten it"
+        )
+        raise ApiError(400, message, field, "context_length_exceeded")
+
+
+def refused(error: Exception, names: FieldNames, served: Served | None = None) -> ApiError:
+    """The error of a request that can't run. Its field is the first word of the message, if that is a field's name.
+
+    Paths of models on this machine are not the client's business: their names stand instead.
+    """
+    message = str(error)
+    if served is not None:
+        message = message.replace(served.engine.llm.runner.spec.name, served.name)
+        for draft in served.engine.llm.draft_models:
+            message = message.replace(draft, Path(draft).name)
+    word = re.match(r"(?:the )?(\w*)((?:\.(?:json|regex|choice|grammar)\b)?)", message)
+    assert word is not None
+    field = names.others.get(word[1])
+    if field is None:
+        return ApiError(400, message)
+    if field == word[1] == FORM:
+        field += word[2]
+    return ApiError(400, message.replace(word[1] + word[2], field, 1), field)

@@ -1,1 +1,0 @@
-"""Turns results into the JSON of OpenAI's, Anthropic's and Ollama's APIs, with Parlay's own fields."""

@@ -1,1 +1,0 @@
-"""From each protocol's bodies to what the server runs, a file for each."""

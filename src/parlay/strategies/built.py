@@ -1,0 +1,178 @@
+"""Built strategies (drafter, accept rule and policy) and loaded draft models, each made once and shared."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.router.aim import Aim
+from parlay.router.arms import Arm
+from parlay.router.effort import EFFORTS
+from parlay.router.goals import GOALS
+from parlay.router.policies import Plain, make_policy
+from parlay.router.remembering import RememberingRouter
+from parlay.router.saved_state import Memory, NoMemory
+from parlay.strategies.building import build_escape, build_rule
+from parlay.strategies.candidates import as_arms, build_all, drafters_of
+from parlay.strategies.catalogue import find
+from parlay.strategies.entry import EFFORT, GOAL, POLICY, POWER, K
+from parlay.strategies.spelling import StrategySpec, parse
+from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, Strategy
+
+NO_MEMORY = NoMemory()
+
+KEPT = 64
+"""Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
+
+
+def unknown_power() -> PowerModel:
+    """Where nobody says what the machine draws. Raises UsageError."""
+    raise UsageError("nobody measures here what is drawn, as LLM and the commands do: leave out goal=energy and power")
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A strategy, and the calls that its drafter registered for its end.
+
+    ``arms`` are what it chooses from, if it does. ``apart``: the same with a policy of its own for each owner of
+    requests, the least recently used first.
+    """
+
+    strategy: Strategy
+    closing: ExitStack
+    arms: tuple[Arm, ...] = ()
+    apart: OrderedDict[str, Strategy] = field(default_factory=OrderedDict)
+
+
+class StrategyCache:
+    """Strategies, each built at its first request and then shared by all that name it.
+
+    If there are more than ``kept``, the one that was longest without a request is dropped. What it has learned is lost,
+    except for what it keeps in files. Those whose names are ``in_use`` stay.
+
+    What routers learn is handed to ``memory`` after each request. If owners are apart there, each has routers of its
+    own; drafters, which go by tenants, are shared.
+
+    ``power`` says what the machine draws. It is asked when a strategy first needs it, and may take seconds; its answer
+    is kept.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        cost: Cost,
+        *,
+        in_use: Callable[[], Collection[str]] = tuple,
+        kept: int = KEPT,
+        memory: Memory = NO_MEMORY,
+        power: Callable[[], PowerModel] = unknown_power,
+    ) -> None:
+        self._resources = resources
+        self._cost = cost
+        self._in_use = in_use
+        self._kept = kept
+        self._memory = memory
+        self._power = lru_cache(maxsize=1)(power)
+        self._read = lru_cache(maxsize=4 * kept)(parse)
+        self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
+
+    def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
+        """The strategy that is asked for, as text ``NAME[:key=value,...]`` or already read.
+
+        ``owner`` says whose request it is, which counts if owners are apart.
+
+        Raises UsageError for a name or parameter that does not exist, or a drafter that can't be built.
+        """
+        spec = asked if isinstance(asked, StrategySpec) else self._read(asked)
+        if spec not in self._built:
+            self._built[spec] = self._build(spec)
+        self._built.move_to_end(spec)
+        if len(self._built) > self._kept:
+            self._forget(self._in_use())
+        built = self._built[spec]
+        return self._own(spec, built, owner) if owner and self._memory.apart and built.arms else built.strategy
+
+    def _own(self, spec: StrategySpec, built: _Built, owner: str) -> Strategy:
+        """The strategy with the owner's own router."""
+        if owner not in built.apart:
+            built.apart[owner] = replace(built.strategy, policy=self._router(spec, built.arms, owner))
+        built.apart.move_to_end(owner)
+        if len(built.apart) > self._kept:
+            built.apart.popitem(last=False)
+        return built.apart[owner]
+
+    def close(self) -> None:
+        """Drops all strategies; they write what they keep in files."""
+        with ExitStack() as closing:  # all of them, whatever one raises
+            closing.callback(self._memory.write)
+            for built in self._built.values():
+                closing.push(built.closing)
+        self._built.clear()
+
+    def _build(self, spec: StrategySpec) -> _Built:
+        """Raises UsageError or ParlayError, and then leaves nothing behind."""
+        aim = self._aim(spec) if find(spec.name).routes else None  # first, because drafters may take long to build
+        with ExitStack() as failing:
+            closing = failing.enter_context(ExitStack())
+            resources = replace(self._resources, closing=closing)
+            wanted = drafters_of(spec, resources)
+            drafters = build_all(wanted, resources)
+            failing.pop_all()
+        arms = () if aim is None else as_arms(wanted, drafters, aim.effort.size)
+        rule = build_rule(spec)
+        known = (built.strategy.rule for built in self._built.values())
+        rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
+        policy = self._policy(spec, drafters, arms)
+        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms)
+
+    def _forget(self, in_use: Collection[str]) -> None:
+        """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
+        *older, _ = self._built
+        idle = [spec for spec in older if self._built[spec].strategy.name not in in_use]
+        for spec in idle[: len(self._built) - self._kept]:
+            self._built.pop(spec).closing.close()
+
+    def _policy(self, spec: StrategySpec, drafters: Sequence[Drafter], arms: Sequence[Arm]) -> Policy:
+        if not drafters:
+            return Plain()
+        if arms:
+            return self._router(spec, arms, "")
+        settings = spec.settings
+        name, nodes = settings[POLICY], settings[K]
+        assert isinstance(name, str)
+        assert isinstance(nodes, int)
+        (drafter,) = drafters
+        return make_policy(name, nodes, self._cost, drafter.needs)
+
+    def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Policy:
+        return RememberingRouter(self._memory, owner, self._cost, arms, self._aim(spec))
+
+    def _aim(self, spec: StrategySpec) -> Aim:
+        """What a strategy that chooses among drafters tries for. Raises UsageError where its power isn't known."""
+        settings = spec.settings
+        goal, watts = GOALS[str(settings[GOAL])], settings[POWER]
+        assert isinstance(watts, float)
+        power = self._power() if watts or goal.in_joules else None
+        return Aim(goal=goal, effort=EFFORTS[str(settings[EFFORT])], power=power, most_watts=watts)
+
+
+class RunnerCache:
+    """Loads each draft model once."""
+
+    def __init__(self, load: Callable[[str], Runner]) -> None:
+        self._load = load
+        self._runners: dict[str, Runner] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._runners)
+
+    def __call__(self, name: str) -> Runner:
+        if name not in self._runners:
+            self._runners[name] = self._load(name)
+        return self._runners[name]

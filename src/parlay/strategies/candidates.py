@@ -1,0 +1,81 @@
+"""The drafters of a strategy: none, one, or those that it chooses from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.router.arms import Arm
+from parlay.strategies.building import build
+from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.entry import K
+from parlay.strategies.offering import works
+from parlay.strategies.spelling import StrategySpec, parse
+from parlay.text.prompt_kind import KINDS
+from parlay.types import Drafter, Needs
+
+_HEADS, _MODELS = "heads", "model"  # families of the catalogue
+HEAD = "head"
+"""The option that names a head, or the kind of texts that it was trained on."""
+
+
+def drafters_of(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
+    """The strategies whose drafters it has: what it chooses from, or itself."""
+    return arms(spec, resources) if find(spec.name).routes else (spec,)
+
+
+def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Drafter, ...]:
+    """Their drafters. Raises UsageError where one that is named can't be had."""
+    built = [build(each, resources) for each in wanted]
+    return tuple([drafter for drafter in built if drafter is not None])
+
+
+def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
+    """What a strategy chooses from: what its option names, or what exists for the target.
+
+    Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
+    also one for each kind of requests for which there is a head. A draft model is left out where there is a head: it
+    costs more and is right less often, so only the trials would be felt. Raises UsageError for a strategy that drafts
+    nothing, and for one that is named twice.
+    """
+    for member in spec.members:
+        if not find(member.name).factory:
+            raise UsageError(f"strategy {spec.name}: {member.name} has no drafter of its own; leave it out")
+    if len(set(spec.members)) < len(spec.members):
+        raise UsageError(f"strategy {spec.name}: {spec} names a drafter twice; leave one of them out")
+    if spec.members:
+        return spec.members
+    best: dict[str, str] = {}
+    for entry in sorted(catalogue().values(), key=lambda entry: (entry.family != _HEADS, -entry.arm)):
+        left_out = entry.family in best or (entry.family == _MODELS and _HEADS in best)
+        if entry.arm and not left_out and works(entry.name, resources):
+            best[entry.family] = entry.name
+    general = [parse(name) for name in catalogue() if name in best.values()]
+    return (*general, *(special for each in general for special in _for_kinds(each, resources)))
+
+
+def _for_kinds(general: StrategySpec, resources: Resources) -> Iterator[StrategySpec]:
+    """The same strategy with heads that were trained on texts of one kind."""
+    if HEAD in general.settings:
+        specials = [general.changed(head=kind) for kind in KINDS if kind in resources.domains()]
+        yield from [each for each in specials if works(str(each), resources)]
+
+
+def as_arms(wanted: Sequence[StrategySpec], drafters: Sequence[Drafter], size: float) -> tuple[Arm, ...]:
+    """Strategies and their drafters, as `as_arm` tells of each."""
+    return tuple([as_arm(spec, drafter.needs, size) for spec, drafter in zip(wanted, drafters, strict=True)])
+
+
+def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
+    """The drafter of these needs as a router is told of it, with ``size`` times the most nodes unless the spec sets
+    them.
+    """
+    most = spec.settings[K]
+    assert isinstance(most, int)
+    if K not in dict(spec.parameters):
+        most = math.ceil(most * size)
+    head = spec.settings.get(HEAD)
+    domain = str(head) if head in KINDS else ""
+    return Arm(str(spec), most, find(spec.name).replayable, domain, needs.expected, sees_first=bool(needs.taps))

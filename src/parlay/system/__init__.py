@@ -1,0 +1,1 @@
+"""What the operating system gives: threads, the processor, the terminal, the user's cache folder."""

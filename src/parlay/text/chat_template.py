@@ -1,0 +1,222 @@
+"""Chat templates: the text that a model expects of a conversation, as its tokenizer's template writes it.
+
+A template is a program that came with a model. It runs in a sandbox that bounds its work (`template_sandbox`) and sees
+plain values alone. What it is given, and what is added to jinja2's language, is as in transformers'
+``apply_chat_template``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.utils import Namespace
+
+from parlay.text import template_sandbox
+from parlay.types import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: {"role": ..., "content": ...} each. Content is a text, or a list of {"type": "text", "text": ...}."""
+
+Tools = Sequence[Mapping[str, Any]]
+"""Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
+
+SET_HERE = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents", "chat_template", "raise_exception", "strftime_now"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "return_dict", "return_tensors"),
+        *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+    }
+)
+"""Names that no variable of a request may have: those that `render` gives a template, and transformers' own."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields under which a message tells its reasoning. Templates read the first, or the second."""
+
+_MARK = "[[the answer goes on here]] "
+"""Stands after the message that is to be continued. Its space shows whether the template cut spaces away there."""
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Messages,
+    *,
+    tools: Tools = (),
+    variables: Mapping[str, Any] | None = None,
+    template: str | None = None,
+    begin_answer: bool = True,
+    continue_final: bool = False,
+) -> str:
+    """The text of ``messages``. ``tools`` and ``variables`` are for templates that know of them.
+
+    ``template`` takes the place of the model's own.
+    ``begin_answer``: it ends where the assistant's turn begins. ``continue_final``: it ends with the last message,
+    which the answer goes on with. Raises ValueError for what can't be rendered, and whatever the template raises.
+    """
+    if not messages:
+        raise ValueError("the conversation is empty: give one message at least")
+    template = template or _chosen(tokenizer, with_tools=bool(tools))
+    turns = [_turn(message) for message in messages]
+    if continue_final:
+        _mark(turns[-1], template)
+    given = {
+        **tokenizer.special_tokens_map,
+        **_plain(variables or {}),
+        "messages": turns,
+        "tools": _plain(tools) or None,
+        "documents": None,
+        "add_generation_prompt": begin_answer and not continue_final,
+    }
+    text = template_sandbox.render(_compiled(template), given)
+    return _cut(text, str(messages[-1]["content"])) if continue_final else text
+
+
+def takes_tools(template: str) -> bool:
+    return re.search(r"\btools\b", template) is not None
+
+
+def told_of_tools(
+    tokenizer: Tokenizer, messages: Messages, tools: Tools, template: str | None = None
+) -> tuple[Messages, Tools]:
+    """Messages and tools to `render`. A template that knows no tools gets them in the first system message."""
+    if not tools or not messages or takes_tools(template or _chosen(tokenizer, with_tools=True)):
+        return messages, tools
+    listed = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    text = f'You can call these functions. A call is {{"name": ..., "arguments": {{...}}}} and nothing else.\n{listed}'
+    first, *others = messages
+    if first.get("role") == "system":
+        return [{**first, "content": f"{first.get('content') or ''}\n\n{text}"}, *others], ()
+    return [{"role": "system", "content": text}, *messages], ()
+
+
+def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
+    """The model's template; of several the one for tools where there are some, else the default."""
+    found = tokenizer.chat_template
+    if not found:
+        raise ValueError("this model has no chat template")
+    if isinstance(found, str):
+        return found
+    name = "tool_use" if with_tools and "tool_use" in found else "default"
+    if name not in found:
+        raise ValueError(f"this model has chat templates for {', '.join(sorted(found))}, and no default one")
+    return found[name]
+
+
+def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with what it says alone, and its reasoning under the names that templates read."""
+    turn = {name: _plain(value) for name, value in message.items() if value is not None}
+    reasoning = next((turn[name] for name in _REASONING if name in turn), None)
+    return turn if reasoning is None else {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+
+
+def _plain(value: object) -> Any:
+    """The same as values of JSON: the sandbox knows nothing of what the methods of other objects do."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # not what a class of its own makes of it
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise ValueError(f"a chat template can't be given a {type(value).__name__}: give values of JSON")
+
+
+def _mark(turn: dict[str, Any], template: str) -> None:
+    """Marks the end of the content, so that it can be found in the text."""
+    content = turn.get("content")
+    if not isinstance(content, str):
+        raise ValueError("the last message has no content to continue")
+    if "content" not in template:
+        raise ValueError("the chat template does not write the content of messages, so that none can be continued")
+    turn["content"] = content + _MARK
+
+
+def _cut(text: str, content: str) -> str:
+    """The text up to the last mark."""
+    before, mark, after = text.rpartition(_MARK.strip())
+    if not mark or content.strip() not in text:
+        raise ValueError("the chat template changes the last message, so that it can't be continued")
+    return (before if after.startswith(" ") else before.rstrip()).replace(_MARK, "")
+
+
+class _Generation(Extension):
+    """``{% generation %}``, which marks what the assistant wrote, for training. The text is what stands inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (the type that jinja2 declares)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Namespace(Namespace):
+    """jinja2's, less names that begin with an underscore, by which Python's own workings could be had."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        self, *given = args
+        for name in dict(*given, **attributes):
+            _refuse_private(name)
+        Namespace.__init__(self, *given, **attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a chat template can't store {name!r}: names may not begin with an underscore")
+
+
+class _Dict:
+    """What templates may do with ``dict``: the class itself would show them more."""
+
+    def __call__(self, *given: Any, **items: Any) -> dict[str, Any]:
+        return dict(*given, **items)
+
+    def fromkeys(self, names: Any, value: Any = None) -> dict[str, Any]:
+        return dict.fromkeys(names, value)
+
+
+@lru_cache(maxsize=64)
+def _compiled(template: str) -> jinja2.Template:
+    environment = template_sandbox.BoundedEnvironment(
+        {"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "namespace": _Namespace,
+        "dict": _Dict(),
+    }
+    return environment.from_string(template)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own writes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

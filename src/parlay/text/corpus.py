@@ -1,0 +1,143 @@
+"""Reads a corpus from files, folders and standard input, and turns it into ids."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parlay.text.tokenize import encode_all
+from parlay.types import Tokenizer
+
+FIELDS = ("text", "output", "content")
+"""Where a JSON line keeps its text; the first that is there is taken."""
+STDIN = Path("-")
+
+_PIECE = 100_000  # characters that are tokenised at once; a longer document is parted at line ends
+_BATCH = 1_000_000  # bytes that are tokenised together
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusSource:
+    """One file to read, or standard input. ``named``: the user asked for this very file, so it must be text."""
+
+    path: Path
+    named: bool
+
+    @property
+    def size(self) -> int:
+        return 0 if self.path == STDIN else self.path.stat().st_size
+
+
+def sources(names: Sequence[str]) -> list[CorpusSource]:
+    """The files, those of folders included, hidden ones left out. Raises ValueError for what is not there."""
+    found: list[CorpusSource] = []
+    for path in map(Path, names):
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file())
+            found += [CorpusSource(file, False) for file in inside if not _hidden(file.relative_to(path))]
+        elif path == STDIN or path.exists():
+            found.append(CorpusSource(path, True))
+        else:
+            raise ValueError(f"no file or folder {path}: name text files, .jsonl files, folders of them, or -")
+    if STDIN in [source.path for source in found] and sys.stdin.isatty():
+        raise ValueError("no corpus on standard input: pipe some text into it")
+    return found
+
+
+Document = tuple[str, int]
+"""A text, and how many bytes of its source it stands for."""
+
+
+def documents(source: CorpusSource) -> Iterator[Document] | None:
+    """One for each line of a .jsonl file, else one in all. None: no text, and not asked for by name.
+
+    Raises ValueError for a file that was asked for and is not UTF-8, and for lines that hold no text.
+    """
+    text = _content(source)
+    if text is None:
+        return None
+    if source.path.suffix != ".jsonl":
+        return iter([(text, len(text.encode()))])
+    return ((text_of(line, f"{source.path}, line {at}"), len(line.encode()) + 1) for at, line in _numbered(text))
+
+
+def lines(source: CorpusSource) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers; errors as in `documents`."""
+    return _numbered(_content(source) or "")
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+
+
+def _content(source: CorpusSource) -> str | None:
+    """None: no UTF-8, and not asked for by name."""
+    try:
+        return (sys.stdin.buffer.read() if source.path == STDIN else source.path.read_bytes()).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if not source.named:
+            return None
+        where = "standard input" if source.path == STDIN else source.path
+        raise ValueError(f"{where} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
+    except OSError as error:
+        raise ValueError(f"can't read {source.path}: {error.strerror}") from None
+
+
+def text_of(line: str, where: str) -> str:
+    """The text of a JSON line. Raises ValueError, which says ``where`` it stands, where there is none."""
+    try:
+        record: Any = json.loads(line)
+    except ValueError:
+        raise ValueError(f"{where}: not JSON") from None
+    texts = [record[field] for field in FIELDS if field in record] if isinstance(record, dict) else []
+    if not texts or not isinstance(texts[0], str):
+        raise ValueError(f"{where}: no object with a text under {', '.join(FIELDS)}")
+    try:
+        return texts[0].encode().decode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{where}: the text is not valid Unicode") from None
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def encode(
+    texts: Iterator[Document], tokenizer: Tokenizer, done: Callable[[int], object] = bool
+) -> Iterator[NDArray[np.uint32]]:
+    """The ids of each text, without special tokens; ``done`` gets the number of bytes just finished."""
+    batch: list[Document] = []
+    waiting = 0
+    for text, size in texts:
+        batch.append((text, size))
+        waiting += size
+        if waiting >= _BATCH:
+            yield from _encode(batch, tokenizer)
+            done(waiting)
+            batch, waiting = [], 0
+    yield from _encode(batch, tokenizer)
+    done(waiting)
+
+
+def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray[np.uint32]]:
+    """Pieces of all the texts at once, put together again."""
+    pieces = [list(_pieces(text)) for text, _ in texts]
+    flat = [piece for parts in pieces for piece in parts]
+    encoded = iter(encode_all(tokenizer, flat, special=False))
+    for parts in pieces:
+        yield np.array([token for _ in parts for token in next(encoded)], np.uint32)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+        yield text[start:end]
+        start = end

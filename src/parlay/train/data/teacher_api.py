@@ -1,0 +1,93 @@
+"""Texts that an OpenAI-compatible server writes: its answers to given prompts, in shards as a local target's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from parlay.text.tokenize import encode
+from parlay.train.data.prompts import ChatFrame
+from parlay.train.data.texts import TrainingText, save_shard, shard_path
+from parlay.types import ParlayError, Tokenizer
+
+KEY = "OPENAI_API_KEY"
+"""Environment variable of the key that is sent along, if there is one."""
+SHARD = 32
+"""Conversations in a shard: fewer than a local target's, because a server may end at any time."""
+_AT_ONCE = 8
+_SECONDS = 600
+_SCHEMES = ("http://", "https://")
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A model on a server. ``url`` ends before ``/chat/completions``, most often in ``/v1``."""
+
+    url: str
+    model: str
+    answer_tokens: int
+    temperature: float = 0.8
+
+    def answer(self, prompt: str) -> str:
+        """Raises ParlayError where the server does not answer, or with something else than a chat completion."""
+        asked = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": self.answer_tokens,
+            "temperature": self.temperature,
+        }
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        address = f"{self.url.rstrip('/')}/chat/completions"
+        try:
+            with urlopen(Request(address, json.dumps(asked).encode(), headers), timeout=_SECONDS) as reply:
+                text = json.load(reply)["choices"][0]["message"]["content"]
+        except HTTPError as error:
+            raise ParlayError(f"{address} answers {error.code}: {error.read(300).decode(errors='replace')}") from error
+        except (URLError, OSError) as error:
+            raise ParlayError(
+                f"{address} can't be reached ({error}); what it wrote is kept: run again later"
+            ) from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ParlayError(f"{address} answers with something else than a chat completion") from error
+        return text if isinstance(text, str) else ""
+
+
+def ask(
+    folder: Path,
+    prompts: Sequence[str],
+    teacher: Teacher,
+    tokenizer: Tokenizer,
+    done: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Writes the shards of answers that are missing in ``folder``; ``done`` is called with the number of each.
+
+    Raises ParlayError where the server fails; shards before that are kept, so the next call goes on there.
+    """
+    if not teacher.url.startswith(_SCHEMES):
+        raise ParlayError(f"url={teacher.url}: expected an address such as http://127.0.0.1:8000/v1")
+    frame = ChatFrame.of(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for number, begin in enumerate(range(0, len(prompts), SHARD)):
+            path = shard_path(folder, number)
+            if path.exists():
+                continue
+            asked = prompts[begin : begin + SHARD]
+            answers = list(pool.map(teacher.answer, asked))
+            pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1]]
+            save_shard(path, [_text(frame, tokenizer, *pair) for pair in pairs])
+            done(number)
+
+
+def _text(frame: ChatFrame, tokenizer: Tokenizer, prompt: str, answer: str) -> TrainingText:
+    before = frame.around(encode(tokenizer, prompt, special=False))
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    return TrainingText((*before, *encode(tokenizer, answer, special=False), *end), len(before))

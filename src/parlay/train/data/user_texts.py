@@ -1,0 +1,134 @@
+"""Texts that others wrote, for a drafter to learn from the target's distribution over them.
+
+The target reads such a text several times as fast as it writes one of its own. Nothing is measured on them, unless the
+target writes none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from parlay.system.user_cache import written_whole
+from parlay.text import corpus
+from parlay.text.tokenize import encode
+from parlay.train.data.prompts import ChatFrame, Conversation, conversation_of, read_conversations, refuse_broken
+from parlay.train.data.texts import TrainingText, given_path, save_shard
+from parlay.types import ParlayError, Tokenizer
+
+_SHARD = 128
+_SHORTEST = 8
+"""Tokens: what is left of a document after its last whole row has to have so many."""
+_PROSE = (".txt", ".md")
+_DIGEST = "given.sha256"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Prompts with their answers, and documents."""
+
+    conversations: tuple[Conversation, ...] = ()
+    documents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Most tokens of a prompt, of an answer and of a row of a document; and of all rows of documents together."""
+
+    prompt: int
+    answer: int
+    row: int
+    documents: int
+
+
+def read_given(path: Path, *, skip_broken: bool = False) -> Given:
+    """A file of conversations, a text file, or all the texts and JSON lines in a folder.
+
+    Raises ParlayError where there is no text, and for a broken line unless ``skip_broken``.
+    """
+    if not path.is_dir() and path.suffix not in _PROSE:
+        return Given(tuple(read_conversations(path, skip_broken=skip_broken)))
+    found = [each for source in corpus.sources([str(path)]) for each in _texts(source, skip_broken)]
+    if not found:
+        raise ParlayError(f"no text in {path}: name a folder of text files, or of .jsonl files, in UTF-8")
+    return Given(
+        tuple(each for each in found if isinstance(each, Conversation)),
+        tuple(each for each in found if isinstance(each, str)),
+    )
+
+
+def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Conversation | str]:
+    """Conversations and documents."""
+    if source.path.suffix != ".jsonl":
+        yield from (text for text, _ in corpus.documents(source) or () if text.strip())
+        return
+    broken: list[str] = []
+    for number, line in corpus.lines(source):
+        try:
+            yield conversation_of(line) or corpus.text_of(line, f"{source.path}, line {number}")
+        except (ValueError, RecursionError) as error:
+            broken.append(f"{error}; or prompt and answer")
+    if broken:
+        refuse_broken(broken[0], len(broken), skip_broken)
+
+
+def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
+    """As token ids: conversations in the model's own frame, documents in rows, the rest of each left out if short.
+
+    Of recorded conversations the end, as much as fits into a row. Of more rows than are wanted, some are taken all
+    over. Raises ParlayError where no row is long enough.
+    """
+    asked = _conversations(given.conversations, tokenizer, cut)
+    rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
+    if not asked and not rows:
+        raise ParlayError(f"the texts given are too short: no document has {_SHORTEST} tokens")
+    return [TrainingText(ids, len(ids)) for ids in (*asked, *rows)]
+
+
+def _conversations(found: Sequence[Conversation], tokenizer: Tokenizer, cut: Cut) -> list[tuple[int, ...]]:
+    frame = ChatFrame.of(tokenizer) if not all(each.framed for each in found) else ChatFrame((), ())
+    texts: list[tuple[int, ...]] = []
+    for each in found:
+        words = encode(tokenizer, each.prompt, special=False)
+        prompt = words if each.framed else frame.around(words[: cut.prompt])
+        texts.append((*prompt, *encode(tokenizer, each.answer, special=False)[: cut.answer])[-cut.row :])
+    return texts
+
+
+def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, ...]]:
+    """Each begins as the tokenizer begins a text."""
+    begin = tuple(encode(tokenizer, "", special=True))
+    size = longest - len(begin)
+    for ids in corpus.encode(((text, len(text)) for text in documents), tokenizer):
+        pieces = (ids[start : start + size].tolist() for start in range(0, len(ids), size))
+        yield from ((*begin, *piece) for piece in pieces if len(piece) >= _SHORTEST)
+
+
+def _spread(rows: Sequence[tuple[int, ...]], most: int) -> Sequence[tuple[int, ...]]:
+    """As many of the rows, evenly from all of them, as have ``most`` tokens together."""
+    tokens = sum(map(len, rows))
+    count = max(1, len(rows) * most // tokens) if tokens > most else len(rows)
+    return [rows[place * len(rows) // count] for place in range(count)]
+
+
+def save_given(folder: Path, texts: Sequence[TrainingText]) -> None:
+    """Shards of these texts that are not there yet.
+
+    Raises ParlayError for a folder that holds the shards of other texts.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = np.array([number for text in texts for number in (len(text.ids), *text.ids)], np.int32)
+    digest = hashlib.sha256(numbers.tobytes()).hexdigest()
+    known = folder / _DIGEST
+    if known.exists() and known.read_text(encoding="utf-8") != digest:
+        raise ParlayError(f"{folder} was filled with other texts than --texts holds now: name another folder by --work")
+    with written_whole(known) as part:
+        part.write_text(digest, encoding="utf-8")
+    for number, start in enumerate(range(0, len(texts), _SHARD)):
+        path = given_path(folder, number)
+        if not path.exists():
+            save_shard(path, texts[start : start + _SHARD])

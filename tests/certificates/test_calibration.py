@@ -1,0 +1,93 @@
+"""`parlay calibrate`: from prompts to a certificate that opens a strategy, or to the reason why there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM, SamplingParams
+from parlay.calibration import calibrate, fewest
+from parlay.certificates.requirement import Floor
+from parlay.cli import main
+from parlay.strategies.spelling import parse
+from tests.certificates.conftest import GREEDY, PROMPTS
+from tests.certificates.wrong import WRONG
+
+RIGHT = "prompt-lookup:rule=typical"
+"""Greedy requests: exact match."""
+FOUR = Floor(floor=0.4)
+"""Four good answers of four show this much."""
+
+
+def ids(llm: LLM) -> list[tuple[int, ...]]:
+    return [llm.job(prompt).samples[0].request.prompt for prompt in PROMPTS]
+
+
+def test_strategies_are_certified_up_to_the_first_that_fails(llm: LLM) -> None:
+    prompts = ids(llm)
+    asked = [parse(RIGHT), parse(WRONG), parse(f"{RIGHT},k=4")]
+    result = calibrate(llm, [*prompts, prompts[0]], asked, FOUR, GREEDY, progress=False)
+    assert [(one.good, one.answers, one.certified) for one in result.shown] == [
+        (4, 4, True),
+        (0, 4, False),
+        (4, 4, False),  # good, but it stands behind one that failed
+    ]
+    assert result.certificate is not None
+    assert [one.strategy for one in result.certificate.strategies] == [RIGHT]
+
+
+def test_nothing_is_certified_where_the_first_fails(llm: LLM) -> None:
+    assert calibrate(llm, ids(llm), [parse(WRONG)], FOUR, GREEDY, progress=False).certificate is None
+
+
+def test_an_escape_makes_a_bad_strategy_good_enough(llm: LLM) -> None:
+    """The drafter is so wrong that its first token is not committed."""
+    result = calibrate(llm, ids(llm), [parse(f"{WRONG},threshold.escape=0.9")], FOUR, GREEDY, progress=False)
+    assert result.shown[0].certified
+    assert result.shown[0].escaped == 4
+
+
+def test_what_can_not_be_shown_is_refused_before_anything_runs(llm: LLM) -> None:
+    assert fewest(Floor(floor=0.9)) == 29
+    prompts = ids(llm)
+    for strategy, floor, params, told in (
+        (RIGHT, Floor(floor=0.9), GREEDY, "at least 29 different prompts"),
+        (RIGHT, Floor(floor=1.0), GREEDY, "no number of answers"),
+        ("prompt-lookup", FOUR, GREEDY, "is bits, not lossy"),
+        (RIGHT, FOUR, SamplingParams(logit_bias={1: 1.0}), "edit logits"),
+        (RIGHT, FOUR, SamplingParams(max_tokens=None), "max_tokens"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            calibrate(llm, prompts, [parse(strategy)], floor, params, progress=False)
+
+
+def test_the_command_writes_what_generate_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, certificate = tmp_path / "prompts.txt", tmp_path / "certificate.json"
+    prompts.write_text("\n".join(PROMPTS))
+    asked = ["--strategy", RIGHT, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
+    assert main(["calibrate", str(prompts), *asked]) == 0
+    assert "certified; 5 of 5" in capsys.readouterr().out
+    given = ["generate", PROMPTS[0], "--max-tokens", "8", "--json", "--certificate", str(certificate)]
+    assert main([*given, "--exactness", "lossy:floor=0.4", "--strategy", RIGHT]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"]["strategy"] == RIGHT
+    assert main([*given, "--exactness", "lossy:floor=0.5", "--strategy", RIGHT]) == 2
+    assert capsys.readouterr().err.startswith("parlay: error: exactness lossy:floor=0.5")
+
+
+def test_contradictory_flags_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hello", "--strategy", RIGHT, "--exactness", "seed"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(SystemExit) as end:
+        main(["generate", "Hello", "--exactness", "bit"])
+    assert end.value.code == 2
+
+
+def test_a_floor_that_is_not_kept_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, certificate = tmp_path / "prompts.txt", tmp_path / "certificate.json"
+    prompts.write_text("\n".join(PROMPTS))
+    asked = ["--strategy", WRONG, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
+    assert main(["calibrate", str(prompts), *asked]) == 1
+    assert "nothing is written" in capsys.readouterr().err
+    assert not certificate.exists()

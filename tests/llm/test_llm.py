@@ -1,0 +1,287 @@
+"""The Python API: vLLM's names, one text whatever the strategy, and clear refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM, ParlayError, RequestFailed, SamplingParams
+from parlay.llm.vocabulary import Vocabulary
+from parlay.types import StructuredOutputsParams
+
+PROMPT = (
+    "Repeat this text exactly: the quick brown fox jumps over the lazy dog, and the lazy dog sleeps on.\n\nThe text:"
+)
+PROMPTS = [PROMPT, "def add(a, b):\n    return", "The weather was", "Once upon a time there was a king who"]
+STRATEGIES = ["none", "prompt-lookup", "prompt-lookup:policy=fixed,k=5", "draft-model", "union"]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", seed=1) as model:
+        yield model
+
+
+def test_the_quick_start_of_vllm_runs_with_another_import_line() -> None:
+    prompts = ["Hello, my name is", "The future of AI is"]
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    llm = LLM(model="parlay-mini")
+    outputs = llm.generate(prompts, sampling_params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.prompt == prompt
+        assert output.outputs[0].text
+        assert len(output.outputs[0].token_ids) <= 16
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_strategy_alone_and_in_a_mixed_batch_gives_one_text(llm: LLM, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=24, seed=5)
+    plain = [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params, strategy="none")]
+    for strategy in STRATEGIES:
+        assert [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params, strategy=strategy)] == plain
+    mixed = llm.generate(PROMPTS, params, strategy=STRATEGIES[1:])
+    assert [out.outputs[0].token_ids for out in mixed] == plain
+    assert [out.outputs[0].strategy for out in mixed] == STRATEGIES[1:]
+
+
+def test_sample_i_of_n_is_the_same_request_with_that_sample_index(llm: LLM) -> None:
+    (three,) = llm.generate(PROMPT, SamplingParams(n=3, max_tokens=12, seed=9))
+    (two,) = llm.generate(PROMPT, SamplingParams(n=2, max_tokens=12, seed=9), strategy="none")
+    assert [out.token_ids for out in two.outputs] == [out.token_ids for out in three.outputs[:2]]
+    assert len({out.token_ids for out in three.outputs}) > 1
+    assert [out.index for out in three.outputs] == [0, 1, 2]
+
+
+def test_a_prompt_is_found_cached_until_the_prefix_cache_is_reset(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2)
+
+    def cached() -> int:
+        (output,) = llm.generate(PROMPT, params, strategy="none")
+        return output.outputs[0].metrics.cached_tokens
+
+    cached()
+    assert cached() > 0
+    llm.reset_prefix_cache()
+    assert cached() == 0
+
+
+def test_a_drawn_seed_is_reported_and_reproduces_the_text(llm: LLM) -> None:
+    (first,) = llm.generate(PROMPT, SamplingParams(max_tokens=12))
+    (again,) = llm.generate(PROMPT, SamplingParams(max_tokens=12, seed=first.outputs[0].seed))
+    assert int(float(first.outputs[0].seed)) == first.outputs[0].seed  # as JavaScript reads it
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_a_closed_llm_says_so() -> None:
+    llm = LLM(dtype="float32")
+    llm.close()
+    llm.close()
+    assert repr(llm) == "LLM(closed)"
+    for ask in (llm.generate, llm.stream):
+        with pytest.raises(ParlayError, match="this LLM is closed"):
+            ask(PROMPT, SamplingParams(max_tokens=1))
+
+
+def test_an_llm_with_a_seed_repeats_itself() -> None:
+    texts = []
+    for _ in range(2):
+        with LLM(seed=7, dtype="float32") as model:
+            texts.append([out.outputs[0].text for out in model.generate(PROMPTS, SamplingParams(max_tokens=8))])
+    assert texts[0] == texts[1]
+
+
+def test_a_stream_adds_up_to_the_generated_text_with_its_sources(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=32)
+    stream = llm.stream(PROMPT, params)
+    events = list(stream)
+    (whole,) = llm.generate(PROMPT, params)
+    assert "".join(event.text for event in events) == whole.outputs[0].text == stream.output.outputs[0].text
+    assert events[-1].output is not None
+    sources = {piece.source for event in events for piece in event.pieces}
+    assert "target" in sources
+
+
+def test_a_closed_stream_keeps_what_was_generated_and_frees_the_engine(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True), strategy="none")
+    for _ in range(3):
+        next(stream)
+    with pytest.raises(ParlayError, match="under way"):
+        _ = stream.output
+    stream.close()
+    assert stream.output.outputs[0].finish_reason == "abort"
+    assert len(stream.output.outputs[0].token_ids) == 3
+    assert llm.engine.idle
+
+
+def test_one_stream_at_a_time(llm: LLM) -> None:
+    """Another's events would have nobody to go to."""
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    next(stream)
+    with pytest.raises(ParlayError, match="under way"):
+        llm.generate(PROMPT, SamplingParams(max_tokens=1))
+    assert len([*stream]) > 0
+    assert len(stream.output.outputs[0].token_ids) == 8
+
+
+def test_calls_from_several_threads_wait_for_each_other(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12)
+    expected = {prompt: llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in PROMPTS}
+    stream = llm.stream(PROMPT, params)
+    next(stream)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        asked = {prompt: pool.submit(llm.generate, [prompt], params) for prompt in PROMPTS}
+        assert not any(future.done() for future in asked.values())  # the stream was first
+        stream.close()
+        assert {prompt: future.result(60)[0].outputs[0].token_ids for prompt, future in asked.items()} == expected
+
+
+def test_stop_strings_end_the_text_inside_an_accepted_run(llm: LLM) -> None:
+    (whole,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    text = whole.outputs[0].text
+    assert len(text) > 8
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=stop)
+    for strategy in STRATEGIES:
+        (cut,) = llm.generate(PROMPT, params, strategy=strategy)
+        assert cut.outputs[0].text == text.split(stop, maxsplit=1)[0]
+        assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_logprobs_are_bit_equal_under_every_strategy(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.7, max_tokens=16, seed=3, logprobs=3, prompt_logprobs=1)
+    plain, *others = [llm.generate(PROMPT, params, strategy=strategy)[0] for strategy in STRATEGIES]
+    assert plain.outputs[0].logprobs is not None
+    assert len(plain.outputs[0].logprobs) == len(plain.outputs[0].token_ids)
+    for other in others:
+        assert other.outputs[0].logprobs == plain.outputs[0].logprobs
+        assert other.prompt_logprobs == plain.prompt_logprobs
+
+
+def test_penalties_bias_and_processors_work_under_every_strategy(llm: LLM) -> None:
+    def ban_even(ids, logits):  # type: ignore[no-untyped-def]
+        logits[::2] = -float("inf")
+        return logits
+
+    for params in (
+        SamplingParams(temperature=0, max_tokens=16, repetition_penalty=1.3, frequency_penalty=0.4),
+        SamplingParams(temperature=0.8, seed=2, max_tokens=16, logit_bias={5: 3.0}, min_p=0.02, presence_penalty=0.5),
+        SamplingParams(temperature=0, max_tokens=12, logits_processors=[ban_even]),
+    ):
+        texts = {llm.generate(PROMPT, params, strategy=strategy)[0].outputs[0].token_ids for strategy in STRATEGIES}
+        assert len(texts) == 1
+
+
+def test_chat_uses_the_models_own_format(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Say hello."}]
+    (output,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=8))
+    text = llm.tokenizer.decode(output.prompt_token_ids)
+    assert "<|user|>" in text
+    assert text.rstrip().endswith("<|assistant|>")
+
+
+def test_metrics_and_exactness_come_with_every_result(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=20))
+    metrics = output.outputs[0].metrics
+    assert metrics.completion_tokens == len(output.outputs[0].token_ids)
+    assert metrics.prompt_tokens == len(output.prompt_token_ids)
+    assert metrics.exactness == output.outputs[0].exactness == llm.runner.spec.exactness
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prompts": ""}, "empty"),
+        ({"prompts": "word " * 5000}, "context"),
+        ({"prompts": "half a pair: \ud83d"}, "the prompt is not valid Unicode text"),
+        ({"prompts": "x", "sampling_params": SamplingParams(bad_words=["\udc00"])}, "bad_words are not valid Unicode"),
+        ({"prompts": "x", "strategy": "prompt-lookdown"}, "prompt-lookup"),
+        ({"prompts": "x", "strategy": "prompt-lookup:kk=3"}, "kk"),
+        ({"prompts": ["x", "y"], "strategy": ["none"]}, "2 prompts"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(llm: LLM, arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.generate(**arguments)  # type: ignore[arg-type]
+    assert llm.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hello", "a conversation is a list of messages"),
+        ([["hello"]], "a conversation is a list of messages"),
+        ([{"role": "user", "content": "\ud83d"}], "not valid Unicode text"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, str]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.chat(messages)
+    assert llm.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop": ""}, "stop"),
+        ({"min_tokens": 20}, "min_tokens"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_by_name(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_not_there_is_one_line_with_the_alternative() -> None:
+    with pytest.raises(ParlayError) as failure:
+        LLM("no-such-folder-anywhere")
+    assert "\n" not in str(failure.value)
+
+
+def test_a_failed_sample_keeps_the_others(llm: LLM) -> None:
+    def explode(ids, logits):  # type: ignore[no-untyped-def]
+        raise RuntimeError("boom")
+
+    params = [SamplingParams(max_tokens=4, logits_processors=[explode]), SamplingParams(temperature=0, max_tokens=4)]
+    with pytest.raises(RequestFailed, match="boom") as failure:
+        llm.generate(PROMPTS[:2], params)
+    assert len(failure.value.outputs[1].outputs[0].token_ids) == 4
+
+
+@pytest.mark.parametrize("name", ["trie-lookahead", "suffix-decoding", "suffix-automaton", "token-recycling"])
+def test_what_a_store_learned_is_in_its_file_when_the_model_closes(name: str, tmp_path: Path) -> None:
+    """However few requests there were: the command line runs one at a time."""
+    store = tmp_path / "store"
+    with LLM(strategy=f"{name}:store={store}") as llm:
+        llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
+    assert store.stat().st_size > 0
+
+
+def test_a_model_that_is_loaded_again_reads_texts_with_the_earlier_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(dtype="float32", seed=1) as first:
+        first.vocabulary.prepare()
+        expected = [out.outputs[0].text for out in first.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
+
+    def refuse(_: Path) -> None:
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr("parlay.llm.llm.load_tokenizer", refuse)
+    with LLM(dtype="float32", tokenizer=first.vocabulary, seed=1) as again:
+        texts = [out.outputs[0].text for out in again.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
+        form = StructuredOutputsParams(choice=["yes"])
+        (formed,) = again.generate(PROMPT, SamplingParams(max_tokens=8, structured_outputs=form))
+    assert (texts, formed.outputs[0].text) == (expected, "yes")
+
+
+def test_a_vocabulary_of_another_model_lends_only_its_tokenizer() -> None:
+    with LLM() as llm:
+        other = Vocabulary(llm.tokenizer, vocab_size=7, eos_ids=[3])
+        with LLM(tokenizer=other) as own:
+            assert own.vocabulary is not other
+            assert own.tokenizer is llm.tokenizer

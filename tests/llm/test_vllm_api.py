@@ -1,0 +1,240 @@
+"""vLLM's offline API beyond its examples: what is told, what is refused by name, and searches held against others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from parlay import LLM, BeamSearchParams, ParlayError, SamplingParams, StructuredOutputsParams
+from parlay.llm.vllm_arguments import strategy_of
+from parlay.testing.checkpoints import VOCAB_SIZE, random_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", seed=1) as model:
+        yield model
+
+
+# ------------------------------------------------------------------------------------------------------- constructor
+
+
+def test_arguments_without_effect_are_named_in_one_warning() -> None:
+    with pytest.warns(UserWarning, match="enforce_eager, swap_space, trust_remote_code") as told:
+        LLM(tensor_parallel_size=1, enforce_eager=True, swap_space=4, revision=None, trust_remote_code=True).close()
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"quantization": "awq"}, "quantization='awq'.*GGUF"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"revision": "abc"}, "revision"),
+        ({"hf_overrides": {"rope_theta": 1}}, "hf_overrides"),
+        ({"enable_lora": True}, "enable_lora.*merge"),
+        ({"task": "embed"}, "task"),
+        ({"logprobs_mode": "processed_logprobs"}, "logprobs_mode='processed'"),
+        ({"generation_config": "folder"}, "generation_config"),
+        ({"speculative_config": {"method": "dflash"}}, "dflash"),
+        ({"speculative_config": {"method": "ngram", "rejection_sample_method": "block"}}, "rejection_sample_method"),
+        ({"speculative_config": {"method": "ngram"}, "strategy": "none"}, "leave out one"),
+    ],
+)
+def test_arguments_that_would_matter_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LLM(**arguments)
+
+
+def test_an_unknown_argument_is_answered_with_the_closest_one() -> None:
+    with pytest.raises(TypeError, match="max_model_length: did you mean max_model_len"):
+        LLM(max_model_length=5)
+
+
+@pytest.mark.parametrize(
+    ("config", "strategy"),
+    [
+        ({"method": "ngram"}, "prompt-lookup"),
+        ({"method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 3}, "prompt-lookup:max_ngram=4,k=3"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, "suffix-decoding:depth=24"),
+        ({"model": "small", "num_speculative_tokens": 5}, "draft-model:k=5,model=small"),
+        ({"method": "eagle3", "model": "folder"}, "eagle3:head=folder"),
+        ({"method": "medusa", "model": "folder", "draft_tensor_parallel_size": 1}, "medusa:head=folder"),
+    ],
+)
+def test_speculative_configs_stand_for_strategies(config: dict[str, Any], strategy: str) -> None:
+    assert strategy_of(config) == strategy
+
+
+# ------------------------------------------------------------------------------------------------- prompts and forms
+
+
+def test_parameters_may_be_changed_and_are_checked_when_they_are_used(llm: LLM) -> None:
+    params = llm.get_default_sampling_params()
+    params.max_tokens = 3
+    assert len(llm.generate("x", params)[0].outputs[0].token_ids) <= 3
+    assert llm.get_default_sampling_params().max_tokens == 16
+    params.top_p = 7
+    with pytest.raises(ValueError, match="top_p"):
+        llm.generate("x", params)
+    with pytest.raises(AttributeError):
+        params.max_token = 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ({"prompt": "x", "multi_modal_data": {}}, "multi_modal_data"),
+        ({"text": "x"}, "text"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt_token_ids": "abc"}, "token ids.*'abc'"),
+        ([["a"]], "token ids"),
+        ([1.5], "token ids.*1.5"),
+        ([None], "token ids.*None"),
+        (5, "token ids.*5"),
+    ],
+)
+def test_prompts_that_cannot_be_honoured_are_refused(llm: LLM, prompt: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.generate(prompt, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"jsn": {}}, "jsn: choose of choice"),
+        ({}, "none"),
+        ({"choice": ["a"], "regex": "b"}, "regex and choice"),
+        ({"choice": ["a"], "disable_any_whitespace": True}, "disable_any_whitespace"),
+    ],
+)
+def test_forms_as_dicts_are_checked_like_their_class(wanted: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SamplingParams(structured_outputs=wanted)
+
+
+def test_a_form_as_a_dict_is_the_form(llm: LLM) -> None:
+    ways = ({"choice": ["yes", "no"]}, StructuredOutputsParams(choice=["yes", "no"]))
+    texts = {
+        llm.generate("Well?", SamplingParams(temperature=0, structured_outputs=way))[0].outputs[0].text for way in ways
+    }
+    assert len(texts) == 1
+    assert texts < {"yes", "no"}
+
+
+def test_a_picture_in_a_message_is_refused_by_its_place(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    with pytest.raises(ValueError, match=r"content\[1\]"):
+        llm.chat([{"role": "user", "content": parts}], GREEDY)
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_its_system_message(llm: LLM) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    (output,) = llm.chat(asked, GREEDY, tools=tools)
+    text = llm.get_tokenizer().decode(output.prompt_token_ids)
+    assert text.count("Be brief.") == 1
+    assert '"name": "weather"' in text
+
+
+def test_an_answer_is_begun_or_a_message_continued_but_not_both(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="add_generation_prompt=False"):
+        llm.chat([{"role": "user", "content": "Hi"}], GREEDY, continue_final_message=True)
+
+
+# ----------------------------------------------------------------------------------------------------------- progress
+
+
+def test_a_bar_counts_prompts_and_is_made_as_asked(llm: LLM) -> None:
+    made: list[tqdm[Any]] = []
+
+    def make(**options: Any) -> tqdm[Any]:
+        made.append(tqdm(**options, disable=False, file=open("/dev/null", "w")))  # noqa: SIM115 (tqdm writes to it)
+        return made[-1]
+
+    llm.generate(["a", "b", "c"], SamplingParams(n=2, max_tokens=3), use_tqdm=make)
+    assert (made[0].total, made[0].n) == (3, 3)
+
+
+def test_nobody_who_does_not_look_gets_a_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+    llm.generate(["a", "b"], GREEDY, use_tqdm=True)
+    assert "Prompts" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------- beam search
+
+
+def all_texts(model: Any, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
+    """The log-probability of every continuation of this length, one forward for each prefix."""
+
+    def logprobs(ids: list[int]) -> Any:
+        with torch.no_grad():
+            return torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].float(), -1)
+
+    known = {(): 0.0}
+    for _ in range(length):
+        known = {
+            (*text, token): total + float(row[token])
+            for text, total in known.items()
+            for row in [logprobs(prompt + list(text))]
+            for token in range(VOCAB_SIZE)
+        }
+    return known
+
+
+def test_a_beam_as_wide_as_the_vocabulary_finds_the_likeliest_texts_of_all() -> None:
+    model = random_model("llama")
+    tokenizer = LLM().get_tokenizer()
+    prompt = [5, 9, 13]
+    best = sorted(all_texts(model, prompt, 2).items(), key=lambda item: -item[1])[:10]
+    params = BeamSearchParams(beam_width=VOCAB_SIZE, max_tokens=2, ignore_eos=True)
+    with LLM(model, tokenizer=tokenizer) as llm:
+        (output,) = llm.beam_search([{"prompt_token_ids": prompt}], params)
+    for found, (text, total) in zip(output.sequences, best, strict=False):
+        assert found.tokens == (*prompt, *text)
+        assert math.isclose(found.cum_logprob, total, abs_tol=1e-4)
+        assert found.finish_reason == "length"
+
+
+def test_a_beam_of_one_is_greedy_and_ends_where_the_model_does(llm: LLM) -> None:
+    for prompt in ("Once upon a time", "Name three rivers."):
+        (output,) = llm.beam_search([prompt], BeamSearchParams(beam_width=1, max_tokens=20))
+        (greedy,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=20), strategy="none")
+        (found,) = output.sequences
+        ids = greedy.outputs[0].token_ids
+        assert found.tokens[len(greedy.prompt_token_ids) :] == ids[: len(ids) - (found.finish_reason == "stop")]
+        assert found.finish_reason == greedy.outputs[0].finish_reason
+
+
+def test_longer_texts_are_preferred_as_the_length_penalty_says(llm: LLM) -> None:
+    def score(beam: Any, penalty: float) -> float:
+        return float(beam.cum_logprob) / len(beam.tokens) ** penalty
+
+    for penalty in (0.0, 1.0, 3.0):
+        params = BeamSearchParams(beam_width=4, max_tokens=8, length_penalty=penalty)
+        (output,) = llm.beam_search(["Hello"], params)
+        scores = [score(beam, penalty) for beam in output.sequences]
+        assert all(one >= other for one, other in itertools.pairwise(scores))
+
+
+def test_what_a_beam_search_cannot_do_is_said() -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        BeamSearchParams(beam_width=2, max_tokens=4, temperature=0.5)
+    with pytest.raises(ValueError, match="beam_width"):
+        BeamSearchParams(beam_width=0, max_tokens=4)
+    with LLM(random_model("llama")) as llm, pytest.raises(ParlayError, match="tokenizer"):
+        llm.beam_search([[5, 9]], BeamSearchParams(beam_width=2, max_tokens=4))

@@ -1,0 +1,142 @@
+"""The documents keep their word: Python runs as it stands, and the real parser takes every command line and flag."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import re
+import shlex
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM
+from parlay.cli import COMMANDS, Command, Parser
+from parlay.models.fetch.resolving import resolve
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "third_party_drafter" / "src" / "parlay_follower" / "__init__.py"
+PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))}
+TEXTS = {
+    **PAGES,
+    **{name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")},
+    "example": (EXAMPLE.parents[2] / "README.md").read_text(encoding="utf-8"),
+}
+OF_OTHERS = {"docs/migration.md", "docs/releases.md", "docs/architecture.md", "docs/log.md", "docs/contributing.md"}
+"""Pages that name flags of other programs too."""
+PROSE_FLAGS = {"--add-host"}
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINE = re.compile(r"^(?: {4,}|\$ )?(?:\.venv/bin/)?(parlay (?:[^\\\n]|\\\n)+)$", re.MULTILINE)
+INLINE = re.compile(rf"`parlay ({'|'.join(COMMANDS)})( [^`]*)?`")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w*-])")
+MODELS = ("smollm2-135m", "Qwen/Qwen3-0.6B", "model.gguf")
+"""What the documents name where the tests take the built-in model."""
+
+
+def pythons(page: str) -> list[str]:
+    """A page's Python, in order."""
+    return [code for language, code in FENCE.findall(TEXTS[page]) if language == "python"]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Page and command line of whatever begins with `parlay` on a line of its own."""
+    for page, text in TEXTS.items():
+        for line in dict.fromkeys(LINE.findall(text)):
+            if "..." not in line:
+                yield page, line.replace("\\\n", " ")
+
+
+def parser_of(command: str) -> Parser:
+    module: Command = import_module(f"parlay.cli.{command}")
+    parser = Parser(f"parlay {command}", "")
+    module.add_arguments(parser)
+    return parser
+
+
+def arguments_of(line: str) -> list[str]:
+    """A command's words as a shell gives them, without comments, redirections and what stands in for a number."""
+    line = re.sub(r"\$\([^)]*\)", "", line).replace(" follower:", " parlay_follower:Follower:")
+    words = shlex.split(line, comments=True)[1:]
+    end = next((place for place, word in enumerate(words) if word in (">", "|", "&&", "<")), len(words))
+    return [re.sub(r"^N$|^X$", "1", word) for word in words[:end]]
+
+
+@pytest.mark.parametrize(("page", "line"), list(commands()), ids=lambda value: re.sub(r"\W+", "-", value)[-50:])
+def test_a_command_line_is_understood(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE.parent.parent)
+    name, *words = arguments_of(line)
+    parser_of(name).parse(words)
+
+
+def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    known = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            known = known.union(*(flags_of(part) for part in action.choices.values()))
+    return known
+
+
+def test_every_flag_that_is_spoken_of_exists() -> None:
+    known = set[str]().union(*(flags_of(parser_of(name)) for name in COMMANDS)) | PROSE_FLAGS | {"--version"}
+    spoken = {
+        (page, flag)
+        for page, text in PAGES.items()
+        if page not in OF_OTHERS
+        for code in re.findall(r"`([^`\n]*)`", FENCE.sub("", text))
+        if not code.startswith(("python", "pip", "docker", "make", "git"))
+        for flag in FLAG.findall(code)
+    }
+    assert not {(page, flag) for page, flag in spoken if flag not in known}
+
+
+def test_flags_stand_behind_their_own_commands() -> None:
+    spoken = {
+        (page, command, flag)
+        for page, text in TEXTS.items()
+        for command, words in INLINE.findall(" ".join(text.split()))
+        for flag in FLAG.findall(words)
+    }
+    assert not {each for each in spoken if each[2] not in flags_of(parser_of(each[1]))}
+
+
+def test_the_guide_to_drafters_shows_the_example_whole() -> None:
+    assert pythons("docs/guides/drafter.md") == [EXAMPLE.read_text(encoding="utf-8")]
+
+
+RUN = [page for page in PAGES if page not in ("docs/server.md", "docs/guides/drafter.md") and pythons(page)]
+"""The server's examples and the drafter have tests of their own."""
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_python_runs_from_the_top_of_a_page_to_its_end(
+    page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": page}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for code in pythons(page):
+            _run(code, page, names)
+    for name in names.values():
+        if isinstance(name, LLM):
+            name.close()
+    capsys.readouterr()
+
+
+def _run(code: str, page: str, names: dict[str, object]) -> None:
+    for model in MODELS:
+        place = str(resolve("parlay-mini")) if "from_pretrained" in code else "parlay-mini"
+        code = code.replace(model, place)
+    if page == "docs/energy.md":
+        names.update(llm=LLM(), prompts=["Once upon a time"])
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    compiled = compile(code, page, "exec", flags=flags)
+    if "127.0.0.1" in code:  # a client: docs/server.md runs such against a server
+        return
+    outcome = eval(compiled, names)
+    if outcome is not None:
+        asyncio.run(outcome)
